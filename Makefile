@@ -1,0 +1,71 @@
+# delaylake: `make run` sets all up and shows it at work; `make help` lists the targets.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+KILLS   ?= 50
+MINUTES ?= 30
+export KILLS MINUTES
+
+.PHONY: help setup run test lint bench chaos clean lock proto tools
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-8s %s\n' "$$name" "$$what"; done
+
+setup: tools $(VENV)/.stamp ## a .venv with all that is needed, and the JARs; nothing to do when they are there
+	@$(PY) -m jobs.jars
+
+run: setup ## the main job on an embedded broker, with a summary that checks itself
+	@$(VENV)/bin/delaylake demo
+
+test: setup ## the test suite
+	@$(PY) -m pytest -m "not chaos"
+
+lint: setup ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: setup ## each benchmark prints one JSON object
+	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done
+
+chaos: setup ## long crash and soak runs: KILLS=n MINUTES=n
+	@$(PY) -m pytest -m chaos
+
+clean: ## all that was made here, but not the cache of JARs
+	@rm -rf $(VENV) .delaylake .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lock: setup ## requirements.lock anew from pyproject.toml
+	@$(PY) -m pip install --quiet uv
+	@$(VENV)/bin/uv pip compile pyproject.toml --group dev --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-annotate --quiet -o requirements.lock
+
+proto: setup ## the Python code of proto/*.proto
+	@$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. proto/*.proto
+
+# One line that names all that is missing.
+tools:
+	@missing=(); \
+	if [ ! -e $(VENV)/.stamp ]; then \
+	  $(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    || missing+=("Python 3.11+ with venv (PYTHON=... names another than $(PYTHON))"); \
+	fi; \
+	java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; \
+	version=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1) || true; \
+	[ "$${version:-0}" -ge 17 ] || missing+=("JDK 17+"); \
+	command -v mvn >/dev/null || missing+=("Maven"); \
+	if [ $${#missing[@]} -gt 0 ]; then \
+	  (IFS=,; echo "error: please install $${missing[*]}" | sed 's/,/, /g' >&2); exit 1; \
+	fi
+
+$(VENV)/.stamp: requirements.lock pyproject.toml
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,214 @@
+"""The settings: read from a YAML file and the environment, validated once at the start."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from conf.errors import DelayLakeError
+
+DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
+
+TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
+
+
+class SettingsError(DelayLakeError):
+    """A setting is unknown or wrong. The message is one line: name, value, what is allowed."""
+
+
+def _persistent_topic(name: str) -> str:
+    if not TOPIC.match(name):
+        raise ValueError("must be a topic's full name: persistent://tenant/namespace/topic")
+    return name
+
+
+Topic = Annotated[str, AfterValidator(_persistent_topic)]
+Millis = Annotated[int, Field(ge=0)]
+PositiveMillis = Annotated[int, Field(gt=0)]
+
+
+class SubscriptionType(StrEnum):
+    """Pulsar's subscription types."""
+
+    EXCLUSIVE = "Exclusive"
+    FAILOVER = "Failover"
+    SHARED = "Shared"
+    KEY_SHARED = "Key_Shared"
+
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether consumers acknowledge cumulatively, so that no single message can be taken back."""
+        return self in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PulsarSettings(Section):
+    service_url: Annotated[str, Field(pattern=r"^pulsar(\+ssl)?://\S+$")] = "pulsar://127.0.0.1:6650"
+    admin_url: Annotated[str, Field(pattern=r"^https?://\S+$")] = "http://127.0.0.1:8080"
+    token_file: Path | None = None
+    trust_certs_file: Path | None = None
+    subscription: Annotated[str, Field(min_length=1)] = "delaylake"
+
+
+class ControlSettings(Section):
+    topic: Topic = "persistent://public/default/delaylake-control"
+    outcome_topic: Topic = "persistent://public/default/delaylake-outcomes"
+
+
+class SparkSettings(Section):
+    master: Annotated[str, Field(min_length=1)] = "local[*]"
+    conf: dict[str, str | int | bool] = {}
+
+
+class IngestSettings(Section):
+    max_messages_per_batch: Annotated[int, Field(gt=0)] = 20_000
+    max_bytes_per_batch: Annotated[int, Field(gt=0, le=64 << 20)] = 16 << 20
+
+
+class TrackerSettings(Section):
+    tick_time_millis: PositiveMillis = 1000
+    min_index_count_per_bucket: Annotated[int, Field(gt=0)] = 50_000
+    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[int, Field(gt=0)] = 300
+    max_indexes_per_bucket_snapshot_segment: Annotated[int, Field(gt=0)] = 5_000
+    max_num_buckets: Annotated[int, Field(gt=0)] = 50
+    max_delay_millis: Millis = 0
+    shards: Annotated[int, Field(gt=0, le=1024)] = 2
+    max_seal_interval_millis: Annotated[int, Field(ge=500)] = 5_000
+    load_ahead_millis: Annotated[int, Field(ge=1000)] = 30_000
+
+
+class ReleaseSettings(Section):
+    lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 2_500
+    min_lookahead_millis: Annotated[int, Field(ge=0)] = 600
+    lanes: Annotated[int, Field(gt=0, le=64)] = 4
+
+    @model_validator(mode="after")
+    def _floor_below_ceiling(self) -> ReleaseSettings:
+        if self.min_lookahead_millis > self.lookahead_millis:
+            raise ValueError("min_lookahead_millis must not be above lookahead_millis")
+        return self
+
+
+class Subscription(Section):
+    name: Annotated[str, Field(pattern=r"^[^/\s]+$")]
+    type: SubscriptionType = SubscriptionType.SHARED
+    destination: Topic
+
+
+class Route(Section):
+    """A source topic and the subscriptions that its messages are delivered to."""
+
+    source: Topic
+    subscriptions: Annotated[tuple[Subscription, ...], Field(min_length=1, max_length=63)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_destinations(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("subscriptions"), list | tuple):
+            return data
+        subscriptions = [
+            {"destination": f"{data.get('source')}-{s.get('name')}", **s} if isinstance(s, dict) else s
+            for s in data["subscriptions"]
+        ]
+        return {**data, "subscriptions": subscriptions}
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Route:
+        names = [s.name for s in self.subscriptions]
+        if len(set(names)) < len(names):
+            raise ValueError("subscription names must differ")
+        if any(s.destination == self.source for s in self.subscriptions):
+            raise ValueError("a destination must not be its own source")
+        return self
+
+    @property
+    def rejects_topic(self) -> str:
+        return f"{self.source}-rejects"
+
+
+class Settings(BaseSettings):
+    """All settings. Precedence: environment, then the file, then the defaults."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix="DELAYLAKE_", env_nested_delimiter="__")
+
+    pulsar: PulsarSettings = PulsarSettings()
+    control: ControlSettings = ControlSettings()
+    warehouse: str = "file:./.delaylake/warehouse"
+    checkpoint: str = "file:./.delaylake/checkpoint"
+    spark: SparkSettings = SparkSettings()
+    ingest: IngestSettings = IngestSettings()
+    tracker: TrackerSettings = TrackerSettings()
+    release: ReleaseSettings = ReleaseSettings()
+    routes: tuple[Route, ...] = ()
+
+    @model_validator(mode="after")
+    def _sources_distinct(self) -> Settings:
+        sources = [route.source for route in self.routes]
+        if len(set(sources)) < len(sources):
+            raise ValueError("routes must have different sources")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+    def route(self, source: str) -> Route | None:
+        """The route of a source topic, or None."""
+        return next((route for route in self.routes if route.source == source), None)
+
+
+def load_settings(file: Path | None = None) -> Settings:
+    """Reads the settings file (else DELAYLAKE_CONFIG, else conf/delaylake.yaml) and the environment.
+
+    Raises:
+        SettingsError: the file is missing or no YAML, or a setting is unknown or wrong.
+    """
+    path = file or Path(os.environ.get("DELAYLAKE_CONFIG") or DEFAULT_SETTINGS_FILE)
+    if not path.is_file():
+        raise SettingsError(f"no settings file at {path}: name one with --config or DELAYLAKE_CONFIG")
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(yaml_file=path)
+
+    try:
+        return FromFile()
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {_one_line(error)}") from error
+    except (ValueError, OSError) as error:
+        raise SettingsError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        return f"{name} = {first['input']!r}: no such setting"
+    shown = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{name}{shown}: {message[0].lower()}{message[1:]}"
+
+
+def local_path(uri: str) -> str:
+    """A `file:` URI as a local path; any other URI (s3a://...) unchanged."""
+    parsed = urlparse(uri)
+    if parsed.scheme not in ("", "file"):
+        return uri
+    return os.path.abspath(url2pathname(parsed.path or uri.removeprefix("file:")))

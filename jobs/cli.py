@@ -1,0 +1,100 @@
+"""The command line: `delaylake`. Commands import what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conf.errors import DelayLakeError
+from jobs import broker_commands, produce
+from jobs.options import GlobalOptions, global_options
+
+# Given before or after the command.
+GLOBAL_OPTIONS = ("config", "verbose")
+
+app = typer.Typer(
+    name="delaylake",
+    help="Delayed message delivery for Apache Pulsar, kept in Spark state and Delta tables.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(broker_commands.app, name="broker")
+app.command("produce")(produce.produce)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"delaylake {version('delaylake')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _globals(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The settings file, instead of DELAYLAKE_CONFIG or conf/delaylake.yaml.", show_default=False),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error.")] = False,
+    shows_version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    options = global_options(context)
+    options.config = config or options.config
+    options.verbose = verbose or options.verbose
+
+
+def _take_global_options_anywhere(group: Any) -> None:
+    """Gives every command below a group the group's global options, so that they may follow the command too."""
+    options = [parameter for parameter in group.params if parameter.name in GLOBAL_OPTIONS]
+
+    def store(context: typer.Context, parameter: Any, value: Any) -> None:
+        if value:
+            setattr(global_options(context), parameter.name, value)
+
+    def extend(command: Any) -> None:
+        for option in options:
+            own = copy.copy(option)
+            own.expose_value, own.callback = False, store
+            command.params.append(own)
+        for child in getattr(command, "commands", {}).values():
+            extend(child)
+
+    for child in group.commands.values():
+        extend(child)
+
+
+def main() -> None:
+    """The console entry point. Exit status: 0 done, 1 failed, 2 wrong usage; an error is one line on stderr."""
+    options = GlobalOptions()
+    command = typer.main.get_command(app)
+    _take_global_options_anywhere(command)
+    try:
+        status = command.main(prog_name="delaylake", obj=options, standalone_mode=False)
+    except typer.TyperException as error:
+        status = error.exit_code
+        if message := error.format_message():
+            where = getattr(error, "ctx", None)
+            _complain(f"{message} (see {where.command_path} --help)" if where else message)
+    except typer.Abort:
+        status = _complain("aborted")
+    except Exception as error:
+        if options.verbose:
+            raise
+        expected = isinstance(error, DelayLakeError)
+        status = _complain(
+            str(error) if expected else f"{type(error).__name__}: {error} (unexpected: --verbose shows where)"
+        )
+    sys.exit(status or 0)
+
+
+def _complain(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 1

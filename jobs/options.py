@@ -1,0 +1,52 @@
+"""What the commands share: the global options and the form of the output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from conf.settings import Settings
+
+
+class Output(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", help="How to print: for people, or JSON alone on stdout.")]
+
+
+@dataclass
+class GlobalOptions:
+    """What was given beside a command's own options."""
+
+    config: Path | None = None
+    verbose: bool = False
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings, read when first asked for.
+
+        Raises:
+            SettingsError: see `load_settings`.
+        """
+        from conf.settings import load_settings
+
+        return load_settings(self.config)
+
+
+def global_options(context: typer.Context) -> GlobalOptions:
+    options: GlobalOptions = context.find_root().obj
+    return options
+
+
+def show(output: Output, value: Any, text: str) -> None:
+    """Prints a command's result on stdout: the text, or the value as JSON."""
+    print(json.dumps(value) if output is Output.JSON else text, flush=True)

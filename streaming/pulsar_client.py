@@ -1,0 +1,211 @@
+"""Connections to Pulsar: the client for messages and a small one for the admin REST API."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from conf.errors import DelayLakeError
+from conf.settings import PulsarSettings
+
+if TYPE_CHECKING:
+    import httpx
+    import pulsar
+
+BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
+
+DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
+
+
+class PulsarError(DelayLakeError):
+    """Pulsar can't be reached, or refused a request."""
+
+
+def connect(settings: PulsarSettings, **options: Any) -> pulsar.Client:
+    """A client for `settings.service_url`. Nothing is sent yet: the first producer or reader opens the connection.
+
+    The token file is read anew at each connection. The client's own log, errors only, goes to stderr; its default is
+    stdout. Make clients in the process that uses them: one made before a fork hangs in the child.
+
+    Args:
+        settings: the `pulsar` section.
+        options: any parameter of `pulsar.Client`, in place of what is set here.
+
+    Raises:
+        PulsarError: the token file or the certificates can't be read.
+    """
+    import pulsar
+
+    arguments: dict[str, Any] = {"logger": pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/stderr")}
+    if settings.token_file is not None:
+        arguments["authentication"] = pulsar.AuthenticationToken(token_reader(settings.token_file))
+    if settings.trust_certs_file is not None:
+        if not settings.trust_certs_file.is_file():
+            raise PulsarError(f"no certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file")
+        arguments["tls_trust_certs_file_path"] = str(settings.trust_certs_file)
+    if settings.service_url.startswith("pulsar+ssl:"):
+        arguments["tls_validate_hostname"] = True
+    return pulsar.Client(settings.service_url, **(arguments | options))
+
+
+def token_reader(file: Path) -> Callable[[], str]:
+    """A function that gives the file's token as it is now, or the last one read while the file is being replaced.
+
+    Raises:
+        PulsarError: the file can't be read now.
+    """
+    try:
+        last = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PulsarError(f"can't read the token at {file}: set pulsar.token_file") from error
+
+    def read() -> str:
+        nonlocal last
+        # An exception here would end in the client's C++ threads.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            last = file.read_text().strip() or last
+        return last
+
+    return read
+
+
+class AdminClient:
+    """The few calls to Pulsar's admin REST API that are needed here. One connection pool; safe in several threads.
+
+    Topics are full names (`persistent://tenant/namespace/topic`). Every method raises PulsarError when the broker can't
+    be reached or refuses, unless it says otherwise.
+    """
+
+    def __init__(self, settings: PulsarSettings, timeout_seconds: float = DEFAULT_ADMIN_TIMEOUT_SECONDS) -> None:
+        import httpx
+
+        verify: ssl.SSLContext | bool = True
+        if settings.trust_certs_file is not None:
+            try:
+                verify = ssl.create_default_context(cafile=settings.trust_certs_file)
+            except OSError as error:
+                raise PulsarError(
+                    f"can't read the certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file"
+                ) from error
+        auth = _bearer(token_reader(settings.token_file)) if settings.token_file is not None else None
+        self.url = settings.admin_url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=f"{self.url}/admin/v2/", auth=auth, verify=verify, timeout=timeout_seconds, trust_env=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def health(self) -> bool:
+        """Whether the broker answers and can produce and read a message; never raises."""
+        try:
+            return self._request("GET", "brokers/health").status_code == 200
+        except PulsarError:
+            return False
+
+    def namespaces(self, tenant: str) -> list[str]:
+        """The tenant's namespaces as `tenant/namespace`."""
+        return self._json("GET", f"namespaces/{tenant}")
+
+    def broker_configuration(self) -> dict[str, str]:
+        """The broker's configuration as it runs, all values as text."""
+        return self._json("GET", "brokers/configuration/runtime")
+
+    def deduplication_enabled(self, namespace: str) -> bool:
+        """Whether the broker drops repeated sends in a namespace: by its own policy, else by the broker's default."""
+        policy = self._request("GET", f"namespaces/{namespace}/deduplication")
+        if policy.status_code == 200 and policy.content:
+            return bool(policy.json())
+        if policy.status_code not in (200, 204, 404):
+            raise self._refused(policy)
+        return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
+
+    def partitions(self, topic: str) -> int | None:
+        """The number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
+        response = self._request("GET", f"{_path(topic)}/partitions")
+        if response.status_code == 404:
+            return None
+        return int(self._body(response)["partitions"])
+
+    def create_partitioned_topic(self, topic: str, partitions: int) -> None:
+        response = self._request("PUT", f"{_path(topic)}/partitions", json=partitions)
+        if response.status_code not in (200, 204):
+            raise self._refused(response)
+
+    def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
+        """The index of an entry, or None where the broker keeps no indexes (no AppendIndexMetadataInterceptor).
+
+        A topic's first message has index 0. An entry that is a batch carries the index of its **last** message: a batch
+        of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
+        partition: name the partition (`...-partition-0`).
+        """
+        response = self._request("GET", f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}")
+        if response.status_code != 200:
+            raise self._refused(response)
+        index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
+        return None if index is None else int(index)
+
+    def _json(self, method: str, path: str) -> Any:
+        return self._body(self._request(method, path))
+
+    def _body(self, response: httpx.Response) -> Any:
+        if response.status_code != 200:
+            raise self._refused(response)
+        return response.json()
+
+    def _request(self, method: str, path: str, json: Any = None) -> httpx.Response:
+        import httpx
+
+        try:
+            return self._http.request(method, path, json=json)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise PulsarError(
+                f"no answer from {self.url} ({reason}): start a broker (delaylake broker start) or set pulsar.admin_url"
+            ) from error
+
+    def _refused(self, response: httpx.Response) -> PulsarError:
+        try:
+            reason = response.json()["reason"]
+        except (ValueError, KeyError, TypeError):
+            reason = response.reason_phrase
+        request = response.request
+        return PulsarError(
+            f"{request.method} {request.url} was answered {response.status_code}: {_one_line(str(reason))}"
+        )
+
+
+def _bearer(token: Callable[[], str]) -> httpx.Auth:
+    import httpx
+
+    class Bearer(httpx.Auth):
+        def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+            request.headers["Authorization"] = f"Bearer {token()}"
+            yield request
+
+    return Bearer()
+
+
+def _path(topic: str) -> str:
+    domain, _, rest = topic.partition("://")
+    parts = rest.split("/", 2)
+    if domain != "persistent" or len(parts) != 3 or not all(parts):
+        raise PulsarError(f"{topic}: must be a topic's full name: persistent://tenant/namespace/topic")
+    return "/".join([domain, *(quote(part, safe="") for part in parts)])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
