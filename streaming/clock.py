@@ -1,0 +1,184 @@
+"""The clock: decides when there is a batch, how far ahead it looks, and when buckets are sealed and loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from streaming.feedback import Feedback
+from tracker.messages import Int64Array
+from tracker.shard import Tick
+from tracker.time_slots import SLOT_MILLIS
+
+# A load horizon that has moved this far at once may have passed slots that the clock has not noted.
+_NOTED_MILLIS = 60_000
+
+
+@dataclass(frozen=True)
+class Offset:
+    """The end of a batch in Spark's offset log. What a batch does is a function of its offsets and the state.
+
+    A mark is a turn whose intake is not settled yet: [turn, its tick, what was due before this went unsealed].
+    """
+
+    tick: int = 0
+    now: int = 0
+    cutoff: int = 0
+    turn: int = 0
+    load_horizon: int = 0
+    near_until: int = 0
+    run: str = ""
+    confirmed: int = 0
+    booked: int = 0
+    marks: list[list[int]] = field(default_factory=list)
+    index_version: int = 0  # the version of delayed_index that segments are loaded from
+    positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
+    destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned destinations
+    lanes: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
+        return {
+            **asdict(self),
+            "positions": dict(sorted(self.positions.items())),
+            "destinations": dict(sorted(self.destinations.items())),
+        }
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> Offset:
+        return cls(**offset)
+
+    def to_tick(self) -> Tick:
+        sending = json.dumps({"lanes": self.lanes, "partitions": self.destinations}, sort_keys=True)
+        return Tick(
+            self.tick,
+            self.cutoff,
+            self.turn,
+            self.load_horizon,
+            self.near_until,
+            self.run,
+            self.confirmed,
+            self.booked,
+            sending,
+        )
+
+
+@dataclass(frozen=True)
+class ClockSettings:
+    """Times in ms. `max_segment_rows` is how many rows a turn loads at most, if they are not all due at once."""
+
+    run: str
+    lookahead_millis: int
+    seal_interval_millis: int
+    load_ahead_millis: int
+    max_segment_rows: int = 100_000
+
+
+class Clock:
+    """Makes the next offset of the last one, the time, and what is known to be coming.
+
+    It keeps nothing that a replay needs; what it notes of coming messages only saves batches in which nothing is due.
+    """
+
+    def __init__(self, settings: ClockSettings) -> None:
+        self._settings = settings
+        self._slots: set[int] = set()
+        self._slots_unknown_until = 0
+        self._next_turn = 0.0
+        self._is_behind = False
+
+    def note(self, deliver_at: Int64Array, last: Offset) -> None:
+        """Takes note of when messages that came in are due."""
+        soon = deliver_at[deliver_at < last.load_horizon + _NOTED_MILLIS]
+        self._slots.update((soon // SLOT_MILLIS).tolist())
+
+    def is_time(self, last: Offset, now: int, monotonic: float, feedback: Feedback) -> bool:
+        """Whether a batch is worth it although nothing has come in."""
+        return (
+            last.run != self._settings.run
+            or self._is_behind
+            or monotonic >= self._next_turn
+            or self._has_slot_due(last, self._target(last, now, feedback))
+        )
+
+    def next(
+        self,
+        last: Offset,
+        now: int,
+        monotonic: float,
+        feedback: Feedback,
+        index_version: Callable[[], int],
+        rows_due: Callable[[int, int, int], list[tuple[int, int]]],
+    ) -> Offset:
+        """The offset after the last one, but for positions and destinations.
+
+        Args:
+            now: ms since the epoch.
+            monotonic: seconds, of a clock that never jumps.
+            index_version: gives the newest version of delayed_index.
+            rows_due: gives (slot, rows) of what is due in a version of delayed_index from one time to before another,
+                ascending.
+        """
+        target = self._target(last, now, feedback)
+        tick = last.tick + 1
+        turn, load, near, booked, marks, version = (
+            last.turn,
+            last.load_horizon,
+            last.near_until,
+            last.booked,
+            last.marks,
+            last.index_version,
+        )
+        confirmed = max(last.confirmed, feedback.confirmed)
+        is_new_run = last.run != self._settings.run
+        if is_new_run or self._is_behind or monotonic >= self._next_turn or target >= last.near_until:
+            self._next_turn = monotonic + self._settings.seal_interval_millis / 1000
+            turn += 1
+            version = index_version()
+            load, near = self._horizons(last, now, version, rows_due)
+            marks = [*marks, [turn, tick, last.near_until]]
+            while marks and marks[0][1] <= confirmed and marks[0][2] <= feedback.settled + 1:
+                booked = marks[0][0]
+                marks = marks[1:]
+        if is_new_run:
+            self._slots_unknown_until = load
+        cutoff = max(last.cutoff, min(target, near - 1))
+        self._slots = {slot for slot in self._slots if slot * SLOT_MILLIS > cutoff}
+        return Offset(tick, now, cutoff, turn, load, near, self._settings.run, confirmed, booked, marks, version)
+
+    def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
+        """The end of the last whole slot that the lookahead reaches."""
+        lookahead = feedback.lookahead_millis or self._settings.lookahead_millis
+        return max(last.cutoff, _slot_start(now + lookahead) - 1)
+
+    def _has_slot_due(self, last: Offset, target: int) -> bool:
+        if target <= last.cutoff:
+            return False
+        return last.cutoff < self._slots_unknown_until or any(slot * SLOT_MILLIS <= target for slot in self._slots)
+
+    def _horizons(
+        self, last: Offset, now: int, version: int, rows_due: Callable[[int, int, int], list[tuple[int, int]]]
+    ) -> tuple[int, int]:
+        """The new load horizon and what is near from now on: nearer where too many rows are due before."""
+        near = _slot_start(
+            now + self._settings.seal_interval_millis + self._settings.lookahead_millis + 2 * SLOT_MILLIS
+        )
+        load = max(last.load_horizon, near, _slot_start(now + self._settings.load_ahead_millis))
+        rows = 0
+        coming = rows_due(version, last.load_horizon, load)
+        for slot, count in coming:
+            if rows and rows + count > self._settings.max_segment_rows:
+                load = slot * SLOT_MILLIS
+                break
+            rows += count
+        self._slots.update(slot for slot, _ in coming if slot * SLOT_MILLIS < load)
+        if load - last.load_horizon > _NOTED_MILLIS:
+            self._slots_unknown_until = load
+        self._is_behind = load < near
+        return load, max(last.near_until, min(near, load))
+
+
+def _slot_start(time: int) -> int:
+    return time // SLOT_MILLIS * SLOT_MILLIS

@@ -1,0 +1,40 @@
+"""What the driver tells the source, which lives in a process of its own on the same machine: a small file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Progress of the releases, and what the driver wants of the clock."""
+
+    confirmed: int = 0  # the releases of this tick and earlier ones are finished and written down
+    settled: int = 0  # the cutoff of that tick: everything due at this time or before is
+    lookahead_millis: int | None = None  # how far ahead of its time a message is to be handed out; None: the ceiling
+    is_stopping: bool = False  # no more ticks
+
+
+class FeedbackFile:
+    """A feedback in a file; a reader sees the old one or the new one, whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[int, Feedback] = (0, Feedback())
+
+    def write(self, feedback: Feedback) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(feedback)))
+        temporary.replace(self._path)
+
+    def read(self) -> Feedback:
+        try:
+            changed = os.stat(self._path).st_mtime_ns
+        except FileNotFoundError:
+            return Feedback()
+        if changed != self._read[0]:
+            self._read = (changed, Feedback(**json.loads(self._path.read_text())))
+        return self._read[1]

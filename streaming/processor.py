@@ -1,0 +1,115 @@
+"""The stateful operator: gives each shard its input of the batch, and passes on what it leads to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+
+from streaming.clock import Offset
+from streaming.source import MESSAGES, SEGMENT, TICK
+from tracker.messages import concat, pack, unpack
+from tracker.shard import Shard
+from tracker.store import Key
+
+RELEASE = "release"  # body: a release's rows, packed
+SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
+BUCKET = "bucket"  # body: rows of a sealed bucket
+ENTRIES = "entries"
+REJECTS = "rejects"
+STATUS = "status"  # body: counts as JSON
+
+OUTPUT_SCHEMA = StructType(
+    [
+        StructField("shard", IntegerType(), False),
+        StructField("kind", StringType(), False),
+        StructField("tick", LongType(), False),
+        StructField("body", BinaryType(), False),
+    ]
+)
+
+_output = Row(*OUTPUT_SCHEMA.names)
+
+_KEY = StructType(
+    [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]
+)
+_VALUE = StructType([StructField("value", BinaryType())])
+
+_PART_ROWS = 20_000
+
+
+class SparkStore:
+    """A shard's tables in one map of Spark's state. What has been read in a batch is not read again."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._seen: dict[tuple[str, int, int], bytes | None] = {}
+
+    def get(self, table: str, key: Key) -> bytes | None:
+        full = (table, *key)
+        if full not in self._seen:
+            found = self._state.getValue(full)
+            self._seen[full] = None if found is None else bytes(found[0])
+        return self._seen[full]
+
+    def put(self, table: str, key: Key, value: bytes) -> None:
+        full = (table, *key)
+        self._seen[full] = value
+        self._state.updateValue(full, (value,))
+
+    def remove(self, table: str, key: Key) -> None:
+        full = (table, *key)
+        self._seen[full] = None
+        self._state.removeKey(full)
+
+
+class DelayedDeliveryProcessor(StatefulProcessor):
+    """Runs a `Shard` a key.
+
+    Args:
+        shard_keys: for each shard the key of its rows.
+        subscriptions: for each source topic, how many subscriptions it has.
+        min_index_count_per_bucket: of all shards together.
+    """
+
+    def __init__(
+        self, shard_keys: list[int], subscriptions: Mapping[str, int], min_index_count_per_bucket: int
+    ) -> None:
+        self._shard_of = {key: shard for shard, key in enumerate(shard_keys)}
+        self._subscriptions = dict(subscriptions)
+        self._min_index_count = max(1, min_index_count_per_bucket // len(shard_keys))
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getMapState("tracker", _KEY, _VALUE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        offset: Offset | None = None
+        tables: dict[str, list[pa.Table]] = {MESSAGES: [], SEGMENT: []}
+        for row in rows:
+            if row.kind == TICK:
+                offset = Offset.from_json(json.loads(row.body))
+            else:
+                tables[row.kind].append(unpack(bytes(row.body)))
+        if offset is None:
+            raise AssertionError(f"a batch without a tick for the shard of key {key[0]}")
+
+        shard = Shard(SparkStore(self._state), self._subscriptions, self._min_index_count)
+        effects = shard.apply(offset.to_tick(), concat(tables[MESSAGES]), concat(tables[SEGMENT]))
+
+        number = self._shard_of[key[0]]
+        for release in effects.releases:
+            kind = RELEASE if release.is_planned else SHORT_NOTICE
+            yield _output(number, kind, release.tick, pack(release.rows))
+        for kind, table in ((BUCKET, effects.bucket), (ENTRIES, effects.entries), (REJECTS, effects.rejects)):
+            for start in range(0, table.num_rows, _PART_ROWS):
+                yield _output(number, kind, offset.tick, pack(table.slice(start, _PART_ROWS)))
+        status = effects.status | {"now": offset.now}
+        yield _output(number, STATUS, offset.tick, json.dumps(status).encode())
+
+    def close(self) -> None:
+        pass

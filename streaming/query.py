@@ -1,0 +1,175 @@
+"""The job: one streaming query and its releases, run until told to stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from filelock import FileLock, Timeout
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from conf.settings import Settings, local_path
+from streaming.feedback import FeedbackFile
+from streaming.processor import OUTPUT_SCHEMA, DelayedDeliveryProcessor
+from streaming.release import Releaser
+from streaming.session import shard_keys
+from streaming.sink import BatchSink, BatchStatus
+from streaming.source import DelayedDeliverySource
+from streaming.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 12.0
+_RESTART_SECONDS = 1.0
+_FAILURES_IN_A_ROW = 10
+_GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
+
+
+class JobError(Exception):
+    """The job can't start, or can't go on. The message is one line."""
+
+
+class DelayedDelivery:
+    """Delivers the messages of all routes on time.
+
+    Args:
+        spark: made by `create_session`.
+        on_batch: is told of every batch, in the query's thread.
+        on_deliveries: is given the rows written to the table `deliveries`, in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        on_batch: Callable[[BatchStatus], None] = lambda status: None,
+        on_deliveries: Callable[[pa.Table], None] = lambda rows: None,
+    ) -> None:
+        if not settings.routes:
+            raise JobError("no routes in the settings: name at least one source topic under `routes`")
+        self._spark = spark
+        self._settings = settings
+        self._on_batch = on_batch
+        self._on_deliveries = on_deliveries
+        self._stopping = threading.Event()
+        self._ready = threading.Event()
+        self._releaser: Releaser | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a batch has gone through since the start."""
+        return self._ready.is_set()
+
+    def run(self) -> None:
+        """Runs until `stop` is called; goes on from the checkpoint after a failure.
+
+        Raises:
+            JobError: another job has the checkpoint, or the query fails again and again.
+        """
+        checkpoint = Path(local_path(self._settings.checkpoint))
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(checkpoint / "delaylake.lock")
+        try:
+            with lock.acquire(timeout=5):
+                self._run_until_stopped(checkpoint)
+        except Timeout:
+            raise JobError(f"another job runs on the checkpoint {checkpoint}") from None
+
+    def stop(self) -> None:
+        """Ends `run` after the current batch."""
+        self._stopping.set()
+
+    def _run_until_stopped(self, checkpoint: Path) -> None:
+        tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
+        tables.create()
+        keys = shard_keys(self._spark, self._settings.tracker.shards)
+        self._spark.dataSource.register(DelayedDeliverySource)
+        failures = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            error = self._run_once(checkpoint, tables, keys)
+            if error is None:
+                return
+            failures = 1 if time.monotonic() - started > _GOOD_RUN_SECONDS else failures + 1
+            if failures >= _FAILURES_IN_A_ROW:
+                raise JobError(f"the query failed {failures} times in a row: {error}")
+            _log.warning("the query failed and starts again: %s", error)
+            self._stopping.wait(_RESTART_SECONDS * failures)
+
+    def _run_once(self, checkpoint: Path, tables: Tables, keys: list[int]) -> str | None:
+        """Runs the query until it ends; returns the error that ended it, in one line."""
+        with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
+            feedback = FeedbackFile(Path(folder) / "feedback.json")
+            application = _application(checkpoint)
+            releaser = Releaser(self._spark, self._settings, tables, feedback, application, self._on_deliveries)
+            sink = BatchSink(tables, releaser, application, self._batch_done)
+            query = self._start(checkpoint, Path(folder), keys, sink)
+            try:
+                while not self._stopping.is_set():
+                    if query.awaitTermination(0.2):
+                        break
+            except Exception as error:
+                return " ".join(str(error).split())[:500]
+            finally:
+                self._end(query, releaser)
+        return None if self._stopping.is_set() else "the query ended"
+
+    def _start(self, checkpoint: Path, folder: Path, keys: list[int], sink: BatchSink) -> StreamingQuery:
+        source = (
+            self._spark.readStream.format(DelayedDeliverySource.name())
+            .option("settings", self._settings.model_dump_json())
+            .option("run", uuid.uuid4().hex[:12])
+            .option("feedback", str(folder / "feedback.json"))
+            .option("shard_keys", json.dumps(keys))
+            .load()
+        )
+        processor = DelayedDeliveryProcessor(
+            keys,
+            {route.source: len(route.subscriptions) for route in self._settings.routes},
+            self._settings.tracker.min_index_count_per_bucket,
+        )
+        outputs = source.groupBy("shard").transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
+        return (
+            outputs.writeStream.queryName("delaylake")
+            .foreachBatch(sink)
+            .option("checkpointLocation", str(checkpoint / "query"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+
+    def _batch_done(self, status: BatchStatus) -> None:
+        self._ready.set()
+        self._on_batch(status)
+
+    def _end(self, query: StreamingQuery, releaser: Releaser) -> None:
+        """Lets the current batch finish and its releases go out, as far as that does not take long."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        releaser.stop_ticks()
+        if query.isActive:
+            while query.status["isTriggerActive"] and query.isActive and time.monotonic() < deadline - 6:
+                time.sleep(0.05)
+            releaser.wait(max(0.0, deadline - 3 - time.monotonic()))
+        releaser.stop()
+        try:
+            query.stop()
+        except Exception as error:
+            _log.debug("stopping the query: %s", error)
+
+
+def _application(checkpoint: Path) -> str:
+    """The name under which this checkpoint's job writes. A new checkpoint needs a new one: it counts from 1 again."""
+    file = checkpoint / "query" / "application"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(f"delaylake-{uuid.uuid4().hex[:12]}")
+        temporary.replace(file)
+    return file.read_text()

@@ -1,0 +1,299 @@
+"""Sends releases, each row at its time. Runs in Spark tasks."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pulsar
+import pyarrow as pa
+
+from conf.settings import Settings
+from streaming.pulsar_client import connect
+from streaming.tables import DELIVERIES
+from tracker.in_flight import SENDING
+from tracker.messages import pack, unpack
+
+_log = logging.getLogger(__name__)
+
+# Of a sequence id, the bits that count a tick's rows; the others are the tick. Rising from row to row and tick to tick,
+# and the same when a release is sent again, so that the broker's deduplication sees it.
+ROW_BITS = 22
+
+_PRODUCER_SECONDS = 120  # a producer's name may be taken until the broker notices that its last owner is gone
+_MAX_PENDING = 5_000
+
+
+class SendError(Exception):
+    """A release was not sent completely. Sending it again is safe."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A shard's release, for a task to send.
+
+    `application` is the same for all runs on one checkpoint, and of no other.
+    """
+
+    application: str
+    shard: int
+    tick: int
+    is_planned: bool
+    body: bytes
+
+    def lane(self, lanes: int) -> str:
+        """Releases of one lane are sent one after another; of different lanes, side by side."""
+        return f"{'planned' if self.is_planned else 'short'}{self.tick % lanes}"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a task has sent."""
+
+    deliveries: bytes  # rows of the table `deliveries`, packed
+    ready_at: int  # when it could have sent the first row, ms since the epoch
+
+
+@dataclass(frozen=True)
+class _Send:
+    due: int
+    sequence_id: int
+    topic: str
+    producer: str
+    row: int
+    subscription: str | None  # None: to the rejects topic
+
+
+def send_releases(settings_json: str, assignments: Iterable[Assignment]) -> Iterator[Sent]:
+    """Sends the assigned releases together, by time, and returns when the broker has all of them.
+
+    Raises:
+        SendError: it does not have all of them.
+    """
+    settings = Settings(**json.loads(settings_json))
+    plans = [_plan(settings, assignment) for assignment in assignments]
+    if plans:
+        yield _send(settings, plans)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    tick: int
+    is_planned: bool
+    rows: pa.Table
+    columns: dict[str, list[Any]]
+    sends: list[_Send]
+
+
+def _plan(settings: Settings, assignment: Assignment) -> _Plan:
+    """Which row goes where, when, and under which producer's name and sequence id."""
+    rows = unpack(assignment.body)
+    sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
+    partitions: dict[str, int] = sending.get("partitions", {})
+    lane = assignment.lane(sending.get("lanes", 1))
+    columns = {name: rows[name].to_pylist() for name in rows.column_names}
+    routes = {route.source: route for route in settings.routes}
+    sends = []
+    for row, (topic, wants, due, reason) in enumerate(
+        zip(columns["topic"], columns["wants"], columns["deliver_at"], columns["reason"], strict=True)
+    ):
+        route = routes.get(topic)
+        if route is None:
+            continue  # taken out of the settings since: its messages stay in the delayed index
+        sequence_id = (assignment.tick << ROW_BITS) + row + 1
+        if reason is not None:
+            targets = [(None, route.rejects_topic)]
+        else:
+            targets = [(s.name, s.destination) for i, s in enumerate(route.subscriptions) if wants >> i & 1]
+        for subscription, destination in targets:
+            if n := partitions.get(destination, 0):
+                destination = f"{destination}-partition-{_partition(columns, row, n)}"
+            name = f"{assignment.application}-{subscription or 'rejects'}-{assignment.shard}-{lane}"
+            sends.append(_Send(due, sequence_id, destination, name, row, subscription))
+    return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends)
+
+
+def _partition(columns: dict[str, list[Any]], row: int, partitions: int) -> int:
+    """The partition of a destination: by key as Pulsar's Java client chooses, by position where there is no key."""
+    key = columns["key"][row]
+    if key is None:
+        return (
+            int(columns["ledger_id"][row] + columns["entry_id"][row] + max(columns["batch_index"][row], 0)) % partitions
+        )
+    return java_string_hash(key) % partitions
+
+
+def java_string_hash(text: str) -> int:
+    """Java's String.hashCode without its sign: Pulsar's JavaStringHash."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for i in range(0, len(units), 2):
+        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF
+
+
+def _send(settings: Settings, plans: list[_Plan]) -> Sent:
+    client = _client(settings)
+    producers: dict[tuple[str, str], pulsar.Producer] = {}
+    try:
+        for plan in plans:
+            for send in plan.sends:
+                if (send.topic, send.producer) not in producers:
+                    producers[send.topic, send.producer] = _producer(client, send.topic, send.producer)
+        before = {key: producer.last_sequence_id() for key, producer in producers.items()}
+        pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].due)
+        ready_at = _now()
+        sent_at = _send_on_time(pending, producers, before)
+        expected = {(send.topic, send.producer): send.sequence_id for send, _ in pending}
+        for key, producer in producers.items():
+            producer.flush()
+            if producer.last_sequence_id() < expected[key]:
+                raise SendError(f"{key[0]}: the broker has {producer.last_sequence_id()} of {expected[key]}")
+        return Sent(pack(_deliveries(pending, sent_at)), ready_at)
+    except BaseException:
+        _forget_client()
+        raise
+    finally:
+        for producer in producers.values():
+            try:
+                producer.close()
+            except Exception as error:
+                _log.debug("closing a producer: %s", error)
+
+
+def _send_on_time(
+    pending: list[tuple[_Send, _Plan]],
+    producers: dict[tuple[str, str], pulsar.Producer],
+    before: dict[tuple[str, str], int],
+) -> list[int]:
+    """Hands each message to its producer, never before it is due; returns when, ms since the epoch."""
+    # Messages are built before they are due: at the time itself only the hand-over is left.
+    ready = []
+    for send, plan in pending:
+        key = (send.topic, send.producer)
+        if send.sequence_id <= before[key]:
+            ready.append(None)  # the broker has it from before a crash
+        else:
+            producer = producers[key]
+            ready.append((producer._producer.send_async, _message(producer, send, plan)))
+    due = [send.due for send, _ in pending]
+    sent_at = [0] * len(pending)
+    done = 0
+    while done < len(pending):
+        now = _now()
+        if due[done] > now:
+            time.sleep((due[done] - time.time_ns() / 1e6) / 1e3 if due[done] - now < 1_000 else 0.5)
+            continue
+        end = min(bisect_right(due, now), done + 100)
+        for i in range(done, end):
+            item = ready[i]
+            if item is not None:
+                item[0](item[1], None)  # without a callback: a failure shows in flush and in the last sequence id
+                ready[i] = None
+            sent_at[i] = now
+        done = end
+    return sent_at
+
+
+def _message(producer: pulsar.Producer, send: _Send, plan: _Plan) -> Any:
+    columns, row = plan.columns, send.row
+    position = ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
+    properties = dict(columns["properties"][row] or ())
+    properties["delaylake.source"] = columns["topic"][row]
+    properties["delaylake.messageId"] = position
+    if send.subscription is None:
+        properties["delaylake.reason"] = columns["reason"][row]
+    else:
+        properties["delaylake.deliverAt"] = str(send.due)
+    return producer._build_msg(
+        columns["payload"][row],
+        properties,
+        columns["key"][row],
+        columns["ordering_key"][row],
+        send.sequence_id,
+        None,
+        False,
+        columns["event_time"][row],
+        None,
+        None,
+    )
+
+
+def _deliveries(pending: list[tuple[_Send, _Plan]], sent_at: list[int]) -> pa.Table:
+    """A row for each message sent to a subscription's destination."""
+    chosen = [(send, plan, at) for (send, plan), at in zip(pending, sent_at, strict=True) if send.subscription]
+    columns: dict[str, Any] = {
+        name: [plan.columns[name][send.row] for send, plan, _ in chosen]
+        for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
+    }
+    columns["position"] = [
+        f"{ledger}:{entry}:{partition}:{batch_index}"
+        for ledger, entry, partition, batch_index in zip(
+            *(columns[name] for name in ("ledger_id", "entry_id", "partition", "batch_index")), strict=True
+        )
+    ]
+    columns["subscription"] = [send.subscription for send, _, _ in chosen]
+    columns["sent_at"] = [at for _, _, at in chosen]
+    columns["short_notice"] = [not plan.is_planned for _, plan, _ in chosen]
+    columns["destination"] = [send.topic for send, _, _ in chosen]
+    columns["destination_message_id"] = [None] * len(chosen)
+    columns["batch_id"] = [plan.tick for _, plan, _ in chosen]
+    return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
+
+
+def _producer(client: pulsar.Client, topic: str, name: str) -> pulsar.Producer:
+    deadline = time.monotonic() + _PRODUCER_SECONDS
+    while True:
+        try:
+            # Not batched: the broker remembers only the first sequence id of a batch, so that a replay that cuts its
+            # batches elsewhere would come twice.
+            return client.create_producer(
+                topic,
+                producer_name=name,
+                batching_enabled=False,
+                chunking_enabled=True,
+                block_if_queue_full=True,
+                max_pending_messages=_MAX_PENDING,
+                send_timeout_millis=0,
+            )
+        except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady) as error:
+            if time.monotonic() > deadline:
+                raise SendError(f"{topic}: no producer {name}: {error}") from error
+            time.sleep(0.1)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+_shared: dict[str, tuple[int, pulsar.Client]] = {}
+
+
+def _client(settings: Settings) -> pulsar.Client:
+    """This process's client. Opening one costs more than a task has time for."""
+    url = settings.pulsar.service_url
+    owner, client = _shared.get(url, (0, None))
+    if client is None or owner != os.getpid():
+        client = connect(settings.pulsar)
+        _shared[url] = (os.getpid(), client)
+    return client
+
+
+def _forget_client() -> None:
+    for owner, client in list(_shared.values()):
+        if owner == os.getpid():
+            try:
+                client.close()
+            except Exception as error:
+                _log.debug("closing the client: %s", error)
+    _shared.clear()
+
+
+atexit.register(_forget_client)

@@ -1,0 +1,81 @@
+"""What a batch leads to, carried out: rows for the Delta tables, releases for the releaser."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from streaming.processor import BUCKET, ENTRIES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
+from streaming.release import Releaser
+from streaming.segments import positions, to_index
+from streaming.tables import REJECTS as REJECTS_SCHEMA
+from streaming.tables import Tables
+from tracker.entry_log import EMPTY_ENTRIES
+from tracker.messages import MESSAGES, concat, in_order, unpack
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """A batch, as the shards tell it: their counts added up."""
+
+    tick: int
+    now: int
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class BatchSink:
+    """A foreachBatch function. A batch that is replayed does what it did before: appends are done once a tick."""
+
+    def __init__(
+        self, tables: Tables, releaser: Releaser, application: str, on_batch: Callable[[BatchStatus], None]
+    ) -> None:
+        self._tables = tables
+        self._releaser = releaser
+        self._application = application
+        self._on_batch = on_batch
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        outputs = batch.toArrow().to_pylist()
+        bodies: dict[str, list[Any]] = {}
+        for output in outputs:
+            bodies.setdefault(output["kind"], []).append(output)
+        statuses = [json.loads(output["body"]) for output in bodies.get(STATUS, [])]
+        if not statuses:
+            return
+        tick, now, cutoff = (statuses[0][name] for name in ("tick", "now", "cutoff"))
+
+        # Due messages first: what is written down can wait some milliseconds more.
+        releases = [
+            (o["shard"], o["tick"], kind == RELEASE, o["body"])
+            for kind in (RELEASE, SHORT_NOTICE)
+            for o in bodies.get(kind, [])
+        ]
+        self._releaser.submit(tick, now, cutoff, releases)
+        bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(BUCKET, [])))
+        self._append("delayed_index", to_index(bucket, tick), tick)
+        entries = concat((unpack(o["body"]) for o in bodies.get(ENTRIES, [])), EMPTY_ENTRIES.schema)
+        self._append("entries", entries, tick)
+        rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
+        self._append("rejects", _rejects(rejects, tick), tick)
+
+        totals = {name: sum(s[name] for s in statuses) for name in statuses[0] if name not in ("tick", "now", "cutoff")}
+        self._on_batch(BatchStatus(tick, now, totals | {"sink_millis": time.time_ns() // 1_000_000 - now}))
+
+    def _append(self, table: str, rows: pa.Table, tick: int) -> None:
+        if rows.num_rows:
+            self._tables.append(table, rows, {self._application: tick})
+
+
+def _rejects(messages: pa.Table, tick: int) -> pa.Table:
+    extra = {
+        "position": positions(messages),
+        "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
+    }
+    columns = [extra[f.name] if f.name in extra else messages[f.name] for f in REJECTS_SCHEMA]
+    return pa.table(columns, schema=REJECTS_SCHEMA)

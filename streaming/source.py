@@ -1,0 +1,346 @@
+"""The streaming source: new messages, segments that come due, and the clock, in one offset.
+
+One source rather than several: each costs a process on the driver and a task a batch, and what a batch holds of each
+is decided, and replayed, together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from conf.settings import Settings
+from streaming.clock import Clock, ClockSettings, Offset
+from streaming.feedback import Feedback, FeedbackFile
+from streaming.pulsar_client import AdminClient, PulsarError, connect
+from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.segments import read_segment, rows_due
+from streaming.tables import Tables
+from tracker.messages import concat, int64, pack
+from tracker.shards import shard_of
+
+_log = logging.getLogger(__name__)
+
+TICK = "tick"
+MESSAGES = "messages"
+SEGMENT = "segment"
+
+# A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
+SCHEMA = StructType(
+    [
+        StructField("shard", IntegerType(), False),
+        StructField("kind", StringType(), False),
+        StructField("body", BinaryType(), False),
+    ]
+)
+_ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("shard", pa.int32(), False),
+        pa.field("kind", pa.string(), False),
+        pa.field("body", pa.binary(), False),
+    ]
+)
+
+_DISCOVERY_SECONDS = 10
+_POLL_SECONDS = 0.05
+_PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
+
+
+@dataclass
+class Parts(InputPartition):
+    """Input that the driver has at hand."""
+
+    rows: list[tuple[int, str, bytes]]
+
+
+@dataclass
+class SegmentPart(InputPartition):
+    """A slice of delayed_index: what is due from `start` to before `end`, in one version of the table."""
+
+    version: int
+    start: int
+    end: int
+
+
+class DelayedDeliverySource(DataSource):
+    """The job's only source. Used as
+
+        spark.dataSource.register(DelayedDeliverySource)
+        spark.readStream.format("delaylake").option("settings", settings.model_dump_json()).option(...)
+
+    Options: settings (JSON), run (a new id for each start), feedback (the path of the feedback file), shard_keys (for
+    each shard the integer that Spark's hash puts in a partition of its own, JSON).
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "delaylake"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DelayedDeliveryReader:
+        return DelayedDeliveryReader(dict(self.options))
+
+
+class DelayedDeliveryReader(DataSourceStreamReader):
+    """Lives in one process on the driver for the run; `read` runs in tasks, on copies."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = dict(options)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return Offset().to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        last = Offset.from_json(start)
+        return self._intake.next_offset(last).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        first, last = Offset.from_json(start), Offset.from_json(end)
+        if first.tick == last.tick:
+            return []
+        parts: list[InputPartition] = [Parts(self._intake.parts(first, last))]
+        if self._intake.has_segment(first, last):
+            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SegmentPart):
+            rows = read_segment(self._tables, partition.version, partition.start, partition.end)
+            parts = split(rows, SEGMENT, self._shard_keys)
+        else:
+            assert isinstance(partition, Parts)
+            parts = partition.rows
+        for part in parts:
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([v], f.type) for v, f in zip(part, _ARROW_SCHEMA, strict=True)], schema=_ARROW_SCHEMA
+            )
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._intake.commit(Offset.from_json(end))
+
+    def stop(self) -> None:
+        if "_intake" in self.__dict__:
+            self._intake.stop()
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return Settings(**json.loads(self._options["settings"]))
+
+    @cached_property
+    def _shard_keys(self) -> list[int]:
+        keys: list[int] = json.loads(self._options["shard_keys"])
+        return keys
+
+    @cached_property
+    def _tables(self) -> Tables:
+        return Tables(self._settings.warehouse)
+
+    @cached_property
+    def _intake(self) -> Intake:
+        return Intake(
+            self._settings,
+            self._options["run"],
+            FeedbackFile(Path(self._options["feedback"])),
+            self._shard_keys,
+            self._tables,
+        )
+
+
+def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, str, bytes]]:
+    """The rows packed for their shards."""
+    if not rows.num_rows:
+        return []
+    shards = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
+    parts = []
+    for shard in np.unique(shards).tolist():
+        of_shard = rows.filter(pa.array(shards == shard))
+        for start in range(0, of_shard.num_rows, _PART_ROWS):
+            parts.append((shard_keys[shard], kind, pack(of_shard.slice(start, _PART_ROWS))))
+    return parts
+
+
+class Intake:
+    """The receivers of all source topics and the clock."""
+
+    def __init__(
+        self, settings: Settings, run: str, feedback: FeedbackFile, shard_keys: list[int], tables: Tables
+    ) -> None:
+        self._settings = settings
+        self._feedback = feedback
+        self._shard_keys = shard_keys
+        self._tables = tables
+        self._clock = Clock(
+            ClockSettings(
+                run,
+                settings.release.lookahead_millis,
+                settings.tracker.max_seal_interval_millis,
+                settings.tracker.load_ahead_millis,
+            )
+        )
+        self._client = connect(settings.pulsar)
+        self._admin = AdminClient(settings.pulsar)
+        self._receivers: dict[str, Receiver] = {}
+        self._destinations: dict[str, int] = {}
+        self._turn_positions: dict[int, dict[str, str]] = {}
+        self._acknowledged_turn = 0
+        self._started: Offset | None = None
+        self._received = threading.Event()
+        self._stopped = threading.Event()
+
+    def next_offset(self, last: Offset) -> Offset:
+        """Waits until a batch is worth it; the last offset where the driver wants no more."""
+        self._start(last)
+        while True:
+            feedback = self._feedback.read()
+            if feedback.is_stopping or self._stopped.is_set():
+                return last
+            positions = self._cut(last)
+            now = time.time_ns() // 1_000_000
+            if positions != last.positions or self._clock.is_time(last, now, time.monotonic(), feedback):
+                return self._offset(last, positions, now, feedback)
+            self._received.wait(_POLL_SECONDS)
+            self._received.clear()
+
+    def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
+        """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
+        self._start(first)
+        tick = json.dumps(last.to_json() | {"positions": {}}).encode()
+        messages = concat(
+            self._receiver(topic, Position.parse(first.positions.get(topic, str(START)))).rows(
+                Position.parse(first.positions.get(topic, str(START))), Position.parse(end)
+            )
+            for topic, end in last.positions.items()
+            if end != first.positions.get(topic)
+        )
+        self._clock.note(int64(messages, "deliver_at"), last)
+        return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
+
+    def has_segment(self, first: Offset, last: Offset) -> bool:
+        """Whether anything in the delayed index comes within the load horizon from one offset to the other."""
+        return first.load_horizon < last.load_horizon and bool(
+            rows_due(self._tables, last.index_version, first.load_horizon, last.load_horizon)
+        )
+
+    def commit(self, end: Offset) -> None:
+        """Lets go of what has been processed, and acknowledges what is settled."""
+        for topic, position in end.positions.items():
+            self._receivers[topic].forget(Position.parse(position))
+        if end.booked > self._acknowledged_turn:
+            self._acknowledged_turn = end.booked
+            for topic, position in self._turn_positions.pop(end.booked, {}).items():
+                self._receivers[topic].acknowledge(Position.parse(position))
+            self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for receiver in self._receivers.values():
+            receiver.stop()
+        self._client.close()
+
+    def _start(self, at: Offset) -> None:
+        if self._started is None:
+            self._started = at
+            self._destinations = dict(at.destinations)
+            for topic, position in at.positions.items():
+                self._receiver(topic, Position.parse(position))
+            self._discover()
+            threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
+
+    def _cut(self, last: Offset) -> dict[str, str]:
+        """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
+        self._receivers_now = list(self._receivers.items())
+        messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
+        positions = dict(last.positions)
+        for left, (topic, receiver) in zip(range(len(self._receivers_now), 0, -1), self._receivers_now, strict=True):
+            position, n, size = receiver.cut(max(1, messages // left), max(1, n_bytes // left))
+            messages, n_bytes = messages - n, n_bytes - size
+            if position != START:
+                positions[topic] = str(position)
+        return positions
+
+    def _offset(self, last: Offset, positions: dict[str, str], now: int, feedback: Feedback) -> Offset:
+        offset = self._clock.next(
+            last,
+            now,
+            time.monotonic(),
+            feedback,
+            lambda: self._tables.version("delayed_index"),
+            lambda version, start, end: rows_due(self._tables, version, start, end),
+        )
+        offset = replace(
+            offset, positions=positions, destinations=self._destinations, lanes=self._settings.release.lanes
+        )
+        if offset.turn != last.turn:
+            self._turn_positions[offset.turn] = positions
+        return offset
+
+    def _receiver(self, name: str, after: Position) -> Receiver:
+        """The receiver of a topic partition, begun after an entry where there is none yet."""
+        if name not in self._receivers:
+            source = self._source_topic(name)
+            limits = self._settings.ingest
+            self._receivers[name] = Receiver(
+                source,
+                lambda: self._client.subscribe(
+                    name,
+                    self._settings.pulsar.subscription,
+                    consumer_type=pulsar.ConsumerType.Exclusive,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=2_000,
+                ),
+                after,
+                self._settings.tracker.max_delay_millis,
+                2 * limits.max_messages_per_batch,
+                2 * limits.max_bytes_per_batch,
+                self._last_index,
+                self._received.set,
+            )
+        return self._receivers[name]
+
+    def _last_index(self, topic: str, position: Position) -> int | None:
+        try:
+            return self._admin.message_index(topic, position.ledger_id, position.entry_id)
+        except PulsarError as error:
+            _log.warning("%s: the index of entry %s stays unknown: %s", topic, position, error)
+            return None
+
+    def _source_topic(self, name: str) -> SourceTopic:
+        topic, separator, partition = name.rpartition("-partition-")
+        if separator and self._settings.route(topic):
+            return SourceTopic(name, topic, int(partition))
+        return SourceTopic(name, name, -1)
+
+    def _keep_discovering(self) -> None:
+        while not self._stopped.wait(_DISCOVERY_SECONDS):
+            try:
+                self._discover()
+            except Exception as error:
+                _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+
+    def _discover(self) -> None:
+        for route in self._settings.routes:
+            for name in self._client.get_topic_partitions(route.source):
+                self._receiver(name, START)
+        destinations = {}
+        for topic in {s.destination for r in self._settings.routes for s in r.subscriptions} | {
+            r.rejects_topic for r in self._settings.routes
+        }:
+            partitions = self._client.get_topic_partitions(topic)
+            if partitions != [topic]:
+                destinations[topic] = len(partitions)
+        self._destinations = destinations

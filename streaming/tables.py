@@ -1,0 +1,197 @@
+"""The Delta tables of the warehouse: their columns, and appends that a replayed batch does not repeat."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from conf.settings import local_path
+from tracker.entry_log import EMPTY_ENTRIES
+from tracker.messages import MESSAGES
+
+DELAYED_INDEX = pa.schema(
+    [
+        MESSAGES.field("deliver_at"),
+        MESSAGES.field("topic"),
+        MESSAGES.field("partition"),
+        MESSAGES.field("ledger_id"),
+        MESSAGES.field("entry_id"),
+        MESSAGES.field("batch_index"),
+        MESSAGES.field("batch_size"),
+        ("operation", pa.string()),  # DELAY or CANCEL
+        ("subscription", pa.string()),  # of a CANCEL
+        ("bucket_id", pa.int64()),
+        MESSAGES.field("key"),
+        MESSAGES.field("ordering_key"),
+        MESSAGES.field("properties"),
+        MESSAGES.field("event_time"),
+        MESSAGES.field("publish_time"),
+        MESSAGES.field("producer_name"),
+        MESSAGES.field("payload"),
+    ]
+)
+
+_POSITION = [
+    ("partition", pa.int32()),
+    ("ledger_id", pa.int64()),
+    ("entry_id", pa.int64()),
+    ("batch_index", pa.int32()),
+    ("position", pa.string()),  # ledger:entry:partition:batchIndex
+]
+
+OUTCOMES = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        *_POSITION,
+        ("result", pa.string()),
+        ("reason", pa.string()),
+        ("issued_by", pa.string()),
+        ("issued_at", pa.int64()),
+        ("applied_at", pa.int64()),
+        ("batch_id", pa.int64()),
+    ]
+)
+
+DELIVERIES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        *_POSITION,
+        ("deliver_at", pa.int64()),
+        ("sent_at", pa.int64()),
+        ("short_notice", pa.bool_()),  # came in too late to be planned
+        ("destination", pa.string()),
+        ("destination_message_id", pa.string()),  # null where not known
+        ("batch_id", pa.int64()),
+    ]
+)
+
+REJECTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        *_POSITION,
+        ("reason", pa.string()),
+        ("publish_time", pa.int64()),
+        ("producer_name", pa.string()),
+        ("key", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("payload", pa.binary()),
+        ("batch_id", pa.int64()),
+    ]
+)
+
+SCHEMAS = {
+    "delayed_index": DELAYED_INDEX,
+    "outcomes": OUTCOMES,
+    "deliveries": DELIVERIES,
+    "entries": EMPTY_ENTRIES.schema,
+    "rejects": REJECTS,
+}
+
+# Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
+_STATISTICS = {
+    "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id",
+    "outcomes": "request_id,applied_at,ledger_id,entry_id",
+    "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
+    "entries": "topic,partition,ledger_id,entry_id,first_index",
+    "rejects": "topic,ledger_id,entry_id,publish_time",
+}
+
+
+class Tables:
+    """The warehouse's tables, to append to. One process writes a table at a time.
+
+    Args:
+        warehouse: a folder or URI.
+        segment_rows: how many rows of an immutable bucket make a segment, the least that is read of it.
+    """
+
+    def __init__(self, warehouse: str, segment_rows: int = 5_000) -> None:
+        self._warehouse = warehouse
+        self._segment_rows = segment_rows
+        self._tables: dict[str, DeltaTable] = {}
+
+    def path(self, name: str) -> str:
+        return f"{local_path(self._warehouse)}/{name}"
+
+    def create(self) -> None:
+        """Creates the tables that do not exist yet."""
+        for name, schema in SCHEMAS.items():
+            DeltaTable.create(
+                self.path(name),
+                schema=schema,
+                mode="ignore",
+                configuration={
+                    "delta.dataSkippingStatsColumns": _STATISTICS[name],
+                    "delta.checkpointInterval": "100",
+                    "delta.appendOnly": "false",
+                },
+            )
+
+    def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
+        """Appends rows in one commit, unless it was done before.
+
+        Args:
+            name: the table.
+            rows: in the table's columns.
+            versions: for each writer (an application id) the number of the write; it rises from write to write.
+
+        Returns:
+            whether the rows were written now; false where every writer has already written this number or a later one.
+        """
+        table = self._open(name)
+        if all((table.transaction_version(app) or -1) >= version for app, version in versions.items()):
+            return False
+        write_deltalake(
+            table,
+            rows,
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=[Transaction(a, v) for a, v in versions.items()]),
+            writer_properties=WriterProperties(
+                compression="ZSTD",
+                max_row_group_size=self._segment_rows,
+                write_batch_size=min(1024, self._segment_rows),
+            ),
+        )
+        return True
+
+    def written(self, name: str, app: str) -> int:
+        """The number of a writer's last write; -1: none."""
+        version = self._open(name).transaction_version(app)
+        return -1 if version is None else version
+
+    def version(self, name: str) -> int:
+        """The table's newest version."""
+        return int(self._open(name).version())
+
+    def query(self, name: str, sql: str, version: int | None = None) -> pa.Table:
+        """The rows of a query over one table, which the query calls by its name.
+
+        Args:
+            version: the table's version to read; the newest where not given.
+        """
+        table = self._open(name) if version is None else self._open_version(name, version)
+        return pa.table(QueryBuilder().register(name, table).execute(sql).read_all())
+
+    def _open(self, name: str) -> DeltaTable:
+        if name not in self._tables:
+            self._tables[name] = DeltaTable(self.path(name))
+        table = self._tables[name]
+        table.update_incremental()
+        return table
+
+    def _open_version(self, name: str, version: int) -> DeltaTable:
+        table = self._open(name)
+        return table if table.version() == version else DeltaTable(self.path(name), version=version)
+
+
+def exists(warehouse: str, name: str) -> bool:
+    """Whether a table of the warehouse has been created."""
+    try:
+        DeltaTable(f"{local_path(warehouse)}/{name}")
+    except TableNotFoundError:
+        return False
+    return True

@@ -1,0 +1,91 @@
+"""Which positions the tracker knows: a roaring bitmap of entry ids for each ledger."""
+
+from __future__ import annotations
+
+import numpy as np
+from pyroaring import BitMap
+
+from tracker.messages import BoolArray, Int64Array
+from tracker.store import Store
+
+MAX_ENTRY_ID = 2**32 - 1  # as in Pulsar's bitmaps
+
+_TABLE = "index_bits"
+_LEDGERS = "ledgers"
+
+
+class IndexBits:
+    """Append-only bits of known positions; a ledger's are dropped when the last of its messages has been due.
+
+    A batch reads and writes only the ledgers that it names.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._bits: dict[int, BitMap] = {}
+        self._last_due: dict[int, int] | None = None
+
+    def contains(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
+        """Which of the positions are known."""
+        known = np.zeros(len(ledger_ids), dtype=np.bool_)
+        for ledger, rows in _by_ledger(ledger_ids):
+            entries = entry_ids[rows].astype(np.uint32)
+            if overlap := self._load(ledger) & BitMap(entries):
+                known[rows] = np.isin(entries, np.array(overlap.to_array()))
+        return known
+
+    def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, deliver_at: Int64Array) -> None:
+        """Makes the positions known until the latest time given for their ledger."""
+        last_due = self._ledgers()
+        for ledger, rows in _by_ledger(ledger_ids):
+            bits = self._load(ledger)
+            bits.update(entry_ids[rows].astype(np.uint32))
+            bits.run_optimize()
+            self._store.put(_TABLE, (ledger, 0), bits.serialize())
+            last_due[ledger] = max(last_due.get(ledger, 0), int(deliver_at[rows].max()))
+        self._put_ledgers(last_due)
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets the ledgers whose last message was due at the cutoff or before."""
+        last_due = self._ledgers()
+        expired = [ledger for ledger, due in last_due.items() if due <= cutoff]
+        for ledger in expired:
+            self._store.remove(_TABLE, (ledger, 0))
+            self._bits.pop(ledger, None)
+            del last_due[ledger]
+        if expired:
+            self._put_ledgers(last_due)
+
+    def clear(self) -> None:
+        for ledger in self._ledgers():
+            self._store.remove(_TABLE, (ledger, 0))
+        self._bits.clear()
+        self._put_ledgers({})
+
+    def _load(self, ledger: int) -> BitMap:
+        if ledger not in self._bits:
+            data = self._store.get(_TABLE, (ledger, 0))
+            self._bits[ledger] = BitMap.deserialize(data) if data else BitMap()
+        return self._bits[ledger]
+
+    def _ledgers(self) -> dict[int, int]:
+        if self._last_due is None:
+            data = self._store.get(_LEDGERS, (0, 0)) or b""
+            pairs = np.frombuffer(data, dtype=np.int64).reshape(-1, 2)
+            self._last_due = dict(pairs.tolist())
+        return self._last_due
+
+    def _put_ledgers(self, last_due: dict[int, int]) -> None:
+        self._last_due = last_due
+        self._store.put(_LEDGERS, (0, 0), np.array(list(last_due.items()), dtype=np.int64).tobytes())
+
+
+def _by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
+    """Each ledger with the indexes of its rows."""
+    if not len(ledger_ids):
+        return []
+    if (ledger_ids == ledger_ids[0]).all():
+        return [(int(ledger_ids[0]), np.arange(len(ledger_ids)))]
+    order = np.argsort(ledger_ids, kind="stable")
+    ledgers, starts = np.unique(ledger_ids[order], return_index=True)
+    return list(zip(ledgers.tolist(), np.split(order, starts[1:]), strict=True))

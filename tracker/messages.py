@@ -1,0 +1,94 @@
+"""A table of messages: the columns that every part of the service passes on, and their packed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+# One row a message. Times are ms since the epoch, UTC; 0 in event_time means unset.
+MESSAGES = pa.schema(
+    [
+        ("topic", pa.string()),  # as the route names it: of a partitioned topic, the whole
+        ("partition", pa.int32()),  # -1: the topic is not partitioned
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int32()),  # -1: the entry is one message
+        ("batch_size", pa.int32()),  # messages in the entry
+        ("first_index", pa.int64()),  # broker entry index of the entry's first message, null where not known
+        ("deliver_at", pa.int64()),
+        ("publish_time", pa.int64()),
+        ("event_time", pa.int64()),
+        ("producer_name", pa.string()),
+        ("key", pa.string()),  # null: none
+        ("ordering_key", pa.string()),  # null: none
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("payload", pa.binary()),
+        ("reason", pa.string()),  # why the message is rejected; null: it is not
+    ]
+)
+
+ORDER = [
+    ("deliver_at", "ascending"),
+    ("ledger_id", "ascending"),
+    ("entry_id", "ascending"),
+    ("batch_index", "ascending"),
+]
+
+_PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def pack(rows: pa.Table) -> bytes:
+    """A table as bytes: an Arrow IPC stream, compressed."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_PACKED) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def unpack(data: bytes) -> pa.Table:
+    """The table that `pack` made the bytes of."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table:
+    """The tables' rows one after another; an empty table where there are none."""
+    tables = [table for table in tables if table.num_rows]
+    if len(tables) == 1:
+        return tables[0]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def int64(rows: pa.Table, column: str) -> Int64Array:
+    """A column without nulls as an int64 array."""
+    return rows[column].to_numpy().astype(np.int64, copy=False)
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """The rows by time of delivery, then position; one contiguous chunk a column."""
+    if rows.num_rows < 2:
+        return rows
+    deliver_at = int64(rows, "deliver_at")
+    order = np.lexsort((int64(rows, "batch_index"), int64(rows, "entry_id"), int64(rows, "ledger_id"), deliver_at))
+    if bool((order[1:] > order[:-1]).all()):
+        return rows.combine_chunks()
+    return rows.take(pa.array(order)).combine_chunks()
+
+
+def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
+    """The rows at which the mask is true."""
+    if mask.all():
+        return rows
+    return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
+
+
+def is_rejected(rows: pa.Table) -> BoolArray:
+    """Which rows have a reason to be rejected."""
+    return pc.is_valid(rows["reason"]).to_numpy()

@@ -1,0 +1,52 @@
+"""When a message is due: the properties deliverAt and deliverAfter, and what makes them wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DELIVER_AT = "deliverAt"
+DELIVER_AFTER = "deliverAfter"
+
+MAX_TIME_MILLIS = 253_402_300_799_999  # the end of the year 9999
+
+
+class BadSchedule(ValueError):
+    """A message's time of delivery can't be taken. The message is the reason, one line."""
+
+
+def deliver_at(properties: Mapping[str, str], publish_time: int, max_delay_millis: int = 0) -> int:
+    """When a message is due, in ms since the epoch; its publish time where its properties name no time.
+
+    Args:
+        properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time.
+        publish_time: ms since the epoch.
+        max_delay_millis: the longest delay that is taken; 0: any.
+
+    Raises:
+        BadSchedule: the property is no whole number, negative, or too far ahead.
+    """
+    if (at := properties.get(DELIVER_AT)) is not None:
+        due = _millis(DELIVER_AT, at)
+    elif (after := properties.get(DELIVER_AFTER)) is not None:
+        due = publish_time + _millis(DELIVER_AFTER, after)
+    else:
+        return publish_time
+    if due > MAX_TIME_MILLIS:
+        raise BadSchedule(f"deliverAt {due} is beyond the year 9999")
+    if 0 < max_delay_millis < due - publish_time:
+        raise BadSchedule(f"Exceeds max allowed delivery delay of {max_delay_millis} milliseconds")
+    return due
+
+
+def _millis(name: str, text: str) -> int:
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
+        raise BadSchedule(f"{name} is no whole number of milliseconds: {text[:40]!r}")
+    if text[0] == "-" and int(digits):
+        raise BadSchedule(f"{name} is negative: {text}")
+    return int(digits)
+
+
+def cutoff_millis(now: int, tick_time_millis: int, strict: bool) -> int:
+    """The latest time that counts as due at `now`: now itself, or up to a tick ahead where not strict."""
+    return now if strict else now + tick_time_millis

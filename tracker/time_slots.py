@@ -1,0 +1,69 @@
+"""What is due soon, in slots of time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.messages import concat, in_order, int64, pack, unpack, where
+from tracker.store import Store
+
+# As wide as a quick batch: narrower slots cost more calls to the store, wider ones make release horizons coarse.
+SLOT_MILLIS = 200
+
+_TABLE = "slots"
+
+
+class TimeSlots:
+    """Rows by time of delivery: a slot is a few packed values, written once and read once.
+
+    `meta` is what has to be kept beside the store: for each slot its number of values and of rows.
+    """
+
+    def __init__(self, store: Store, meta: dict[int, tuple[int, int]] | None = None) -> None:
+        self._store = store
+        self.meta = meta or {}
+
+    def __len__(self) -> int:
+        return sum(rows for _, rows in self.meta.values())
+
+    @property
+    def earliest(self) -> int | None:
+        """The start of the first slot in ms since the epoch, or None where there is nothing."""
+        return min(self.meta) * SLOT_MILLIS if self.meta else None
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        rows = in_order(rows)
+        slots, starts = np.unique(int64(rows, "deliver_at") // SLOT_MILLIS, return_index=True)
+        ends = [*starts[1:].tolist(), rows.num_rows]
+        for slot, start, end in zip(slots.tolist(), starts.tolist(), ends, strict=True):
+            chunks, count = self.meta.get(slot, (0, 0))
+            self._store.put(_TABLE, (slot, chunks), pack(rows.slice(start, end - start)))
+            self.meta[slot] = (chunks + 1, count + end - start)
+
+    def take_due(self, cutoff: int) -> pa.Table:
+        """Removes and returns, in order, the rows whose time of delivery is the cutoff or before."""
+        due = []
+        for slot in sorted(slot for slot in self.meta if slot * SLOT_MILLIS <= cutoff):
+            rows = self._take(slot)
+            if (slot + 1) * SLOT_MILLIS - 1 > cutoff:
+                is_due = int64(rows, "deliver_at") <= cutoff
+                self.add(where(rows, ~is_due))
+                rows = where(rows, is_due)
+            due.append(rows)
+        return in_order(concat(due))
+
+    def clear(self) -> None:
+        for slot in list(self.meta):
+            self._take(slot)
+
+    def _take(self, slot: int) -> pa.Table:
+        chunks = []
+        for chunk in range(self.meta.pop(slot)[0]):
+            data = self._store.get(_TABLE, (slot, chunk))
+            assert data is not None, f"slot {slot} has lost its part {chunk}"
+            chunks.append(unpack(data))
+            self._store.remove(_TABLE, (slot, chunk))
+        return concat(chunks)
