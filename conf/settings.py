@@ -12,6 +12,7 @@ from urllib.request import url2pathname
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from yaml import YAMLError
 
 from conf.errors import DelayLakeError
 
@@ -192,7 +193,7 @@ def load_settings(file: Path | None = None) -> Settings:
         return FromFile()
     except ValidationError as error:
         raise SettingsError(f"{path}: {_one_line(error)}") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, YAMLError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}") from error
 
 

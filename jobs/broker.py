@@ -60,7 +60,7 @@ class BrokerError(DelayLakeError):
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """A broker as it is. State: `stopped`, `starting` (its process runs) or `ready`. Stopped, it has no process or URLs."""
+    """A broker as it is. Its state is `stopped`, `starting` (its process runs) or `ready`; stopped, it has no URLs."""
 
     state: str
     data_dir: str
@@ -204,7 +204,13 @@ class EmbeddedBroker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        pid = self._child.pid
+        try:
+            return self._record(self._child.pid, port, http_port)
+        except BaseException:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            raise
+
+    def _record(self, pid: int, port: int, http_port: int) -> _Process:
         process = _Process(pid, psutil.Process(pid).create_time(), port, http_port)
         partial = self._state_file.with_suffix(".json.partial")
         partial.write_text(json.dumps(asdict(process)))

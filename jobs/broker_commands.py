@@ -25,6 +25,14 @@ def _port(name: str, what: str) -> Any:
     return typer.Option(name, min=0, max=65535, help=f"{what}; 0 for any free one.")
 
 
+class _StopAskedError(BaseException):
+    """SIGINT or SIGTERM came."""
+
+
+def _ask_to_stop(number: int, frame: object) -> None:
+    raise _StopAskedError
+
+
 @app.command()
 def start(
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -40,23 +48,15 @@ def start(
     if detach:
         _show(output, broker.start(port, http_port))
         return
-    asked_to_stop = False
-
-    def on_signal(number: int, frame: object) -> None:
-        nonlocal asked_to_stop
-        asked_to_stop = True
-        broker.stop()
-
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, _ask_to_stop)
+    signal.signal(signal.SIGTERM, _ask_to_stop)
     try:
         _show(output, broker.start(port, http_port))
         broker.wait()
-    except BrokerError:
-        if not asked_to_stop:
-            raise
-    if not asked_to_stop:
-        raise BrokerError(f"the broker was ended from elsewhere (see {broker.log_file})")
+    except _StopAskedError:
+        broker.stop()
+    else:
+        raise BrokerError(f"the broker was stopped from elsewhere, or crashed (see {broker.log_file})")
 
 
 @app.command()

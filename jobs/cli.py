@@ -80,7 +80,7 @@ def main() -> None:
         status = command.main(prog_name="delaylake", obj=options, standalone_mode=False)
     except typer.TyperException as error:
         status = error.exit_code
-        if message := error.format_message():
+        if message := error.format_message().replace("Value error, ", "").removesuffix("."):
             where = getattr(error, "ctx", None)
             _complain(f"{message} (see {where.command_path} --help)" if where else message)
     except typer.Abort:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from datetime import datetime
@@ -112,7 +113,9 @@ def produce(
         sent_properties[DELIVER_AT] = str(deliver_at)
     total = count or len(message or [])
     texts = islice(cycle(message), total) if message else (f"message-{number}" for number in range(1, total + 1))
-    ids = send(global_options(context).settings.pulsar, topic, texts, total, key, sent_properties, batch)
+    options = global_options(context)
+    log_file = "/dev/stderr" if options.verbose else os.devnull
+    ids = send(options.settings.pulsar, topic, texts, total, key, sent_properties, batch, log_file)
     show(output, ids, "\n".join(ids))
 
 
@@ -124,6 +127,7 @@ def send(
     key: str | None,
     properties: dict[str, str],
     batch: bool,
+    log_file: str = os.devnull,
 ) -> list[str]:
     """Sends all, in order, and returns their ids when the broker has them all.
 
@@ -153,7 +157,7 @@ def send(
 
         return record
 
-    client = connect(settings, operation_timeout_seconds=CONNECT_TIMEOUT_SECONDS)
+    client = connect(settings, log_file=log_file, operation_timeout_seconds=CONNECT_TIMEOUT_SECONDS)
     try:
         producer = client.create_producer(topic, batching_enabled=batch, block_if_queue_full=True)
         console = Console(stderr=True)
@@ -170,7 +174,7 @@ def send(
     except pulsar.PulsarException as error:
         raise PulsarError(
             f"can't send to {topic} by {settings.service_url}: {_reason(error)}; is the broker up, "
-            "the topic's name right, and the token valid?"
+            "the topic's name right, and the token valid? (--verbose shows the client's log)"
         ) from error
     finally:
         client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -26,14 +27,16 @@ class PulsarError(DelayLakeError):
     """Pulsar can't be reached, or refused a request."""
 
 
-def connect(settings: PulsarSettings, **options: Any) -> pulsar.Client:
+def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
     """A client for `settings.service_url`. Nothing is sent yet: the first producer or reader opens the connection.
 
-    The token file is read anew at each connection. The client's own log, errors only, goes to stderr; its default is
-    stdout. Make clients in the process that uses them: one made before a fork hangs in the child.
+    The token file is read anew at each connection. Make clients in the process that uses them: one made before a fork
+    hangs in the child.
 
     Args:
         settings: the `pulsar` section.
+        log_file: where the client writes its errors (`/dev/stderr` works). Most of them come as exceptions too. The
+            client's own default is stdout, and a Python logger makes the process abort when the client is closed.
         options: any parameter of `pulsar.Client`, in place of what is set here.
 
     Raises:
@@ -41,7 +44,7 @@ def connect(settings: PulsarSettings, **options: Any) -> pulsar.Client:
     """
     import pulsar
 
-    arguments: dict[str, Any] = {"logger": pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/stderr")}
+    arguments: dict[str, Any] = {"logger": pulsar.FileLogger(pulsar.LoggerLevel.Error, log_file)}
     if settings.token_file is not None:
         arguments["authentication"] = pulsar.AuthenticationToken(token_reader(settings.token_file))
     if settings.trust_certs_file is not None:

@@ -1,0 +1,84 @@
+"""What the tests share: a real broker for the session, and the program as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.broker import EmbeddedBroker
+from streaming.pulsar_client import connect
+
+if TYPE_CHECKING:
+    import pulsar
+
+PROGRAM = Path(sys.executable).parent / "delaylake"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker on free ports, one for the session: use the `topic` fixture to keep out of each other's way."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    try:
+        broker.start(port=0, http_port=0)
+        yield broker
+    finally:
+        broker.kill()
+
+
+@pytest.fixture(scope="session")
+def pulsar_client(broker: EmbeddedBroker) -> Iterator[pulsar.Client]:
+    client = connect(broker.settings)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A full topic name that no other test uses. The topic is not made."""
+    # No hyphens: Pulsar takes `-partition-` for a partition's name.
+    name = re.sub(r"[^A-Za-z0-9]+", "_", request.node.name).strip("_")
+    return f"persistent://public/default/{name}_{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without settings from the environment the tests were started in."""
+    for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def delaylake(clean_environment: None) -> Run:
+    """Runs the program to its end: `delaylake("produce", topic, "-m", "a", env={...})`."""
+
+    def run(
+        *arguments: str, env: dict[str, str] | None = None, timeout: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(PROGRAM), *arguments],
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def broker_environment(broker: EmbeddedBroker) -> dict[str, str]:
+    """The environment that makes the program use the session's broker."""
+    settings = broker.settings
+    return {"DELAYLAKE_PULSAR__SERVICE_URL": settings.service_url, "DELAYLAKE_PULSAR__ADMIN_URL": settings.admin_url}

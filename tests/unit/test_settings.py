@@ -1,0 +1,110 @@
+"""The settings are checked once, at the start, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.errors import DelayLakeError
+from conf.settings import DEFAULT_SETTINGS_FILE, Settings, SettingsError, SubscriptionType, load_settings, local_path
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+ORDERS = "persistent://public/default/orders"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> object:
+    def write(text: str) -> Path:
+        file = tmp_path / "settings.yaml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def message(file: Path | None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_the_default_file_names_every_setting_with_its_default() -> None:
+    assert load_settings().model_dump(exclude={"routes"}) == Settings().model_dump(exclude={"routes"})
+    text = DEFAULT_SETTINGS_FILE.read_text()
+    for section, model in Settings.model_fields.items():
+        assert f"\n{section}:" in text
+        for name in getattr(model.annotation, "model_fields", {}):
+            assert f"\n  {name}:" in text
+
+
+def test_an_unknown_setting_is_named(write) -> None:
+    file = write("tracker: {shrads: 4}")
+    assert message(file) == f"{file}: tracker.shrads = 4: no such setting"
+
+
+def test_an_unknown_section_is_named(write) -> None:
+    assert "trakcer" in message(write("trakcer: {shards: 4}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tracker: {shards: many}", "tracker.shards = 'many': "),
+        ("tracker: {shards: 0}", "tracker.shards = 0: input should be greater than 0"),
+        ("pulsar: {service_url: localhost}", "pulsar.service_url = 'localhost': "),
+        ("control: {topic: orders}", "control.topic = 'orders': must be a topic's full name: persistent://"),
+        ("release: {lookahead_millis: 500}", "release: min_lookahead_millis must not be above lookahead_millis"),
+        ("routes: [{source: orders, subscriptions: [{name: a}]}]", "routes.0.source = 'orders': must be"),
+        (f"routes: [{{source: '{ORDERS}', subscriptions: []}}]", "routes.0.subscriptions"),
+        (f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a}}, {{name: a}}]}}]", "names must differ"),
+        (f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a, type: Bogus}}]}}]", "'Bogus': "),
+    ],
+)
+def test_a_wrong_value_is_said_with_its_name_and_what_is_allowed(write, text: str, expected: str) -> None:
+    assert expected in message(write(text))
+
+
+def test_a_file_that_is_missing_or_no_yaml_is_said(write, tmp_path: Path) -> None:
+    assert str(tmp_path / "nope.yaml") in message(tmp_path / "nope.yaml")
+    assert "settings.yaml" in message(write("tracker: [unclosed"))
+
+
+def test_the_environment_comes_before_the_file(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write("tracker: {shards: 4, max_num_buckets: 7}")
+    monkeypatch.setenv("DELAYLAKE_TRACKER__SHARDS", "8")
+    settings = load_settings(file)
+    assert (settings.tracker.shards, settings.tracker.max_num_buckets) == (8, 7)
+
+
+def test_a_wrong_value_from_the_environment_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYLAKE_TRACKER__SHARDS", "none")
+    assert "tracker.shards = 'none'" in message(None)
+
+
+def test_delaylake_config_names_the_file(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYLAKE_CONFIG", str(write("tracker: {shards: 3}")))
+    assert load_settings().tracker.shards == 3
+
+
+def test_a_subscription_without_a_destination_gets_one_named_after_it(write) -> None:
+    route = load_settings(
+        write(f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: audit, type: Exclusive}}]}}]")
+    ).routes[0]
+    assert route.subscriptions[0].destination == f"{ORDERS}-audit"
+    assert route.subscriptions[0].type is SubscriptionType.EXCLUSIVE
+    assert route.rejects_topic == f"{ORDERS}-rejects"
+
+
+def test_a_settings_error_is_one_of_the_errors_that_users_see() -> None:
+    assert issubclass(SettingsError, DelayLakeError)
+
+
+def test_a_file_uri_is_a_local_path_and_any_other_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert local_path("file:./warehouse") == str(tmp_path / "warehouse")
+    assert local_path("file:///data/x") == "/data/x"
+    assert local_path("s3a://bucket/x") == "s3a://bucket/x"
