@@ -32,7 +32,7 @@ STOP_TIMEOUT_SECONDS = 20.0
 
 POLL_SECONDS = 0.05
 
-# As in Pulsar's own start script, but with what takes the least from the job's cores: the serial collector, and the quick
+# As in Pulsar's own start script, but with what takes the least of the cores: the serial collector, and the quick
 # compiler only (on 2 cores: up in 4.2 s rather than 5.6 s, 50,000 sends a second rather than 40,000, also when warm).
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
