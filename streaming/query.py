@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
 from streaming.feedback import FeedbackFile
 from streaming.processor import OUTPUT_SCHEMA, DelayedDeliveryProcessor
@@ -33,7 +34,7 @@ _FAILURES_IN_A_ROW = 10
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
 
-class JobError(Exception):
+class JobError(DelayLakeError):
     """The job can't start, or can't go on. The message is one line."""
 
 

@@ -28,7 +28,7 @@ class IndexBits:
     def contains(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
         """Which of the positions are known."""
         known = np.zeros(len(ledger_ids), dtype=np.bool_)
-        for ledger, rows in _by_ledger(ledger_ids):
+        for ledger, rows in by_ledger(ledger_ids):
             entries = entry_ids[rows].astype(np.uint32)
             if overlap := self._load(ledger) & BitMap(entries):
                 known[rows] = np.isin(entries, np.array(overlap.to_array()))
@@ -37,7 +37,7 @@ class IndexBits:
     def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, deliver_at: Int64Array) -> None:
         """Makes the positions known until the latest time given for their ledger."""
         last_due = self._ledgers()
-        for ledger, rows in _by_ledger(ledger_ids):
+        for ledger, rows in by_ledger(ledger_ids):
             bits = self._load(ledger)
             bits.update(entry_ids[rows].astype(np.uint32))
             bits.run_optimize()
@@ -80,7 +80,7 @@ class IndexBits:
         self._store.put(_LEDGERS, (0, 0), np.array(list(last_due.items()), dtype=np.int64).tobytes())
 
 
-def _by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
+def by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
     """Each ledger with the indexes of its rows."""
     if not len(ledger_ids):
         return []

@@ -1,0 +1,178 @@
+"""`delaylake run`: the delivery job, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.options import Output, OutputOption, global_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from conf.settings import Settings
+    from streaming.sink import BatchStatus
+
+_REPORT_SECONDS = 10.0
+
+
+def run(
+    context: typer.Context,
+    report_every: Annotated[float, typer.Option(help="Seconds between two lines of progress; 0 for none.")] = (
+        _REPORT_SECONDS
+    ),
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Run the delivery job until SIGTERM or SIGINT. Prints `ready` once it reads; progress goes to stderr.
+
+    With --output json stdout has one object a line: {"event": "ready"}, then {"event": "progress", ...}.
+    """
+    options = global_options(context)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    for noisy in ("py4j", "httpx", "httpcore", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    run_job(options.settings, Reporter(output, report_every), keeps_spark_log=not options.verbose)
+
+
+class Reporter:
+    """Prints `ready` and lines of progress.
+
+    Counts are those of the last batch; rates and lateness are since the last line.
+    """
+
+    def __init__(self, output: Output, every_seconds: float) -> None:
+        self._output = output
+        self._every = every_seconds
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._begin()
+
+    def batch(self, status: BatchStatus) -> None:
+        with self._lock:
+            if not self._is_ready:
+                self._is_ready = True
+                self._print("ready", {}, "ready", sys.stdout)
+                self._begin()
+            self._status = status.counts
+            self._taken += status.counts["taken"]
+            self._batches += 1
+            if self._every and time.monotonic() - self._since >= self._every:
+                self._report()
+                self._begin()
+
+    def deliveries(self, rows: pa.Table) -> None:
+        import numpy as np
+
+        late = rows["sent_at"].to_numpy() - rows["deliver_at"].to_numpy()
+        planned = ~np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False))
+        with self._lock:
+            self._delivered += rows.num_rows
+            self._lateness.append(late[planned])
+
+    def _begin(self) -> None:
+        self._since = time.monotonic()
+        self._status: dict[str, int] = {}
+        self._taken = self._delivered = self._batches = 0
+        self._lateness: list[Any] = []
+
+    def _report(self) -> None:
+        import numpy as np
+
+        seconds = time.monotonic() - self._since
+        late = np.concatenate(self._lateness) if self._lateness else np.zeros(0)
+        p50, p99 = (float(p) for p in np.percentile(late, [50, 99])) if len(late) else (None, None)
+        values = {
+            "pending": self._status["delayed"],
+            "in_state": self._status["loaded"],
+            "in_flight": self._status["in_flight"],
+            "taken_per_second": round(self._taken / seconds, 1),
+            "delivered_per_second": round(self._delivered / seconds, 1),
+            "batches_per_second": round(self._batches / seconds, 2),
+            "late_millis_p50": p50,
+            "late_millis_p99": p99,
+        }
+        late_text = "" if p50 is None else f"   late p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+        text = (
+            f"pending {values['pending']:,} (in state {values['in_state']:,}, in flight {values['in_flight']:,})   "
+            f"in {values['taken_per_second']}/s, out {values['delivered_per_second']}/s{late_text}"
+        )
+        self._print("progress", values, text, sys.stderr)
+
+    def _print(self, event: str, values: dict[str, Any], text: str, stream: Any) -> None:
+        if self._output is Output.JSON:
+            print(json.dumps({"event": event, **values}), flush=True)
+        else:
+            print(text, file=stream, flush=True)
+
+
+def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True) -> None:
+    """Runs the job in this process until SIGTERM or SIGINT.
+
+    Args:
+        keeps_spark_log: what Spark prints goes to `spark.log` beside the checkpoint, else to stderr.
+
+    Raises:
+        JobError: it can't start or go on.
+    """
+    from conf.settings import local_path
+    from streaming.query import DelayedDelivery
+    from streaming.session import create_session
+
+    log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_spark_log else None
+    with _output_of_children(log):
+        spark = create_session(settings, "delaylake")
+    job = DelayedDelivery(spark, settings, reporter.batch, reporter.deliveries)
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            job.run()
+        except BaseException as error:
+            failure.append(error)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: job.stop())
+    # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
+    worker = threading.Thread(target=work, name="job")
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.2)
+    spark.stop()
+    if failure:
+        raise failure[0]
+
+
+@contextmanager
+def _output_of_children(file: Path | None) -> Iterator[None]:
+    """Processes started inside print to a file."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(file, "ab") as log:
+        try:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            yield
+        finally:
+            for number, old in zip((1, 2), saved, strict=True):
+                os.dup2(old, number)
+                os.close(old)
