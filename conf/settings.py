@@ -6,7 +6,7 @@ import os
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -87,6 +87,8 @@ class TrackerSettings(Section):
     shards: Annotated[int, Field(gt=0, le=1024)] = 2
     max_seal_interval_millis: Annotated[int, Field(ge=500)] = 5_000
     load_ahead_millis: Annotated[int, Field(ge=1000)] = 30_000
+    taken_back_compression_type: Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"] = "NONE"
+    taken_back_compression_threshold_bytes: Annotated[int, Field(ge=0)] = 16_384
 
 
 class ReleaseSettings(Section):

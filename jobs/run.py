@@ -60,6 +60,7 @@ class Reporter:
         self._every = every_seconds
         self._lock = threading.Lock()
         self._is_ready = False
+        self._status: dict[str, int] = {}
         self._begin()
 
     def batch(self, status: BatchStatus) -> None:
@@ -86,7 +87,6 @@ class Reporter:
 
     def _begin(self) -> None:
         self._since = time.monotonic()
-        self._status: dict[str, int] = {}
         self._taken = self._delivered = self._batches = 0
         self._lateness: list[Any] = []
 

@@ -34,6 +34,9 @@ class Offset:
     booked: int = 0
     marks: list[list[int]] = field(default_factory=list)
     index_version: int = 0  # the version of delayed_index that segments are loaded from
+    lookup_versions: list[int] = field(default_factory=list)  # of delayed_index and entries, where there are commands
+    barriers: list[Any] = field(default_factory=list)  # [tick, ends]: what was published before that tick's commands
+    passed: int = 0  # all barriers of this tick and earlier ones have been passed
     positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
     destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned destinations
     lanes: int = 1
@@ -61,6 +64,8 @@ class Offset:
             self.run,
             self.confirmed,
             self.booked,
+            self.now,
+            self.passed,
             sending,
         )
 
@@ -112,7 +117,7 @@ class Clock:
         index_version: Callable[[], int],
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> Offset:
-        """The offset after the last one, but for positions and destinations.
+        """The offset after the last one, but for what has come in.
 
         Args:
             now: ms since the epoch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +11,21 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
+from conf.settings import TrackerSettings
 from streaming.clock import Offset
-from streaming.source import MESSAGES, SEGMENT, TICK
+from streaming.source import COMMANDS, FOUND, MESSAGES, NO_COMMANDS, REQUEST_IDS, SEGMENT, TICK
+from tracker.commands import COMMANDS as COMMAND_ROWS
+from tracker.control import KNOWN
 from tracker.messages import concat, pack, unpack
-from tracker.shard import Shard
+from tracker.shard import Intake, Shard
 from tracker.store import Key
+from tracker.taken_back import Compression
 
 RELEASE = "release"  # body: a release's rows, packed
 SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
 BUCKET = "bucket"  # body: rows of a sealed bucket
+CANCELS = "cancels"
+OUTCOMES = "outcomes"
 ENTRIES = "entries"
 REJECTS = "rejects"
 STATUS = "status"  # body: counts as JSON
@@ -73,43 +79,69 @@ class DelayedDeliveryProcessor(StatefulProcessor):
 
     Args:
         shard_keys: for each shard the key of its rows.
-        subscriptions: for each source topic, how many subscriptions it has.
-        min_index_count_per_bucket: of all shards together.
+        subscriptions: for each source topic the names of its subscriptions.
+        settings: of the tracker. `min_index_count_per_bucket` is of all shards together.
     """
 
     def __init__(
-        self, shard_keys: list[int], subscriptions: Mapping[str, int], min_index_count_per_bucket: int
+        self, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings: TrackerSettings
     ) -> None:
         self._shard_of = {key: shard for shard, key in enumerate(shard_keys)}
         self._subscriptions = dict(subscriptions)
-        self._min_index_count = max(1, min_index_count_per_bucket // len(shard_keys))
+        self._settings = settings
+        self._min_index_count = max(1, settings.min_index_count_per_bucket // len(shard_keys))
+        self._compression = Compression(
+            settings.taken_back_compression_type, settings.taken_back_compression_threshold_bytes
+        )
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getMapState("tracker", _KEY, _VALUE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         offset: Offset | None = None
-        tables: dict[str, list[pa.Table]] = {MESSAGES: [], SEGMENT: []}
+        request_ids: list[str] = []
+        tables: dict[str, list[pa.Table]] = {kind: [] for kind in (MESSAGES, SEGMENT, COMMANDS, FOUND, NO_COMMANDS)}
         for row in rows:
             if row.kind == TICK:
                 offset = Offset.from_json(json.loads(row.body))
+            elif row.kind == REQUEST_IDS:
+                request_ids = json.loads(row.body)
             else:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
             raise AssertionError(f"a batch without a tick for the shard of key {key[0]}")
 
-        shard = Shard(SparkStore(self._state), self._subscriptions, self._min_index_count)
-        effects = shard.apply(offset.to_tick(), concat(tables[MESSAGES]), concat(tables[SEGMENT]))
+        shard = Shard(
+            SparkStore(self._state),
+            self._subscriptions,
+            self._min_index_count,
+            self._settings.tick_time_millis,
+            self._compression,
+        )
+        intake = Intake(
+            concat(tables[MESSAGES]),
+            concat(tables[SEGMENT]),
+            concat(tables[COMMANDS], COMMAND_ROWS),
+            request_ids,
+            concat(tables[FOUND], KNOWN),
+            concat(tables[NO_COMMANDS]),
+        )
+        effects = shard.apply(offset.to_tick(), intake)
 
         number = self._shard_of[key[0]]
         for release in effects.releases:
             kind = RELEASE if release.is_planned else SHORT_NOTICE
             yield _output(number, kind, release.tick, pack(release.rows))
-        for kind, table in ((BUCKET, effects.bucket), (ENTRIES, effects.entries), (REJECTS, effects.rejects)):
+        for kind, table in (
+            (BUCKET, effects.bucket),
+            (CANCELS, effects.cancels),
+            (ENTRIES, effects.entries),
+            (REJECTS, effects.rejects),
+            (OUTCOMES, effects.outcomes),
+        ):
             for start in range(0, table.num_rows, _PART_ROWS):
                 yield _output(number, kind, offset.tick, pack(table.slice(start, _PART_ROWS)))
-        status = effects.status | {"now": offset.now}
-        yield _output(number, STATUS, offset.tick, json.dumps(status).encode())
+        yield _output(number, STATUS, offset.tick, json.dumps(effects.status).encode())
 
     def close(self) -> None:
         pass

@@ -19,8 +19,10 @@ from pyspark.sql.streaming import StreamingQuery
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
 from streaming.feedback import FeedbackFile
+from streaming.outcomes import OutcomePublisher
 from streaming.processor import OUTPUT_SCHEMA, DelayedDeliveryProcessor
 from streaming.release import Releaser
+from streaming.routes import subscription_names
 from streaming.session import shard_keys
 from streaming.sink import BatchSink, BatchStatus
 from streaming.source import DelayedDeliverySource
@@ -111,7 +113,8 @@ class DelayedDelivery:
             feedback = FeedbackFile(Path(folder) / "feedback.json")
             application = _application(checkpoint)
             releaser = Releaser(self._spark, self._settings, tables, feedback, application, self._on_deliveries)
-            sink = BatchSink(tables, releaser, application, self._batch_done)
+            outcomes = OutcomePublisher(self._settings, application)
+            sink = BatchSink(tables, releaser, outcomes, application, self._batch_done)
             query = self._start(checkpoint, Path(folder), keys, sink)
             try:
                 while not self._stopping.is_set():
@@ -121,6 +124,7 @@ class DelayedDelivery:
                 return " ".join(str(error).split())[:500]
             finally:
                 self._end(query, releaser)
+                outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
 
     def _start(self, checkpoint: Path, folder: Path, keys: list[int], sink: BatchSink) -> StreamingQuery:
@@ -134,8 +138,8 @@ class DelayedDelivery:
         )
         processor = DelayedDeliveryProcessor(
             keys,
-            {route.source: len(route.subscriptions) for route in self._settings.routes},
-            self._settings.tracker.min_index_count_per_bucket,
+            subscription_names(self._settings),
+            self._settings.tracker,
         )
         outputs = source.groupBy("shard").transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
         return (

@@ -99,8 +99,35 @@ class Receiver:
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
+        self._is_idle = False
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come in that is in no batch yet."""
+        return self._waiting[0] > 0
+
+    def end(self) -> Position:
+        """The topic partition's last entry now.
+
+        Raises:
+            pulsar.PulsarException: the broker does not answer.
+        """
+        consumer = self._consumer
+        if consumer is None:
+            raise pulsar.NotConnected
+        last = consumer.get_last_message_id()
+        return Position(last.ledger_id(), last.entry_id())
+
+    def wait_for(self, end: Position, timeout_seconds: float) -> bool:
+        """Waits until an entry has come in."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._has(end), timeout_seconds)
+
+    def _has(self, end: Position) -> bool:
+        # With nothing received and nothing coming, all up to the end was acknowledged before this start.
+        return self._last_received >= end or (self._last_received == START and self._is_idle)
 
     def cut(self, max_messages: int, max_bytes: int) -> tuple[Position, int, int]:
         """Sets the end of a batch, after the last one.
@@ -205,7 +232,9 @@ class Receiver:
         try:
             message = consumer.receive(_IDLE_MILLIS)
         except pulsar.Timeout:
+            self._is_idle = True
             return
+        self._is_idle = False
         builder = _ChunkBuilder(self.source, self._max_delay_millis)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:

@@ -204,12 +204,12 @@ class Releaser:
         is_last = False
         while not is_last:
             item = self._finished.get()
-            done = [] if item is None else [item]
+            done: list[tuple[Job, pa.Table] | None] = [item]
             if item is not None:
                 self._stopped.wait(_WRITE_SECONDS)
             while not self._finished.empty():
                 done.append(self._finished.get_nowait())
-            is_last = item is None or None in done
+            is_last = any(d is None for d in done)
             self._write_down([d for d in done if d is not None])
 
     def _write_down(self, done: list[tuple[Job, pa.Table]]) -> None:

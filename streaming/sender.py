@@ -108,9 +108,8 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
         if route is None:
             continue  # taken out of the settings since: its messages stay in the delayed index
         sequence_id = (assignment.tick << ROW_BITS) + row + 1
-        if reason is not None:
-            targets = [(None, route.rejects_topic)]
-        else:
+        targets: list[tuple[str | None, str]] = [(None, route.rejects_topic)]
+        if reason is None:
             targets = [(s.name, s.destination) for i, s in enumerate(route.subscriptions) if wants >> i & 1]
         for subscription, destination in targets:
             if n := partitions.get(destination, 0):
@@ -175,7 +174,7 @@ def _send_on_time(
 ) -> list[int]:
     """Hands each message to its producer, never before it is due; returns when, ms since the epoch."""
     # Messages are built before they are due: at the time itself only the hand-over is left.
-    ready = []
+    ready: list[tuple[Any, Any] | None] = []
     for send, plan in pending:
         key = (send.topic, send.producer)
         if send.sequence_id <= before[key]:

@@ -11,11 +11,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from streaming.processor import BUCKET, ENTRIES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
+from streaming.outcomes import OutcomePublisher
+from streaming.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
 from streaming.release import Releaser
-from streaming.segments import positions, to_index
+from streaming.segments import cancels_to_index, positions, to_index
+from streaming.tables import DELAYED_INDEX, Tables
 from streaming.tables import REJECTS as REJECTS_SCHEMA
-from streaming.tables import Tables
+from tracker.commands import OUTCOMES as OUTCOME_ROWS
+from tracker.control import CANCELS as CANCEL_ROWS
 from tracker.entry_log import EMPTY_ENTRIES
 from tracker.messages import MESSAGES, concat, in_order, unpack
 
@@ -33,10 +36,16 @@ class BatchSink:
     """A foreachBatch function. A batch that is replayed does what it did before: appends are done once a tick."""
 
     def __init__(
-        self, tables: Tables, releaser: Releaser, application: str, on_batch: Callable[[BatchStatus], None]
+        self,
+        tables: Tables,
+        releaser: Releaser,
+        outcomes: OutcomePublisher,
+        application: str,
+        on_batch: Callable[[BatchStatus], None],
     ) -> None:
         self._tables = tables
         self._releaser = releaser
+        self._outcomes = outcomes
         self._application = application
         self._on_batch = on_batch
 
@@ -57,8 +66,13 @@ class BatchSink:
             for o in bodies.get(kind, [])
         ]
         self._releaser.submit(tick, now, cutoff, releases)
+        outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
+        if outcomes.num_rows:
+            self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
         bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(BUCKET, [])))
-        self._append("delayed_index", to_index(bucket, tick), tick)
+        cancels = concat((unpack(o["body"]) for o in bodies.get(CANCELS, [])), CANCEL_ROWS)
+        index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
+        self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
         entries = concat((unpack(o["body"]) for o in bodies.get(ENTRIES, [])), EMPTY_ENTRIES.schema)
         self._append("entries", entries, tick)
         rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)

@@ -27,16 +27,22 @@ from streaming.clock import Clock, ClockSettings, Offset
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.pulsar_client import AdminClient, PulsarError, connect
 from streaming.receiver import START, Position, Receiver, SourceTopic
-from streaming.segments import read_segment, rows_due
+from streaming.routes import command_routes
+from streaming.segments import LOOKED_UP, find_entries, read_segment, rows_due
 from streaming.tables import Tables
-from tracker.messages import concat, int64, pack
+from tracker.commands import decode
+from tracker.messages import concat, int64, pack, unpack
 from tracker.shards import shard_of
 
 _log = logging.getLogger(__name__)
 
-TICK = "tick"
-MESSAGES = "messages"
+TICK = "tick"  # body: the offset as JSON
+MESSAGES = "messages"  # body: packed rows, as in all the others
 SEGMENT = "segment"
+COMMANDS = "commands"
+REQUEST_IDS = "request_ids"  # body: JSON
+FOUND = "found"
+NO_COMMANDS = "no_commands"
 
 # A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
 SCHEMA = StructType(
@@ -56,6 +62,8 @@ _ARROW_SCHEMA = pa.schema(
 
 _DISCOVERY_SECONDS = 10
 _POLL_SECONDS = 0.05
+_CATCH_UP_SECONDS = 0.2
+_MAX_BARRIERS = 16
 _PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
 
 
@@ -64,6 +72,14 @@ class Parts(InputPartition):
     """Input that the driver has at hand."""
 
     rows: list[tuple[int, str, bytes]]
+
+
+@dataclass
+class CommandsPart(InputPartition):
+    """Messages of the control topic, packed, and the versions of delayed_index and entries to find what they name."""
+
+    messages: bytes
+    versions: list[int]
 
 
 @dataclass
@@ -116,12 +132,16 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         parts: list[InputPartition] = [Parts(self._intake.parts(first, last))]
         if self._intake.has_segment(first, last):
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
+        if last.lookup_versions:
+            parts.append(CommandsPart(pack(self._intake.control_messages(first, last)), last.lookup_versions))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SegmentPart):
             rows = read_segment(self._tables, partition.version, partition.start, partition.end)
             parts = split(rows, SEGMENT, self._shard_keys)
+        elif isinstance(partition, CommandsPart):
+            parts = self._read_commands(partition)
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows
@@ -129,6 +149,17 @@ class DelayedDeliveryReader(DataSourceStreamReader):
             yield pa.RecordBatch.from_arrays(
                 [pa.array([v], f.type) for v, f in zip(part, _ARROW_SCHEMA, strict=True)], schema=_ARROW_SCHEMA
             )
+
+    def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
+        decoded = decode(unpack(partition.messages), command_routes(self._settings))
+        found = find_entries(self._tables, partition.versions, decoded.commands)
+        request_ids = json.dumps(decoded.request_ids).encode()
+        return [
+            *((key, REQUEST_IDS, request_ids) for key in self._shard_keys),
+            *split(decoded.commands, COMMANDS, self._shard_keys),
+            *split(found, FOUND, self._shard_keys),
+            *split(decoded.rejects, NO_COMMANDS, self._shard_keys),
+        ]
 
     def commit(self, end: dict[str, Any]) -> None:
         self._intake.commit(Offset.from_json(end))
@@ -166,12 +197,12 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, s
     if not rows.num_rows:
         return []
     shards = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
-    parts = []
-    for shard in np.unique(shards).tolist():
-        of_shard = rows.filter(pa.array(shards == shard))
-        for start in range(0, of_shard.num_rows, _PART_ROWS):
-            parts.append((shard_keys[shard], kind, pack(of_shard.slice(start, _PART_ROWS))))
-    return parts
+    by_shard = {shard: rows.filter(pa.array(shards == shard)) for shard in np.unique(shards).tolist()}
+    return [
+        (shard_keys[shard], kind, pack(of_shard.slice(start, _PART_ROWS)))
+        for shard, of_shard in by_shard.items()
+        for start in range(0, of_shard.num_rows, _PART_ROWS)
+    ]
 
 
 class Intake:
@@ -209,26 +240,24 @@ class Intake:
             feedback = self._feedback.read()
             if feedback.is_stopping or self._stopped.is_set():
                 return last
-            positions = self._cut(last)
+            barrier = self._barrier()
+            positions = self._cut(last, takes_commands=barrier is not None)
             now = time.time_ns() // 1_000_000
             if positions != last.positions or self._clock.is_time(last, now, time.monotonic(), feedback):
-                return self._offset(last, positions, now, feedback)
+                return self._offset(last, positions, barrier, now, feedback)
             self._received.wait(_POLL_SECONDS)
             self._received.clear()
 
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
-        self._start(first)
-        tick = json.dumps(last.to_json() | {"positions": {}}).encode()
-        messages = concat(
-            self._receiver(topic, Position.parse(first.positions.get(topic, str(START)))).rows(
-                Position.parse(first.positions.get(topic, str(START))), Position.parse(end)
-            )
-            for topic, end in last.positions.items()
-            if end != first.positions.get(topic)
-        )
+        tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
+        messages = self._received_rows(first, last, is_control=False)
         self._clock.note(int64(messages, "deliver_at"), last)
         return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
+
+    def control_messages(self, first: Offset, last: Offset) -> pa.Table:
+        """What came on the control topic from one offset to the other."""
+        return self._received_rows(first, last, is_control=True)
 
     def has_segment(self, first: Offset, last: Offset) -> bool:
         """Whether anything in the delayed index comes within the load horizon from one offset to the other."""
@@ -261,19 +290,76 @@ class Intake:
             self._discover()
             threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
 
-    def _cut(self, last: Offset) -> dict[str, str]:
+    def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
+        self._start(first)
+        tables = []
+        for name, end in last.positions.items():
+            after = Position.parse(first.positions.get(name, str(START)))
+            receiver = self._receiver(name, after)
+            if str(after) != end and self._is_control(receiver) == is_control:
+                tables.append(receiver.rows(after, Position.parse(end)))
+        return concat(tables)
+
+    def _is_control(self, receiver: Receiver) -> bool:
+        return receiver.source.topic == self._settings.control.topic
+
+    def _barrier(self) -> dict[str, str] | None:
+        """Where the source topics end now, if commands have come in; None: no commands, or not to be taken yet.
+
+        What was published before the commands has come in when the ends have. It mostly has within milliseconds; a
+        backlog is not waited for.
+        """
+        receivers = list(self._receivers.values())
+        if not any(self._is_control(r) and r.has_more for r in receivers):
+            return None
+        sources = [r for r in receivers if not self._is_control(r)]
+        try:
+            ends = {r.source.name: r.end() for r in sources}
+        except pulsar.PulsarException as error:
+            _log.warning("commands wait until the source topics answer: %s", error)
+            return None
+        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        for receiver in sources:
+            receiver.wait_for(ends[receiver.source.name], max(0.0, deadline - time.monotonic()))
+        return {name: str(end) for name, end in ends.items()}
+
+    def _passed(self, last: Offset, offset: Offset, barrier: dict[str, str] | None) -> Offset:
+        """The offset with the barriers that it has not passed yet."""
+        barriers = [*last.barriers]
+        passed = last.passed
+        if barrier is not None:
+            if len(barriers) >= _MAX_BARRIERS:
+                barriers.pop()  # the later one passes later, and does for both
+            barriers.append([offset.tick, barrier])
+        while barriers and self._has_passed(offset.positions, barriers[0][1]):
+            passed = barriers.pop(0)[0]
+        return replace(offset, barriers=barriers, passed=passed)
+
+    def _has_passed(self, positions: dict[str, str], barrier: dict[str, str]) -> bool:
+        for name, end in barrier.items():
+            position = positions.get(name)
+            if position is None:
+                if not self._receivers[name].wait_for(Position.parse(end), 0):
+                    return False
+            elif Position.parse(position) < Position.parse(end):
+                return False
+        return True
+
+    def _cut(self, last: Offset, takes_commands: bool) -> dict[str, str]:
         """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
-        self._receivers_now = list(self._receivers.items())
+        receivers = [(n, r) for n, r in list(self._receivers.items()) if takes_commands or not self._is_control(r)]
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
-        for left, (topic, receiver) in zip(range(len(self._receivers_now), 0, -1), self._receivers_now, strict=True):
+        for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
             position, n, size = receiver.cut(max(1, messages // left), max(1, n_bytes // left))
             messages, n_bytes = messages - n, n_bytes - size
             if position != START:
                 positions[topic] = str(position)
         return positions
 
-    def _offset(self, last: Offset, positions: dict[str, str], now: int, feedback: Feedback) -> Offset:
+    def _offset(
+        self, last: Offset, positions: dict[str, str], barrier: dict[str, str] | None, now: int, feedback: Feedback
+    ) -> Offset:
         offset = self._clock.next(
             last,
             now,
@@ -283,8 +369,13 @@ class Intake:
             lambda version, start, end: rows_due(self._tables, version, start, end),
         )
         offset = replace(
-            offset, positions=positions, destinations=self._destinations, lanes=self._settings.release.lanes
+            offset,
+            positions=positions,
+            destinations=self._destinations,
+            lanes=self._settings.release.lanes,
+            lookup_versions=[] if barrier is None else [self._tables.version(name) for name in LOOKED_UP],
         )
+        offset = self._passed(last, offset, barrier)
         if offset.turn != last.turn:
             self._turn_positions[offset.turn] = positions
         return offset
@@ -313,6 +404,8 @@ class Intake:
         return self._receivers[name]
 
     def _last_index(self, topic: str, position: Position) -> int | None:
+        if topic.startswith(self._settings.control.topic):
+            return None
         try:
             return self._admin.message_index(topic, position.ledger_id, position.entry_id)
         except PulsarError as error:
@@ -321,7 +414,7 @@ class Intake:
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, separator, partition = name.rpartition("-partition-")
-        if separator and self._settings.route(topic):
+        if separator and (self._settings.route(topic) or topic == self._settings.control.topic):
             return SourceTopic(name, topic, int(partition))
         return SourceTopic(name, name, -1)
 
@@ -333,8 +426,8 @@ class Intake:
                 _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
 
     def _discover(self) -> None:
-        for route in self._settings.routes:
-            for name in self._client.get_topic_partitions(route.source):
+        for topic in [self._settings.control.topic, *(route.source for route in self._settings.routes)]:
+            for name in self._client.get_topic_partitions(topic):
                 self._receiver(name, START)
         destinations = {}
         for topic in {s.destination for r in self._settings.routes for s in r.subscriptions} | {

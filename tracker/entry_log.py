@@ -1,4 +1,4 @@
-"""Entries that came in, kept until they can be booked."""
+"""What came in and is not booked yet: a row a message, by the turn in which it came."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ _LIST = "entries_list"
 ENTRY_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "first_index", "batch_size", "publish_time"]
 EMPTY_ENTRIES = MESSAGES.empty_table().select(ENTRY_COLUMNS)
 
+_KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at"]
+
 
 class EntryLog:
-    """A row an entry, by the turn in which it came in."""
+    """Messages' positions and times, kept until their entries can be booked.
+
+    Booked entries are in the table `entries`, and their messages in the tables that a command's lookup reads; until
+    then a command finds them here.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -25,24 +31,30 @@ class EntryLog:
         self._chunks: dict[int, int] = {int(t): n for t, n in json.loads(self._saved)} if self._saved else {}
 
     def add(self, messages: pa.Table, turn: int) -> None:
-        """Keeps the entries that the messages are from."""
+        """Keeps the messages of whole entries."""
         if not messages.num_rows:
             return
-        entries = where(messages, int64(messages, "batch_index") <= 0).select(ENTRY_COLUMNS)
         chunk = self._chunks.get(turn, 0)
-        self._store.put(_TABLE, (turn, chunk), pack(entries))
+        self._store.put(_TABLE, (turn, chunk), pack(messages.select(_KEPT)))
         self._chunks[turn] = chunk + 1
 
+    def all(self) -> pa.Table:
+        """All messages that are not booked: the entries' columns, batch_index and deliver_at."""
+        rows = [unpack(self._get(turn, chunk)) for turn, n in self._chunks.items() for chunk in range(n)]
+        return concat(rows, MESSAGES.empty_table().select(_KEPT).schema)
+
     def take(self, turn: int) -> pa.Table:
-        """Removes and returns the entries of this turn and earlier ones."""
+        """Removes this turn's messages and earlier ones; returns their entries, a row each."""
         taken = []
         for past in sorted(t for t in self._chunks if t <= turn):
             for chunk in range(self._chunks.pop(past)):
-                data = self._store.get(_TABLE, (past, chunk))
-                assert data is not None, f"the entries of turn {past} have lost part {chunk}"
-                taken.append(unpack(data))
+                taken.append(unpack(self._get(past, chunk)))
                 self._store.remove(_TABLE, (past, chunk))
-        return concat(taken, EMPTY_ENTRIES.schema)
+        if not taken:
+            return EMPTY_ENTRIES
+        rows = concat(taken)
+        is_first = int64(rows, "batch_index") <= 0
+        return where(rows, is_first).select(ENTRY_COLUMNS)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
@@ -50,3 +62,8 @@ class EntryLog:
         if data != self._saved:
             self._store.put(_LIST, (0, 0), data)
             self._saved = data
+
+    def _get(self, turn: int, chunk: int) -> bytes:
+        data = self._store.get(_TABLE, (turn, chunk))
+        assert data is not None, f"the entries of turn {turn} have lost part {chunk}"
+        return data

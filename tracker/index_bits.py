@@ -72,7 +72,7 @@ class IndexBits:
         if self._last_due is None:
             data = self._store.get(_LEDGERS, (0, 0)) or b""
             pairs = np.frombuffer(data, dtype=np.int64).reshape(-1, 2)
-            self._last_due = dict(pairs.tolist())
+            self._last_due = {ledger: due for ledger, due in pairs.tolist()}  # noqa: C416
         return self._last_due
 
     def _put_ledgers(self, last_due: dict[int, int]) -> None:

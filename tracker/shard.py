@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from tracker.commands import COMMANDS, OUTCOMES
+from tracker.control import CANCELS, KNOWN, Control, Moment
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import SENDING, InFlight, Release
-from tracker.messages import MESSAGES, in_order, is_rejected, where
+from tracker.messages import MESSAGES, concat, in_order, is_rejected, where
 from tracker.store import Store
+from tracker.taken_back import Compression
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,21 @@ class Tick:
     run: str  # the run of the job that made the tick
     confirmed: int  # the releases of this tick and earlier ones are finished
     booked: int
+    now: int = 0  # ms since the epoch
+    passed: int = 0  # what was published before the commands of this tick and earlier ones has come in
     sending: str = "{}"  # how releases of this tick are to be sent, also when they are handed out again
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What comes to a shard in a tick."""
+
+    messages: pa.Table = field(default_factory=MESSAGES.empty_table)  # new ones, whole entries, in any order
+    segment: pa.Table = field(default_factory=MESSAGES.empty_table)  # due from the last load horizon to this one
+    commands: pa.Table = field(default_factory=COMMANDS.empty_table)
+    request_ids: Sequence[str] = ()  # of the commands of all shards
+    found: pa.Table = field(default_factory=KNOWN.empty_table)  # messages that commands name, as far as they are booked
+    no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
 
 
 @dataclass
@@ -40,95 +57,137 @@ class Effects:
 
     releases: list[Release] = field(default_factory=list)
     bucket: pa.Table = field(default_factory=MESSAGES.empty_table)  # a sealed bucket
+    cancels: pa.Table = field(default_factory=CANCELS.empty_table)  # sealed with it
     entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are booked now
     rejects: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that could not be taken
+    outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)
     status: dict[str, int] = field(default_factory=dict)
 
 
 class Shard:
-    """A shard's tracker, its releases in flight and its entries, on one store.
+    """A shard's tracker, its controls, its releases in flight and its entries, on one store.
 
     Args:
         store: the shard's state.
-        subscriptions: for each source topic, how many subscriptions its messages go to.
+        subscriptions: for each source topic the names of the subscriptions that its messages go to.
         min_index_count_per_bucket: the mutable bucket is sealed when it holds this many rows, else at each turn.
+        tick_time_millis: Pulsar's tick.
+        compression: of the bitmaps of what is taken back.
     """
 
-    def __init__(self, store: Store, subscriptions: Mapping[str, int], min_index_count_per_bucket: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        subscriptions: Mapping[str, Sequence[str]],
+        min_index_count_per_bucket: int,
+        tick_time_millis: int = 1000,
+        compression: Compression | None = None,
+    ) -> None:
         self._store = store
-        self._subscriptions = subscriptions
         self._min_index_count = min_index_count_per_bucket
         self._tracker = DelayedDeliveryTracker(store)
+        self._control = Control(store, subscriptions, tick_time_millis, compression)
         self._in_flight = InFlight(store)
         self._entries = EntryLog(store)
 
-    def apply(self, tick: Tick, messages: pa.Table, segment: pa.Table) -> Effects:
-        """Takes in what came, and hands out what is due.
-
-        Args:
-            tick: the clock.
-            messages: new messages, whole entries, in any order.
-            segment: rows of immutable buckets due from the last load horizon to this one.
-        """
-        previous_turn, previous_run = self._last()
+    def apply(self, tick: Tick, intake: Intake) -> Effects:
+        """Takes in what came, applies commands, and hands out what is due."""
+        last_turn, released, last_run = self._last()
+        is_turn = tick.turn != last_turn
+        moment = Moment(tick.tick, tick.now, released, tick.passed)
         effects = Effects()
         self._in_flight.confirm(tick.confirmed)
-        if tick.run != previous_run:
+        if tick.run != last_run:
             effects.releases += self._in_flight.all()
 
-        is_turn = tick.turn != previous_turn
+        # Messages first, then commands: a command that was sent after its message finds it.
+        messages = intake.messages
+        outcomes = [self._control.arrive(messages, moment)]
+        known, is_new = self._known(intake)
         self._entries.add(messages, tick.turn if is_turn else tick.turn + 1)
         rejected = is_rejected(messages)
         effects.rejects = where(messages, rejected)
         short_notice = self._tracker.add_messages(where(messages, ~rejected), tick.cutoff)
+        outcomes.append(self._control.apply(intake.commands, intake.request_ids, known, is_new, moment))
 
         if is_turn or self._tracker.number_of_unsealed_messages >= self._min_index_count:
             effects.bucket = self._tracker.seal(tick.load_horizon, tick.near_until)
-        self._tracker.load_segment(segment)
+            effects.cancels = self._control.take_cancels()
+        self._tracker.load_segment(intake.segment)
         if is_turn:
             self._tracker.drop_expired(tick.cutoff)
+            self._control.taken_back.drop_expired(tick.cutoff)
+            outcomes.append(self._control.expire(moment))
             effects.entries = self._entries.take(tick.booked)
+        effects.outcomes = concat(outcomes, OUTCOMES)
 
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
-        for rows, is_planned in ((in_order(pa.concat_tables([effects.rejects, short_notice])), False), (planned, True)):
-            if rows.num_rows:
-                rows = rows.append_column("wants", self._wants(rows)).replace_schema_metadata({SENDING: tick.sending})
-                release = Release(tick.tick, is_planned, rows)
-                self._in_flight.add(release)
-                effects.releases.append(release)
-
+        n_short = self._release(tick, effects, False, in_order(pa.concat_tables([effects.rejects, short_notice])))
+        n_planned = self._release(tick, effects, True, planned)
+        effects.rejects = concat([effects.rejects, intake.no_commands])
         effects.status = {
             "tick": tick.tick,
+            "now": tick.now,
             "cutoff": tick.cutoff,
             "taken": messages.num_rows,
             "rejected": effects.rejects.num_rows,
-            "short_notice": short_notice.num_rows,
-            "planned": planned.num_rows,
+            "short_notice": n_short - int(rejected.sum()),
+            "planned": n_planned,
             "sealed": effects.bucket.num_rows,
-            "segment": segment.num_rows,
-            "delayed": self._tracker.number_of_delayed_messages,
+            "segment": intake.segment.num_rows,
+            "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted,
             "loaded": self._tracker.number_of_loaded_messages,
             "in_flight": len(self._in_flight),
+            "commands": intake.commands.num_rows,
+            "waiting_commands": self._control.waiting,
+            "taken_back": self._control.taken_back.count,
+            "taken_back_bytes": self._control.taken_back.n_bytes,
         }
         self._save(tick)
         return effects
 
-    def _wants(self, rows: pa.Table) -> pa.Array:
-        """For each row the set of its topic's subscriptions, as bits; none for a rejected row."""
-        topics = rows["topic"].combine_chunks().dictionary_encode()
-        masks = np.array(
-            [(1 << self._subscriptions.get(t, 0)) - 1 for t in topics.dictionary.to_pylist()], dtype=np.int64
+    def _known(self, intake: Intake) -> tuple[pa.Table, np.ndarray]:
+        """The messages of the entries that commands name, and which of them came in only now."""
+        if not intake.commands.num_rows:
+            return KNOWN.empty_table(), np.zeros(0, np.bool_)
+        wanted = intake.commands.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
+        new, recent, booked = (
+            rows.select(KNOWN.names)
+            .join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
+            .select(KNOWN.names)
+            for rows in (intake.messages, self._entries.all(), intake.found)
         )
-        return pa.array(np.where(is_rejected(rows), 0, masks[topics.indices.to_numpy()]))
+        # An entry that is not booked yet is known here as a whole, in the delayed index perhaps in part.
+        booked = booked.join(recent, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
+        is_new = np.zeros(new.num_rows + recent.num_rows + booked.num_rows, np.bool_)
+        is_new[: new.num_rows] = True
+        return pa.concat_tables([new, recent, booked.select(KNOWN.names)]).cast(KNOWN), is_new
 
-    def _last(self) -> tuple[int, str]:
-        turn, _, run = (self._store.get("shard", (0, 0)) or b"0 ").decode().partition(" ")
-        return int(turn), run
+    def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table) -> int:
+        """Hands rows out to the subscriptions that want them; returns how many."""
+        if not rows.num_rows:
+            return 0
+        rejected = is_rejected(rows)
+        wants = np.where(rejected, 0, self._control.wants(rows))
+        is_wanted = rejected | (wants != 0)
+        self._control.unwanted -= int((~is_wanted).sum())
+        rows = where(rows.append_column("wants", pa.array(wants)), is_wanted)
+        if rows.num_rows:
+            release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))
+            self._in_flight.add(release)
+            effects.releases.append(release)
+        return rows.num_rows
+
+    def _last(self) -> tuple[int, int, str]:
+        """The last tick's turn, cutoff and run."""
+        turn, cutoff, run = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
+        return int(turn), int(cutoff), run
 
     def _save(self, tick: Tick) -> None:
-        last = f"{tick.turn} {tick.run}".encode()
+        last = f"{tick.turn} {tick.cutoff} {tick.run}".encode()
         if last != self._store.get("shard", (0, 0)):
             self._store.put("shard", (0, 0), last)
         self._tracker.save()
+        self._control.save()
         self._in_flight.save()
         self._entries.save()

@@ -1,0 +1,99 @@
+"""Tells on the outcome topic what commands did."""
+
+from __future__ import annotations
+
+import time
+
+import pulsar
+import pyarrow as pa
+
+from conf.settings import Settings
+from proto.delaylake_pb2 import ControlOutcome, Result
+from streaming.pulsar_client import connect
+from streaming.segments import positions
+from streaming.sender import ROW_BITS
+from streaming.tables import OUTCOMES
+
+_PRODUCER_SECONDS = 60
+
+
+class OutcomePublisher:
+    """Publishes ControlOutcome messages; the request id is the message's key.
+
+    A batch that is replayed publishes the same under the same sequence ids, which the broker drops.
+    """
+
+    def __init__(self, settings: Settings, application: str) -> None:
+        self._settings = settings
+        self._name = f"{application}-outcomes"
+        self._client: pulsar.Client | None = None
+        self._producer: pulsar.Producer | None = None
+
+    def publish(self, outcomes: pa.Table, tick: int) -> pa.Table:
+        """Publishes outcomes; returns them as rows of the table `outcomes`.
+
+        Raises:
+            pulsar.PulsarException: the broker has not taken them.
+        """
+        now = time.time_ns() // 1_000_000
+        producer = self._open()
+        for number, row in enumerate(outcomes.to_pylist()):
+            outcome = ControlOutcome(
+                request_id=row["request_id"],
+                topic=row["topic"],
+                subscription=row["subscription"] or "",
+                ledger_id=row["ledger_id"],
+                entry_id=row["entry_id"],
+                batch_index=row["batch_index"],
+                result=row["result"],
+                reason=row["reason"] or "",
+                applied_at=now,
+            )
+            producer.send_async(
+                outcome.SerializeToString(),
+                None,
+                partition_key=row["request_id"],
+                sequence_id=(tick << ROW_BITS) + number + 1,
+            )
+        producer.flush()
+        expected = (tick << ROW_BITS) + outcomes.num_rows
+        if producer.last_sequence_id() < expected:
+            raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
+        return self._rows(outcomes, tick, now)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = self._producer = None
+
+    def _open(self) -> pulsar.Producer:
+        deadline = time.monotonic() + _PRODUCER_SECONDS
+        while self._producer is None:
+            try:
+                self._client = self._client or connect(self._settings.pulsar)
+                self._producer = self._client.create_producer(
+                    self._settings.control.outcome_topic,
+                    producer_name=self._name,
+                    batching_enabled=False,
+                    block_if_queue_full=True,
+                    max_pending_messages=5_000,
+                    send_timeout_millis=0,
+                )
+            except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        return self._producer
+
+    @staticmethod
+    def _rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
+        n = outcomes.num_rows
+        names = Result.DESCRIPTOR.values_by_number
+        values = {
+            **{name: outcomes[name] for name in outcomes.column_names},
+            "position": positions(outcomes),
+            "result": pa.array([names[number].name for number in outcomes["result"].to_pylist()], pa.string()),
+            "applied_at": pa.array([now] * n, pa.int64()),
+            "batch_id": pa.array([tick] * n, pa.int64()),
+        }
+        return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
