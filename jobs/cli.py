@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import broker_commands, produce, run
+from jobs import broker_commands, produce, rebuild, run
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.add_typer(broker_commands.app, name="broker")
 app.command("produce")(produce.produce)
 app.command("run")(run.run)
+app.command("rebuild")(rebuild.rebuild)
 
 
 def _show_version(wanted: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,11 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from conf.settings import TrackerSettings
 from streaming.clock import Offset
-from streaming.source import COMMANDS, FOUND, MESSAGES, NO_COMMANDS, REQUEST_IDS, SEGMENT, TICK
+from streaming.source import COMMANDS, FOUND, MESSAGES, NO_COMMANDS, REBUILT, REBUILT_TAKEN, REQUEST_IDS, SEGMENT, TICK
 from tracker.commands import COMMANDS as COMMAND_ROWS
 from tracker.control import KNOWN
 from tracker.messages import concat, pack, unpack
+from tracker.rebuilt import TAKEN, Rebuilt
 from tracker.shard import Intake, Shard
 from tracker.store import Key
 from tracker.taken_back import Compression
@@ -45,6 +47,8 @@ _KEY = StructType(
     [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]
 )
 _VALUE = StructType([StructField("value", BinaryType())])
+
+_TABLES = (MESSAGES, SEGMENT, COMMANDS, FOUND, NO_COMMANDS, REBUILT_TAKEN)
 
 _PART_ROWS = 20_000
 
@@ -100,12 +104,16 @@ class DelayedDeliveryProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         offset: Offset | None = None
         request_ids: list[str] = []
-        tables: dict[str, list[pa.Table]] = {kind: [] for kind in (MESSAGES, SEGMENT, COMMANDS, FOUND, NO_COMMANDS)}
+        rebuilt: Rebuilt | None = None
+        tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
         for row in rows:
             if row.kind == TICK:
                 offset = Offset.from_json(json.loads(row.body))
             elif row.kind == REQUEST_IDS:
                 request_ids = json.loads(row.body)
+            elif row.kind == REBUILT:
+                meta = json.loads(row.body)
+                rebuilt = Rebuilt(meta["sealed"], meta["unwanted"], request_ids=meta["request_ids"])
             else:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
@@ -124,6 +132,7 @@ class DelayedDeliveryProcessor(StatefulProcessor):
             concat(tables[COMMANDS], COMMAND_ROWS),
             request_ids,
             concat(tables[FOUND], KNOWN),
+            rebuilt and replace(rebuilt, taken=concat(tables[REBUILT_TAKEN], TAKEN)),
             concat(tables[NO_COMMANDS]),
         )
         effects = shard.apply(offset.to_tick(), intake)

@@ -21,6 +21,7 @@ from conf.settings import Settings, local_path
 from streaming.feedback import FeedbackFile
 from streaming.outcomes import OutcomePublisher
 from streaming.processor import OUTPUT_SCHEMA, DelayedDeliveryProcessor
+from streaming.rebuild import Rebuilt
 from streaming.release import Releaser
 from streaming.routes import subscription_names
 from streaming.session import shard_keys
@@ -93,6 +94,8 @@ class DelayedDelivery:
     def _run_until_stopped(self, checkpoint: Path) -> None:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         tables.create()
+        if not (checkpoint / "query" / "offsets").exists() and Rebuilt(checkpoint).offset is None:
+            _require_empty(tables)
         keys = shard_keys(self._spark, self._settings.tracker.shards)
         self._spark.dataSource.register(DelayedDeliverySource)
         failures = 0
@@ -167,6 +170,15 @@ class DelayedDelivery:
             query.stop()
         except Exception as error:
             _log.debug("stopping the query: %s", error)
+
+
+def _require_empty(tables: Tables) -> None:
+    """A query that begins anew would deliver again what the tables have of an earlier one."""
+    if (
+        tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
+        or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
+    ):
+        raise JobError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
 
 
 def _application(checkpoint: Path) -> str:

@@ -22,10 +22,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from conf.settings import Settings
+from conf.settings import Settings, local_path
 from streaming.clock import Clock, ClockSettings, Offset
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.pulsar_client import AdminClient, PulsarError, connect
+from streaming.rebuild import Rebuilt
 from streaming.receiver import START, Position, Receiver, SourceTopic
 from streaming.routes import command_routes
 from streaming.segments import LOOKED_UP, find_entries, read_segment, rows_due
@@ -43,6 +44,8 @@ COMMANDS = "commands"
 REQUEST_IDS = "request_ids"  # body: JSON
 FOUND = "found"
 NO_COMMANDS = "no_commands"
+REBUILT = "rebuilt"  # body: JSON
+REBUILT_TAKEN = "rebuilt_taken"
 
 # A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
 SCHEMA = StructType(
@@ -82,6 +85,13 @@ class CommandsPart(InputPartition):
     versions: list[int]
 
 
+class RebuiltPart(InputPartition):
+    """What was rebuilt from tables, before the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
 @dataclass
 class SegmentPart(InputPartition):
     """A slice of delayed_index: what is due from `start` to before `end`, in one version of the table."""
@@ -119,7 +129,7 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         self._options = dict(options)
 
     def initialOffset(self) -> dict[str, Any]:
-        return Offset().to_json()
+        return (self._rebuilt.offset or Offset()).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         last = Offset.from_json(start)
@@ -132,6 +142,9 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         parts: list[InputPartition] = [Parts(self._intake.parts(first, last))]
         if self._intake.has_segment(first, last):
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
+        rebuilt = self._rebuilt.offset
+        if rebuilt is not None and first.tick == rebuilt.tick:
+            parts.append(RebuiltPart())
         if last.lookup_versions:
             parts.append(CommandsPart(pack(self._intake.control_messages(first, last)), last.lookup_versions))
         return parts
@@ -142,6 +155,8 @@ class DelayedDeliveryReader(DataSourceStreamReader):
             parts = split(rows, SEGMENT, self._shard_keys)
         elif isinstance(partition, CommandsPart):
             parts = self._read_commands(partition)
+        elif isinstance(partition, RebuiltPart):
+            parts = self._read_rebuilt()
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows
@@ -149,6 +164,12 @@ class DelayedDeliveryReader(DataSourceStreamReader):
             yield pa.RecordBatch.from_arrays(
                 [pa.array([v], f.type) for v, f in zip(part, _ARROW_SCHEMA, strict=True)], schema=_ARROW_SCHEMA
             )
+
+    def _read_rebuilt(self) -> list[tuple[int, str, bytes]]:
+        parts = []
+        for key, (meta, taken) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
+            parts += [(key, REBUILT, json.dumps(meta).encode()), (key, REBUILT_TAKEN, pack(taken))]
+        return parts
 
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
         decoded = decode(unpack(partition.messages), command_routes(self._settings))
@@ -171,6 +192,10 @@ class DelayedDeliveryReader(DataSourceStreamReader):
     @cached_property
     def _settings(self) -> Settings:
         return Settings(**json.loads(self._options["settings"]))
+
+    @cached_property
+    def _rebuilt(self) -> Rebuilt:
+        return Rebuilt(Path(local_path(self._settings.checkpoint)))
 
     @cached_property
     def _shard_keys(self) -> list[int]:

@@ -176,6 +176,13 @@ class Tables:
         table = self._open(name) if version is None else self._open_version(name, version)
         return pa.table(QueryBuilder().register(name, table).execute(sql).read_all())
 
+    def sql(self, sql: str) -> pa.Table:
+        """The rows of a query over the newest versions of all tables."""
+        builder = QueryBuilder()
+        for name in SCHEMAS:
+            builder.register(name, self._open(name))
+        return pa.table(builder.execute(sql).read_all())
+
     def _open(self, name: str) -> DeltaTable:
         if name not in self._tables:
             self._tables[name] = DeltaTable(self.path(name))

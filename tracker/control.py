@@ -14,6 +14,7 @@ from proto.delaylake_pb2 import Result
 from tracker.chunks import Chunks
 from tracker.commands import ANSWER, CANCEL, OUTCOMES, SKIP
 from tracker.messages import BoolArray, Int64Array, concat, int64, where
+from tracker.rebuilt import Rebuilt, take_back
 from tracker.request_log import RequestLog
 from tracker.store import Store
 from tracker.taken_back import Compression, TakenBack
@@ -162,6 +163,13 @@ class Control:
 
         expired = self._waiting.take_where(is_expired)
         return self._answer(expired, Result.NOT_FOUND, "no such message has come")
+
+    def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
+        """Begins with what was taken back, or delivered, before."""
+        take_back(self.taken_back, rebuilt.taken)
+        self.taken_back.save()
+        self.unwanted = rebuilt.unwanted
+        self._requests.add(rebuilt.request_ids, now)
 
     def take_cancels(self) -> pa.Table:
         """Removes and returns the rows of type CANCEL that are to be sealed."""

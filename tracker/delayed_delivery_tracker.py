@@ -118,6 +118,10 @@ class DelayedDeliveryTracker:
         self._slots.add(rows)
         self._sealed -= rows.num_rows
 
+    def rebuild(self, sealed: int) -> None:
+        """Begins with messages in immutable buckets, all due at the coming load horizon or later."""
+        self._sealed = sealed
+
     def has_message_available(self, cutoff: int) -> bool:
         """Whether anything in state may be due at the cutoff."""
         return any(t is not None and t <= cutoff for t in (self._slots.earliest, self._mutable.earliest))

@@ -14,6 +14,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import SENDING, InFlight, Release
 from tracker.messages import MESSAGES, concat, in_order, is_rejected, where
+from tracker.rebuilt import Rebuilt
 from tracker.store import Store
 from tracker.taken_back import Compression
 
@@ -48,6 +49,7 @@ class Intake:
     commands: pa.Table = field(default_factory=COMMANDS.empty_table)
     request_ids: Sequence[str] = ()  # of the commands of all shards
     found: pa.Table = field(default_factory=KNOWN.empty_table)  # messages that commands name, as far as they are booked
+    rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
 
 
@@ -100,6 +102,10 @@ class Shard:
         if tick.run != last_run:
             effects.releases += self._in_flight.all()
 
+        if intake.rebuilt is not None:
+            self._tracker.rebuild(intake.rebuilt.sealed)
+            self._control.rebuild(intake.rebuilt, tick.now)
+
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = intake.messages
         outcomes = [self._control.arrive(messages, moment)]
@@ -107,7 +113,10 @@ class Shard:
         self._entries.add(messages, tick.turn if is_turn else tick.turn + 1)
         rejected = is_rejected(messages)
         effects.rejects = where(messages, rejected)
-        short_notice = self._tracker.add_messages(where(messages, ~rejected), tick.cutoff)
+        wanted = where(messages, ~rejected)
+        if self._control.taken_back.count:
+            wanted = where(wanted, self._control.wants(wanted) != 0)
+        short_notice = self._tracker.add_messages(wanted, tick.cutoff)
         outcomes.append(self._control.apply(intake.commands, intake.request_ids, known, is_new, moment))
 
         if is_turn or self._tracker.number_of_unsealed_messages >= self._min_index_count:

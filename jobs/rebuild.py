@@ -1,0 +1,28 @@
+"""`delaylake rebuild`: the state from the Delta tables, where the checkpoint is lost."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from jobs.options import Output, OutputOption, global_options, show
+
+
+def rebuild(
+    context: typer.Context,
+    discard_checkpoint: Annotated[
+        bool, typer.Option("--discard-checkpoint", help="Move an existing checkpoint aside first.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Prepare a new checkpoint from the Delta tables alone, where the old one is lost. The job must not run.
+
+    The next `delaylake run` goes on with all that is pending, knows what was cancelled, skipped and delivered, and
+    takes again from Pulsar what was not written down yet.
+    """
+    from jobs.rebuilding import rebuild_checkpoint
+
+    found = rebuild_checkpoint(global_options(context).settings, discard_checkpoint)
+    text = "\n".join(f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items())
+    show(output, found, f"{text}\nready: start the job with `delaylake run`")

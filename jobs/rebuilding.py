@@ -1,0 +1,42 @@
+"""Puts a rebuilt checkpoint in the place of a lost one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from conf.errors import DelayLakeError
+from conf.settings import Settings, local_path
+from streaming.rebuild import rebuild
+from streaming.tables import SCHEMAS, Tables, exists
+
+
+class RebuildError(DelayLakeError):
+    """The checkpoint can't be rebuilt."""
+
+
+def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[str, int]:
+    """Rebuilds the checkpoint of the settings; returns counts of what was found.
+
+    Raises:
+        RebuildError: the job runs, a checkpoint is there and is not to be discarded, or tables are missing.
+    """
+    missing = [name for name in SCHEMAS if not exists(settings.warehouse, name)]
+    if missing:
+        raise RebuildError(
+            f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
+        )
+    checkpoint = Path(local_path(settings.checkpoint))
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1):
+            query = checkpoint / "query"
+            if query.exists():
+                if not discards_checkpoint:
+                    raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
+                query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+            return rebuild(settings, Tables(settings.warehouse), checkpoint)
+    except Timeout:
+        raise RebuildError(f"a job runs on the checkpoint {checkpoint}: stop it first") from None

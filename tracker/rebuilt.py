@@ -1,0 +1,55 @@
+"""State that is not grown from messages and commands but rebuilt from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.messages import int64, where
+from tracker.taken_back import TakenBack
+
+# Longer than it takes to read the source topics up to where they were read before.
+REBUILT_KEPT_MILLIS = 24 * 3600 * 1000
+
+# Messages that a subscription is not to get (again); batch_index -1: the whole entry. `until`: ms since the epoch.
+TAKEN = pa.schema(
+    [
+        ("subscription", pa.int32()),  # its number in its route
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int32()),
+        ("until", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A shard's part of what was rebuilt."""
+
+    sealed: int = 0  # messages in buckets, due at the load horizon or later
+    unwanted: int = 0  # those of them that no subscription wants
+    taken: pa.Table = field(default_factory=TAKEN.empty_table)
+    request_ids: Sequence[str] = ()
+
+
+def take_back(taken_back: TakenBack, rows: pa.Table) -> None:
+    """Takes rows of TAKEN back."""
+    subscriptions = int64(rows, "subscription")
+    for subscription in np.unique(subscriptions).tolist():
+        own = where(rows, subscriptions == subscription)
+        is_whole = int64(own, "batch_index") < 0
+        whole, single = where(own, is_whole), where(own, ~is_whole)
+        taken_back.add_entries(subscription, int64(whole, "ledger_id"), int64(whole, "entry_id"), int64(whole, "until"))
+        # The size of their batches is not known here, so that they stay single.
+        taken_back.add_messages(
+            subscription,
+            int64(single, "ledger_id"),
+            int64(single, "entry_id"),
+            int64(single, "batch_index"),
+            np.full(single.num_rows, np.iinfo(np.int32).max),
+            int64(single, "until"),
+        )
