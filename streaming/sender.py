@@ -188,7 +188,7 @@ def _send_on_time(
     while done < len(pending):
         now = _now()
         if due[done] > now:
-            time.sleep((due[done] - time.time_ns() / 1e6) / 1e3 if due[done] - now < 1_000 else 0.5)
+            time.sleep(min(max(due[done] / 1e3 - time.time(), 0), 0.5))
             continue
         end = min(bisect_right(due, now), done + 100)
         for i in range(done, end):
