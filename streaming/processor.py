@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -102,6 +103,7 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         self._state = handle.getMapState("tracker", _KEY, _VALUE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        started = time.perf_counter()
         offset: Offset | None = None
         request_ids: list[str] = []
         rebuilt: Rebuilt | None = None
@@ -150,7 +152,8 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         ):
             for start in range(0, table.num_rows, _PART_ROWS):
                 yield _output(number, kind, offset.tick, pack(table.slice(start, _PART_ROWS)))
-        yield _output(number, STATUS, offset.tick, json.dumps(effects.status).encode())
+        status = effects.status | {"operator_millis": round((time.perf_counter() - started) * 1000)}
+        yield _output(number, STATUS, offset.tick, json.dumps(status).encode())
 
     def close(self) -> None:
         pass

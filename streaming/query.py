@@ -65,7 +65,6 @@ class DelayedDelivery:
         self._on_deliveries = on_deliveries
         self._stopping = threading.Event()
         self._ready = threading.Event()
-        self._releaser: Releaser | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -123,6 +122,8 @@ class DelayedDelivery:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):
                         break
+                    if releaser.failure is not None:
+                        return releaser.failure
             except Exception as error:
                 return " ".join(str(error).split())[:500]
             finally:

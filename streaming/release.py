@@ -31,7 +31,7 @@ _ROWS_A_TASK = 4_000  # of a smaller release one task sends all shards
 _FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
-_MEASURED = 40  # the last so many jobs decide how far to look ahead
+_MEASURED = 60  # the last so many jobs decide how far to look ahead
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,14 @@ class Releaser:
         self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
         self._finished: queue.Queue[tuple[Job, pa.Table] | None] = queue.Queue()
         self._stopped = threading.Event()
+        self._failure: str | None = None
         self._publish()
-        self._writer = threading.Thread(target=self._write, name="write deliveries", daemon=True)
-        self._writer.start()
+        self._writer = self._thread("write deliveries", self._write)
 
     @property
-    def in_flight(self) -> int:
-        """Rows that are handed out and not confirmed."""
-        with self._lock:
-            return sum(job.rows for job in self._outstanding.values())
+    def failure(self) -> str | None:
+        """Why releases have stopped for good; None: they have not."""
+        return self._failure
 
     @property
     def lookahead_millis(self) -> int:
@@ -149,9 +148,23 @@ class Releaser:
         self._outstanding[job.tick, job.is_planned] = job
         if job.lane not in self._lanes:
             self._lanes[job.lane] = []
-            threading.Thread(target=self._run_lane, args=(job.lane,), name=f"lane {job.lane}", daemon=True).start()
+            self._thread(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
         heapq.heappush(self._lanes[job.lane], job)
         self._lock.notify_all()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Starts a thread whose unexpected end is a failure of the whole."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                _log.exception("%s", name)
+                self._failure = f"{name}: {type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _run_lane(self, lane: str) -> None:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
@@ -254,7 +267,8 @@ class Releaser:
         limits = self._settings.release
         if len(self._lags) < 5:
             return limits.lookahead_millis
-        needed = np.percentile(self._lags, 95) * 1.2 + np.percentile(self._leads, 95) * 1.3 + 50 + SLOT_MILLIS
+        # The slowest batch counts, not the usual one: a turn takes longer than the ticks between.
+        needed = max(self._lags) * 1.1 + np.percentile(self._leads, 95) * 1.3 + 50 + SLOT_MILLIS
         return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_millis))
 
     def _publish(self) -> None:

@@ -41,20 +41,25 @@ ORDER = [
     ("batch_index", "ascending"),
 ]
 
-_PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
+# Compressing pays for itself only where there is something to compress; threads never do at these sizes.
+_COMPRESSED_FROM_BYTES = 32_768
+_SMALL = pa.ipc.IpcWriteOptions(use_threads=False)
+_LARGE = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def pack(rows: pa.Table) -> bytes:
-    """A table as bytes: an Arrow IPC stream, compressed."""
+    """A table as bytes: an Arrow IPC stream, compressed where it is large."""
+    options = _LARGE if rows.nbytes >= _COMPRESSED_FROM_BYTES else _SMALL
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_PACKED) as writer:
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
         writer.write_table(rows)
     return sink.getvalue().to_pybytes()
 
 
 def unpack(data: bytes) -> pa.Table:
     """The table that `pack` made the bytes of."""
-    with pa.ipc.open_stream(data) as reader:
+    with pa.ipc.open_stream(data, options=_READ) as reader:
         return reader.read_all()
 
 
