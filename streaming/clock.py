@@ -12,6 +12,9 @@ from tracker.messages import Int64Array
 from tracker.shard import Tick
 from tracker.time_slots import SLOT_MILLIS
 
+# The time between two batches that have nothing urgent to do: more of them would only take the senders' time.
+TICK_SECONDS = 0.3
+
 # A load horizon that has moved this far at once may have passed slots that the clock has not noted.
 _NOTED_MILLIS = 60_000
 

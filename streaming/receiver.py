@@ -56,6 +56,7 @@ class SourceTopic:
 class _Chunk:
     rows: pa.Table
     n_bytes: int
+    earliest: int  # when the first of its messages is due
     last: Position
 
 
@@ -104,9 +105,14 @@ class Receiver:
         self._thread.start()
 
     @property
-    def has_more(self) -> bool:
-        """Whether something has come in that is in no batch yet."""
-        return self._waiting[0] > 0
+    def waiting(self) -> int:
+        """How many messages have come in that are in no batch yet."""
+        return self._waiting[0]
+
+    def has_due(self, cutoff: int) -> bool:
+        """Whether any of these is due at the cutoff or before."""
+        with self._changed:
+            return any(chunk.last > self._cut and chunk.earliest <= cutoff for chunk in self._chunks)
 
     def end(self) -> Position:
         """The topic partition's last entry now.
@@ -253,7 +259,8 @@ class Receiver:
                 raise
         if not len(builder):
             return
-        chunk = _Chunk(builder.build(), builder.n_bytes, self._last_received)
+        rows = builder.build()
+        chunk = _Chunk(rows, builder.n_bytes, int(int64(rows, "deliver_at").min()), self._last_received)
         with self._changed:
             self._chunks.append(chunk)
             self._waiting = [self._waiting[0] + chunk.rows.num_rows, self._waiting[1] + chunk.n_bytes]

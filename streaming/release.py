@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
+from streaming.clock import TICK_SECONDS
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.sender import Assignment, Sent, send_releases
 from streaming.tables import DELIVERIES, Tables
@@ -83,6 +84,7 @@ class Releaser:
         self._accepted: set[tuple[int, bool]] = set()
         self._cutoffs: deque[tuple[int, int]] = deque()
         self._feedback = Feedback()
+        self._last_batch = 0, 0
         self._lags: deque[int] = deque(maxlen=_MEASURED)
         self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
         self._finished: queue.Queue[tuple[Job, pa.Table] | None] = queue.Queue()
@@ -119,8 +121,7 @@ class Releaser:
                     self._accepted.add((of_tick, is_planned))
                     self._enqueue(_job(of_tick, is_planned, assignments))
             self._cutoffs.append((tick, cutoff))
-            if any(of_tick == tick for of_tick, _ in releases):
-                self._lags.append(time.time_ns() // 1_000_000 - now)
+            self._measure(now, time.time_ns() // 1_000_000, bool(releases))
             self._confirm()
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -205,8 +206,7 @@ class Releaser:
 
     def _lead(self) -> int:
         """How long before its first row is due a job has to start."""
-        with self._lock:
-            return int(np.percentile(self._leads, 95) * 1.3) + 50
+        return int(np.percentile(list(self._leads), 95) * 1.3) + 50
 
     def _wait_until(self, millis: int) -> None:
         while (left := millis / 1000 - time.time()) > 0 and not self._stopped.wait(min(left, 1)):
@@ -247,6 +247,18 @@ class Releaser:
             self._confirm()
             self._lock.notify_all()
 
+    def _measure(self, now: int, submitted: int, has_releases: bool) -> None:
+        """Notes how long after the last batch's time this one's releases were at hand.
+
+        What is due just beyond the last batch's cutoff was released by this one, so that is how far the lookahead has
+        to reach. After a pause in which nothing was due only the batch itself counts.
+        """
+        last_now, last_submitted = self._last_batch
+        self._last_batch = now, submitted
+        is_next = now - last_submitted <= 1_500 * TICK_SECONDS
+        if has_releases:
+            self._lags.append(submitted - (last_now if is_next else now))
+
     def _confirm(self) -> None:
         """Works out the feedback: up to where all is done, and how far ahead to look."""
         if not self._cutoffs:
@@ -268,7 +280,7 @@ class Releaser:
         if len(self._lags) < 5:
             return limits.lookahead_millis
         # The slowest batch counts, not the usual one: a turn takes longer than the ticks between.
-        needed = max(self._lags) * 1.1 + np.percentile(self._leads, 95) * 1.3 + 50 + SLOT_MILLIS
+        needed = max(self._lags) + self._lead() + SLOT_MILLIS
         return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_millis))
 
     def _publish(self) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from conf.settings import Settings, local_path
-from streaming.clock import Clock, ClockSettings, Offset
+from streaming.clock import TICK_SECONDS, Clock, ClockSettings, Offset
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.pulsar_client import AdminClient, PulsarError, connect
 from streaming.rebuild import Rebuilt
@@ -255,6 +255,7 @@ class Intake:
         self._turn_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_turn = 0
         self._started: Offset | None = None
+        self._last_tick = 0.0
         self._received = threading.Event()
         self._stopped = threading.Event()
 
@@ -265,13 +266,23 @@ class Intake:
             feedback = self._feedback.read()
             if feedback.is_stopping or self._stopped.is_set():
                 return last
-            barrier = self._barrier()
-            positions = self._cut(last, takes_commands=barrier is not None)
             now = time.time_ns() // 1_000_000
-            if positions != last.positions or self._clock.is_time(last, now, time.monotonic(), feedback):
+            barrier = self._barrier()
+            if barrier is not None or self._is_time(last, now, feedback):
+                self._last_tick = time.monotonic()
+                positions = self._cut(last, takes_commands=barrier is not None)
                 return self._offset(last, positions, barrier, now, feedback)
             self._received.wait(_POLL_SECONDS)
             self._received.clear()
+
+    def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether there is something to do that can't wait, or something to do and the last batch is a while ago."""
+        receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
+        waiting = sum(receiver.waiting for receiver in receivers)
+        if time.monotonic() - self._last_tick >= TICK_SECONDS:
+            return waiting > 0 or self._clock.is_time(last, now, time.monotonic(), feedback)
+        soon = now + (feedback.lookahead_millis or self._settings.release.lookahead_millis)
+        return 2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
 
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
@@ -335,7 +346,7 @@ class Intake:
         backlog is not waited for.
         """
         receivers = list(self._receivers.values())
-        if not any(self._is_control(r) and r.has_more for r in receivers):
+        if not any(self._is_control(r) and r.waiting for r in receivers):
             return None
         sources = [r for r in receivers if not self._is_control(r)]
         try:
