@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import broker_commands, produce, rebuild, run
+from jobs import audit, broker_commands, produce, rebuild, run
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
@@ -28,6 +28,7 @@ app.add_typer(broker_commands.app, name="broker")
 app.command("produce")(produce.produce)
 app.command("run")(run.run)
 app.command("rebuild")(rebuild.rebuild)
+app.command("audit")(audit.audit)
 
 
 def _show_version(wanted: bool) -> None:
