@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import audit, broker_commands, produce, rebuild, run
+from jobs import audit, broker_commands, demo, produce, rebuild, run
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
@@ -29,6 +29,7 @@ app.command("produce")(produce.produce)
 app.command("run")(run.run)
 app.command("rebuild")(rebuild.rebuild)
 app.command("audit")(audit.audit)
+app.command("demo")(demo.demo)
 
 
 def _show_version(wanted: bool) -> None:

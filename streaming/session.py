@@ -26,6 +26,7 @@ _CONF = {
     "spark.sql.streaming.stateStore.maintenanceInterval": "15s",
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "streaming.daemon",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

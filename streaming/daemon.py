@@ -1,0 +1,13 @@
+"""Starts Spark's Python workers with what they need imported already.
+
+Workers are forked from this process, a dozen of them as soon as releases overlap; each would import Arrow and the
+Pulsar client anew, which takes longer than a message has time. No client is made here: one made before a fork hangs.
+"""
+
+from pyspark.daemon import manager
+
+import streaming.processor
+import streaming.sender  # noqa: F401
+
+if __name__ == "__main__":
+    manager()
