@@ -60,6 +60,7 @@ class PulsarSettings(Section):
     token_file: Path | None = None
     trust_certs_file: Path | None = None
     subscription: Annotated[str, Field(min_length=1)] = "delaylake"
+    max_message_size_bytes: Annotated[int, Field(ge=65_536)] = 5_242_880
 
 
 class ControlSettings(Section):

@@ -70,7 +70,8 @@ class Receiver:
     Args:
         subscribe: opens the consumer; called in the receiver's own thread, again after an error.
         after: the last entry that is not wanted any more.
-        first_index_of: the broker entry index of an entry's last message, or None where it is not known.
+        max_size: how many bytes of payload and properties can be delivered.
+        last_index_of: the broker entry index of an entry's last message, or None where it is not known.
         on_received: called when something has come in.
     """
 
@@ -80,6 +81,7 @@ class Receiver:
         subscribe: Callable[[], pulsar.Consumer],
         after: Position,
         max_delay_millis: int,
+        max_size: int,
         max_messages: int,
         max_bytes: int,
         last_index_of: Callable[[str, Position], int | None],
@@ -89,6 +91,7 @@ class Receiver:
         self._subscribe = subscribe
         self._last_received = after
         self._max_delay_millis = max_delay_millis
+        self._max_size = max_size
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._last_index_of = last_index_of
@@ -241,7 +244,7 @@ class Receiver:
             self._is_idle = True
             return
         self._is_idle = False
-        builder = _ChunkBuilder(self.source, self._max_delay_millis)
+        builder = _ChunkBuilder(self.source, self._max_delay_millis, self._max_size)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:
             entry_is_complete = self._take(builder, message)
@@ -302,9 +305,10 @@ class Receiver:
 class _ChunkBuilder:
     """Messages as columns."""
 
-    def __init__(self, source: SourceTopic, max_delay_millis: int) -> None:
+    def __init__(self, source: SourceTopic, max_delay_millis: int, max_size: int) -> None:
         self._source = source
         self._max_delay_millis = max_delay_millis
+        self._max_size = max_size
         self._entry: tuple[int, int, int, int | None] = (-1, -1, 1, None)
         self.position: Position | None = None
         self._rows: list[tuple[Any, ...]] = []
@@ -326,7 +330,10 @@ class _ChunkBuilder:
         except BadSchedule as error:
             due, reason = published, str(error)
         payload = None if message.has_null_value() else message.data()
-        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")
+        size = len(payload or b"") + sum(len(name) + len(value) for name, value in properties.items())
+        if reason is None and size > self._max_size:
+            reason = f"{size} bytes are too many to be delivered with their delaylake properties"
+        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         self._rows.append(
             (
                 ledger_id,

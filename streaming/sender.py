@@ -27,8 +27,12 @@ _log = logging.getLogger(__name__)
 # and the same when a release is sent again, so that the broker's deduplication sees it.
 ROW_BITS = 22
 
+# What a delivered message has beside the payload and properties that came: the delaylake properties, key, metadata.
+OWN_BYTES = 2_048
+
 _PRODUCER_SECONDS = 120  # a producer's name may be taken until the broker notices that its last owner is gone
 _MAX_PENDING = 5_000
+_MAX_REJECTED_BYTES = 1024 * 1024
 
 
 class SendError(Exception):
@@ -211,8 +215,12 @@ def _message(producer: pulsar.Producer, send: _Send, plan: _Plan) -> Any:
         properties["delaylake.reason"] = columns["reason"][row]
     else:
         properties["delaylake.deliverAt"] = str(send.due)
+    payload = columns["payload"][row]
+    if send.subscription is None and payload is not None and len(payload) > _MAX_REJECTED_BYTES:
+        payload = None  # the table `rejects` has it
+        properties = {name: value for name, value in properties.items() if name.startswith("delaylake.")}
     return producer._build_msg(
-        columns["payload"][row],
+        payload,
         properties,
         columns["key"][row],
         columns["ordering_key"][row],
@@ -257,7 +265,6 @@ def _producer(client: pulsar.Client, topic: str, name: str) -> pulsar.Producer:
                 topic,
                 producer_name=name,
                 batching_enabled=False,
-                chunking_enabled=True,
                 block_if_queue_full=True,
                 max_pending_messages=_MAX_PENDING,
                 send_timeout_millis=0,

@@ -30,6 +30,7 @@ from streaming.rebuild import Rebuilt
 from streaming.receiver import START, Position, Receiver, SourceTopic
 from streaming.routes import command_routes
 from streaming.segments import LOOKED_UP, find_entries, read_segment, rows_due
+from streaming.sender import OWN_BYTES
 from streaming.tables import Tables
 from tracker.commands import decode
 from tracker.messages import concat, int64, pack, unpack
@@ -432,6 +433,7 @@ class Intake:
                 ),
                 after,
                 self._settings.tracker.max_delay_millis,
+                self._settings.pulsar.max_message_size_bytes - OWN_BYTES,
                 2 * limits.max_messages_per_batch,
                 2 * limits.max_bytes_per_batch,
                 self._last_index,

@@ -1,0 +1,201 @@
+"""Runs the job as a user runs it, and collects what comes to the destinations."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pulsar
+import pyarrow as pa
+import yaml
+from deltalake import DeltaTable, QueryBuilder
+
+from conf.settings import PulsarSettings, Settings, load_settings
+from tests.conftest import PROGRAM
+
+START_SECONDS = 120
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Waits until a condition gives something true, and returns that."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Job:
+    """`delaylake run` in a process group of its own, on settings, tables and a checkpoint in a folder."""
+
+    def __init__(self, folder: Path, pulsar_settings: PulsarSettings, routes: list[dict[str, Any]], **sections: Any):
+        self.folder = folder
+        self.file = folder / "settings.yaml"
+        control = f"{routes[0]['source']}_control"
+        content = {
+            "pulsar": {"service_url": pulsar_settings.service_url, "admin_url": pulsar_settings.admin_url},
+            "control": {"topic": control, "outcome_topic": f"{control}_outcomes"},
+            "warehouse": f"file:{folder}/warehouse",
+            "checkpoint": f"file:{folder}/checkpoint",
+            "routes": routes,
+            **sections,
+        }
+        self.file.write_text(yaml.safe_dump(content))
+        self.process: subprocess.Popen[str] | None = None
+        self.progress: list[dict[str, Any]] = []
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(self.file)
+
+    @property
+    def log(self) -> str:
+        return "\n".join(f.read_text(errors="replace")[-6000:] for f in (self.folder / "job.log",) if f.exists())
+
+    def start(self) -> Job:
+        with open(self.folder / "job.log", "a") as log:
+            self.process = subprocess.Popen(
+                [str(PROGRAM), "--config", str(self.file), "run", "--output", "json", "--report-every", "1"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        is_ready = threading.Event()
+        process = self.process
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "ready":
+                    is_ready.set()
+                else:
+                    self.progress.append(event)
+
+        threading.Thread(target=read, daemon=True).start()
+        wait_until(lambda: is_ready.is_set() or process.poll() is not None, START_SECONDS, f"ready\n{self.log}")
+        assert process.poll() is None, self.log
+        return self
+
+    def kill9(self) -> None:
+        """Kills the driver alone, as the kernel would."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def children(self) -> list[psutil.Process]:
+        assert self.process is not None
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def terminate(self) -> tuple[int, float]:
+        """Sends SIGTERM; returns the exit status and the seconds that it took."""
+        assert self.process is not None
+        started = time.monotonic()
+        self.process.terminate()
+        return self.process.wait(timeout=60), time.monotonic() - started
+
+    def stop(self) -> None:
+        """Ends whatever is left of it."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def rows(self, table: str, sql: str = "SELECT * FROM {table}") -> list[dict[str, Any]]:
+        """Rows of a table, by delta-rs."""
+        builder = QueryBuilder().register(table, DeltaTable(str(self.folder / "warehouse" / table)))
+        return pa.table(builder.execute(sql.format(table=table)).read_all()).to_pylist()
+
+
+@dataclass(frozen=True)
+class Received:
+    payload: bytes
+    key: str
+    ordering_key: str
+    event_time: int
+    properties: dict[str, str]
+    published_at: int
+    received_at: int
+    is_null: bool
+    topic: str
+
+
+class Collector:
+    """Consumes topics in threads, from their beginning."""
+
+    def __init__(self, client: pulsar.Client) -> None:
+        self._client = client
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.received: dict[str, list[Received]] = defaultdict(list)
+
+    def collect(self, topic: str) -> Collector:
+        consumer = self._client.subscribe(
+            topic, "collector", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=2000
+        )
+        thread = threading.Thread(target=self._run, args=(consumer, topic), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return self
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _run(self, consumer: pulsar.Consumer, topic: str) -> None:
+        while not self._stopped.is_set():
+            try:
+                message = consumer.receive(300)
+            except pulsar.Timeout:
+                continue
+            self.received[topic].append(
+                Received(
+                    message.data(),
+                    message.partition_key(),
+                    message.ordering_key(),
+                    message.event_timestamp(),
+                    message.properties(),
+                    message.publish_timestamp(),
+                    now(),
+                    message.has_null_value(),
+                    message.topic_name(),
+                )
+            )
+            consumer.acknowledge(message)
+        consumer.close()
+
+
+def check_exactly_once(sent: dict[str, int], received: list[Received]) -> None:
+    """Asserts that each payload came once, and none before its time.
+
+    Args:
+        sent: by payload, when it is due, ms since the epoch.
+    """
+    counts: dict[str, int] = defaultdict(int)
+    for message in received:
+        counts[message.payload.decode()] += 1
+    lost = [payload for payload in sent if not counts[payload]]
+    doubled = [payload for payload, n in counts.items() if n > 1]
+    early = [
+        m.payload.decode() for m in received if min(m.published_at, m.received_at) < sent.get(m.payload.decode(), 0)
+    ]
+    unexpected = [payload for payload in counts if counts[payload] and payload not in sent]
+    assert (lost[:10], doubled[:10], early[:10], unexpected[:10]) == ([], [], [], [])

@@ -1,0 +1,198 @@
+"""The job on a real broker: what comes in goes out, once, intact, on time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pulsar
+import pytest
+
+from jobs.audit import run_audit
+from jobs.broker import EmbeddedBroker
+from streaming.pulsar_client import AdminClient
+from streaming.sender import java_string_hash
+from tests.conftest import Run
+from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+
+MEGABYTE = 1024 * 1024
+
+
+@pytest.fixture
+def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
+    collector = Collector(pulsar_client)
+    yield collector
+    collector.stop()
+
+
+def test_mixed_messages_are_delivered_once_intact_and_on_time(
+    broker: EmbeddedBroker,
+    pulsar_client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    collector: Collector,
+    delaylake: Run,
+) -> None:
+    plain, parted = f"{topic}_plain", f"{topic}_parted"
+    into_parts = f"{topic}_into_parts"
+    with AdminClient(broker.settings) as admin:
+        admin.create_partitioned_topic(parted, 3)
+        admin.create_partitioned_topic(into_parts, 4)
+    routes = [
+        {"source": plain, "subscriptions": [{"name": "a"}, {"name": "b", "type": "Exclusive"}, {"name": "c"}]},
+        {"source": parted, "subscriptions": [{"name": "a", "destination": into_parts}]},
+    ]
+    job = Job(tmp_path, broker.settings, routes, tracker={"max_delay_millis": 10 * 86_400_000})
+    for destination in (f"{plain}-a", f"{plain}-b", f"{plain}-c", f"{plain}-rejects", into_parts):
+        collector.collect(destination)
+    try:
+        job.start()
+        single = pulsar_client.create_producer(plain)
+        batched = pulsar_client.create_producer(plain, batching_enabled=True, batching_max_publish_delay_ms=50)
+        to_parts = pulsar_client.create_producer(parted)
+
+        sent: dict[str, int] = {}
+        begin = now()
+        for i in range(600):
+            due = begin + 500 + i * 13
+            sent[f"batched {i}"] = due
+            batched.send_async(f"batched {i}".encode(), None, properties={"deliverAt": str(due), "i": str(i)})
+        batched.flush()
+        for i in range(100):
+            sent[f"single {i}"] = due = begin + i * 80
+            single.send(f"single {i}".encode(), properties={"deliverAt": str(due)}, partition_key=f"schlüssel {i % 5}")
+        sent["at once"] = 0
+        single.send(b"at once")
+        sent["after"] = now() + 2_000
+        single.send(b"after", properties={"deliverAfter": "2000"})
+        due = now() + 3_000
+        single.send(
+            b"full",
+            properties={"deliverAt": str(due), "größe": "12 €"},
+            partition_key="🗝",
+            ordering_key="order",
+            event_timestamp=1_234_567_890_123,
+        )
+        sent["full"] = due
+        large, too_large = b"5" * (5 * MEGABYTE - 4_096), b"t" * (5 * MEGABYTE - 500)
+        single.send(large, properties={"deliverAt": str(now() + 1_000)})
+        single.send(too_large, properties={"deliverAt": str(now() + 1_000)})
+        single.send(b"", properties={"deliverAt": str(now() + 1_000), "what": "empty"})
+        single.send(None, properties={"deliverAt": str(now() + 1_000), "what": "null"})
+        bad = ["soon", "-1", "1.5", "", "9" * 25, str(now() + 11 * 86_400_000)]
+        for text in bad:
+            single.send(f"bad {text}".encode(), properties={"deliverAt": text})
+        far = now() + 5 * 86_400_000
+        for i in range(20):
+            single.send(f"far {i}".encode(), properties={"deliverAt": str(far + i)})
+        keyed = {}
+        for i in range(120):
+            due = now() + 1_000 + i * 20
+            keyed[f"keyed {i}"] = due
+            to_parts.send(f"keyed {i}".encode(), properties={"deliverAt": str(due)}, partition_key=f"k{i % 7}")
+
+        # A partition that comes later is followed.
+        path = parted.replace("://", "/")
+        httpx.post(f"{broker.settings.admin_url}/admin/v2/{path}/partitions", json=4).raise_for_status()
+        late = pulsar_client.create_producer(f"{parted}-partition-3")
+        keyed["late partition"] = now() + 1_000
+        late.send(b"late partition", properties={"deliverAt": str(keyed["late partition"])}, partition_key="k1")
+
+        n = len(sent) + 3
+        wait_until(
+            lambda: (
+                all(len(collector.received[f"{plain}-{s}"]) >= n for s in "abc")
+                and len(collector.received[into_parts]) >= len(keyed)
+                and len(collector.received[f"{plain}-rejects"]) >= len(bad)
+            ),
+            90,
+            f"all deliveries: { ({t: len(r) for t, r in collector.received.items()}) }\n{job.log}",
+        )
+
+        for subscription in "abc":
+            received = collector.received[f"{plain}-{subscription}"]
+            special = [m for m in received if len(m.payload) > MEGABYTE or not m.payload]
+            check_exactly_once(sent, [m for m in received if m not in special])
+            assert Counter(len(m.payload) for m in special) == {len(large): 1, 0: 2}
+            assert {m.payload for m in special if m.payload} == {large}
+            assert {(m.properties["what"], m.is_null) for m in special if not m.payload} == {
+                ("empty", False),
+                ("null", True),
+            }
+            by_payload = {m.payload.decode(): m for m in received if m not in special}
+            full = by_payload["full"]
+            assert (full.key, full.ordering_key, full.event_time) == ("🗝", "order", 1_234_567_890_123)
+            assert full.properties["größe"] == "12 €"
+            assert full.properties["delaylake.source"] == plain
+            assert full.properties["delaylake.deliverAt"] == str(sent["full"])
+            assert all(by_payload[f"single {i}"].key == f"schlüssel {i % 5}" for i in range(100))
+            assert all(by_payload[f"batched {i}"].properties["i"] == str(i) for i in range(600))
+        check_exactly_once(keyed, collector.received[into_parts])
+        for message in collector.received[into_parts]:
+            assert message.topic.endswith(f"-partition-{java_string_hash(message.key) % 4}")
+
+        rejects = collector.received[f"{plain}-rejects"]
+        assert sorted(m.payload.decode() for m in rejects) == sorted(["", *(f"bad {text}" for text in bad)])
+        assert all(m.properties["delaylake.reason"] for m in rejects)
+        wait_until(lambda: len(job.rows("rejects")) == len(bad) + 1, 10, "rows of rejects")
+        assert {r["reason"] for r in job.rows("rejects")} == {m.properties["delaylake.reason"] for m in rejects}
+
+        assert too_large in {r["payload"] for r in job.rows("rejects")}
+
+        # Everything is written down some seconds later, and the broker keeps nothing of what was read.
+        taken_in = len(sent) + 4 + len(bad) + 20 + len(keyed)
+        audit = wait_until(
+            lambda: (a := run_audit(job.settings)).taken_in == taken_in and a, 60, f"{taken_in} entries\n{job.log}"
+        )
+        assert audit.is_clean, audit.findings
+        pending = job.rows("delayed_index", f"SELECT payload FROM {{table}} WHERE deliver_at >= {far}")
+        assert sorted(row["payload"].decode() for row in pending) == sorted(f"far {i}" for i in range(20))
+        deliveries = job.rows("deliveries")
+        assert len(deliveries) == 3 * n + len(keyed)
+        assert all(row["sent_at"] >= row["deliver_at"] for row in deliveries)
+        assert max(Counter((row["subscription"], row["position"]) for row in deliveries).values()) == 1
+        with AdminClient(broker.settings) as admin:
+            for entry in job.rows("entries", f"SELECT * FROM {{table}} WHERE topic = '{plain}'")[::97]:
+                index = admin.message_index(plain, entry["ledger_id"], entry["entry_id"])
+                assert index is not None
+                assert entry["first_index"] == index - entry["batch_size"] + 1
+        wait_until(lambda: _backlog(broker, plain) == 0, 40, "an empty backlog of the source topic")
+
+        # A second job on the same checkpoint is refused; the first ends cleanly and goes on where it ended.
+        second = delaylake("--config", str(job.file), "run", timeout=120)
+        assert second.returncode == 1
+        assert "another job runs on the checkpoint" in second.stderr.strip().splitlines()[-1]
+        more = {f"more {i}": now() + 6_000 + i for i in range(200)}
+        for payload, due in more.items():
+            single.send_async(payload.encode(), None, properties={"deliverAt": str(due)})
+        single.flush()
+        time.sleep(1)
+        status, seconds = job.terminate()
+        assert status == 0
+        assert seconds < 15
+        job.start()
+        wait_until(lambda: len(collector.received[f"{plain}-a"]) >= n + len(more), 60, "what was pending at the stop")
+        time.sleep(2)
+        for subscription in "abc":
+            rest = [m for m in collector.received[f"{plain}-{subscription}"] if m.payload.startswith(b"more")]
+            check_exactly_once(more, rest)
+    finally:
+        job.stop()
+
+
+def _backlog(broker: EmbeddedBroker, topic: str) -> int:
+    path = topic.replace("://", "/")
+    stats = httpx.get(f"{broker.settings.admin_url}/admin/v2/{path}/stats").raise_for_status().json()
+    return int(stats["subscriptions"]["delaylake"]["msgBacklog"])
+
+
+def test_a_job_without_its_checkpoint_asks_for_a_rebuild(
+    broker: EmbeddedBroker, topic: str, tmp_path: Path, delaylake: Run
+) -> None:
+    empty = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    refused = delaylake("--config", str(empty.file), "rebuild")
+    assert refused.returncode == 1
+    assert "nothing to rebuild from" in refused.stderr
