@@ -1,0 +1,149 @@
+"""Message ids as people give them: `ledger:entry[:batchIndex]`, `ledger:entry:partition:batchIndex`, or base64."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from conf.errors import DelayLakeError
+
+MAX_ID_BYTES = 128  # Pulsar's longest, with an ack set, is well below
+
+_MAX_INT64 = 2**63 - 1
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIELDS = {1: "ledgerId", 2: "entryId", 3: "partition", 4: "batch_index", 6: "batch_size", 7: "first_chunk_message_id"}
+
+
+class MessageIdError(DelayLakeError):
+    """A message id can't be read. The message is one line."""
+
+
+@dataclass(frozen=True)
+class MessageRef:
+    """A message, or with batch_index -1 an entry. Partition -1: none, or not known."""
+
+    ledger_id: int
+    entry_id: int
+    partition: int = -1
+    batch_index: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}:{self.partition}:{self.batch_index}"
+
+
+def parse(text: str) -> MessageRef:
+    """Reads a message id in any of the forms.
+
+    Raises:
+        MessageIdError: it is none, or names what can't be.
+    """
+    return parse_triplet(text) if ":" in text else parse_base64(text)
+
+
+def parse_triplet(text: str) -> MessageRef:
+    """Reads `ledger:entry`, `ledger:entry:batchIndex`, or `ledger:entry:partition:batchIndex` as `produce` prints it.
+
+    A negative batch index or partition means none.
+
+    Raises:
+        MessageIdError: it is none of these.
+    """
+    parts = text.strip().split(":")
+    try:
+        numbers = [_number(part) for part in parts]
+    except ValueError:
+        raise MessageIdError(f"no message id: {text[:80]!r} (ledger:entry[:batchIndex])") from None
+    if len(numbers) == 2:
+        return _checked(numbers[0], numbers[1], -1, -1)
+    if len(numbers) == 3:
+        return _checked(numbers[0], numbers[1], -1, numbers[2])
+    if len(numbers) == 4:
+        return _checked(numbers[0], numbers[1], numbers[2], numbers[3])
+    raise MessageIdError(f"no message id: {text[:80]!r} (ledger:entry[:batchIndex])")
+
+
+def parse_base64(text: str) -> MessageRef:
+    """Reads the base64 of Pulsar's MessageIdData, as `MessageId.toByteArray()` gives it.
+
+    Raises:
+        MessageIdError: it is no base64, or not exactly one message id.
+    """
+    text = text.strip()
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MessageIdError(f"no base64: {text[:80]!r}") from None
+    return decode(data)
+
+
+def decode(data: bytes) -> MessageRef:
+    """Reads the bytes of a MessageIdData, strictly: known fields once each, nothing after them.
+
+    Raises:
+        MessageIdError: they are not exactly one message id.
+    """
+    if not data or len(data) > MAX_ID_BYTES:
+        raise MessageIdError(f"a message id has 1 to {MAX_ID_BYTES} bytes, not {len(data)}")
+    found: dict[int, int] = {}
+    for field, value in _fields(data):
+        if field == 5:
+            continue  # the ack set says what is left of a batch, not which message is meant
+        if field not in _FIELDS:
+            raise MessageIdError(f"a message id has no field {field}")
+        if field in found:
+            raise MessageIdError(f"a message id has its field {_FIELDS[field]} once")
+        found[field] = value
+    if 1 not in found or 2 not in found:
+        raise MessageIdError("a message id has a ledger id and an entry id")
+    batch_index, batch_size = found.get(4, -1), found.get(6, 0)
+    if batch_size < 0 or (batch_size and batch_index >= batch_size):
+        raise MessageIdError(f"batch index {batch_index} of a batch of {batch_size}")
+    return _checked(found[1], found[2], found.get(3, -1), batch_index)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int]]:
+    """Each field's number and value; of one with a length, the value is not looked at."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        field, kind = tag >> 3, tag & 7
+        value, at = _varint(data, at)
+        if kind == _LENGTH_DELIMITED and field in (5, 7):
+            at += value
+            if value < 0 or at > len(data):
+                raise MessageIdError("the message id ends too early")
+        elif kind != _VARINT or field == 7:
+            raise MessageIdError("the bytes are no message id")
+        yield field, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for length in range(10):
+        if at >= len(data):
+            raise MessageIdError("the message id ends too early")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * length)
+        if not byte & 0x80:
+            if value >= 2**64:
+                break
+            return value - 2**64 if value > _MAX_INT64 else value, at
+    raise MessageIdError("the message id has a number of more than 64 bits")
+
+
+def _number(part: str) -> int:
+    digits = part[1:] if part[:1] == "-" else part
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
+        raise ValueError(part)
+    return int(part)
+
+
+def _checked(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> MessageRef:
+    if not (0 <= ledger_id <= _MAX_INT64 and 0 <= entry_id <= _MAX_INT64):
+        raise MessageIdError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")
+    if partition > 2**31 - 1 or batch_index > 2**31 - 1:
+        raise MessageIdError(f"partition {partition} or batch index {batch_index} is out of range")
+    return MessageRef(ledger_id, entry_id, max(partition, -1), max(batch_index, -1))

@@ -1,0 +1,170 @@
+"""`delaylake topics`: take messages back, with the commands and options of Pulsar's own tool."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conf.errors import DelayLakeError
+from jobs.options import Output, OutputOption, global_options, show
+
+if TYPE_CHECKING:
+    from admin.control_client import ControlClient, Outcome
+
+app = typer.Typer(help="Cancel, acknowledge and skip single messages.", no_args_is_help=True)
+
+_SHOWN = 20
+
+Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
+Subscriptions = Annotated[
+    str | None, typer.Option("-s", "--subscriptionNames", help="Subscriptions, separated by commas; none: all.")
+]
+FromFile = Annotated[
+    typer.FileText | None, typer.Option("--from-file", help="Read ids from a file, one a line; - is standard input.")
+]
+Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for the answer.")]
+
+
+class TopicsError(DelayLakeError):
+    """Something was not done."""
+
+
+@app.command("cancel-delayed-message")
+def cancel_delayed_message(
+    context: typer.Context,
+    topic: Topic,
+    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
+    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    deliver_at: Annotated[
+        int | None, typer.Option("-t", "--deliverAt", help="Its time of delivery, ms since the epoch.")
+    ] = None,
+    subscriptions: Subscriptions = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Cancel a delayed message on the given subscriptions, or all.
+
+    With --from-file each line is `ledger:entry deliverAt`.
+    """
+    from admin.control_client import Cancel
+    from admin.message_ids import MessageRef, parse
+
+    cancels = []
+    if from_file is not None:
+        for line in _lines(from_file):
+            message, _, time = line.partition(" ")
+            if not time.strip().isdigit():
+                raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
+            cancels.append(Cancel(parse(message), int(time)))
+    elif ledger_id is None or entry_id is None or deliver_at is None:
+        raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --from-file")
+    else:
+        _check(ledger_id, entry_id)
+        cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
+    names = _names(subscriptions)
+    _run(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
+
+
+def acknowledge_message(
+    context: typer.Context,
+    topic: Topic,
+    ledger_id: Annotated[int, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")],
+    entry_id: Annotated[int, typer.Option("-e", "--entryId", help="Entry id of the message.")],
+    subscriptions: Subscriptions = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Acknowledge a message, delayed or not, so that it is not delivered."""
+    from admin.message_ids import MessageRef
+
+    _check(ledger_id, entry_id)
+    message = [MessageRef(ledger_id, entry_id)]
+    _run(context, 1, output, lambda client: client.skip(topic, message, _names(subscriptions), timeout))
+
+
+app.command("acknowledgeMessage")(acknowledge_message)
+app.command("acknowledge-message", hidden=True)(acknowledge_message)
+
+
+@app.command("skip-messages")
+def skip_messages(
+    context: typer.Context,
+    topic: Topic,
+    subscription: Annotated[str, typer.Option("-s", "--subscription", help="The subscription.")],
+    triplets: Annotated[
+        list[str] | None, typer.Option("--messageId-triplet", help="ledger:entry[:batchIndex]; may be repeated.")
+    ] = None,
+    base64_ids: Annotated[
+        list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
+    ] = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Skip messages by their ids: whole entries, or single messages of a batch.
+
+    With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
+    """
+    from admin.message_ids import parse, parse_base64, parse_triplet
+
+    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
+    if from_file is not None:
+        messages += [parse(line) for line in _lines(from_file)]
+    if not messages:
+        raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
+    _run(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
+
+
+def _run(context: typer.Context, n: int, output: Output, command: Callable[[ControlClient], Iterator[Outcome]]) -> None:
+    """Runs a command and tells what became of each message.
+
+    Raises:
+        TopicsError: something was not done.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from admin.control_client import ControlClient
+
+    settings = global_options(context).settings
+    outcomes = []
+    with ControlClient(settings, getpass.getuser()) as client:
+        console = Console(stderr=True)
+        with Progress(console=console, disable=n <= _SHOWN or not console.is_terminal) as progress:
+            task = progress.add_task("messages", total=n)
+            for outcome in command(client):
+                outcomes.append(outcome)
+                progress.update(task, completed=min(n, len(outcomes)))
+    failed = [outcome for outcome in outcomes if not outcome.is_done]
+    shown = outcomes if len(outcomes) <= _SHOWN else failed[:_SHOWN]
+    lines = [_line(outcome) for outcome in shown]
+    if len(outcomes) > _SHOWN:
+        lines.append(f"{len(outcomes) - len(failed):,} of {len(outcomes):,} done")
+    show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
+    if failed:
+        raise TopicsError(f"not done: {_line(failed[0])}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
+
+
+def _line(outcome: Outcome) -> str:
+    message = outcome.message
+    position = f"{message.ledger_id}:{message.entry_id}" + (
+        f":{message.batch_index}" if message.batch_index >= 0 else ""
+    )
+    return " ".join(part for part in (position, outcome.subscription, outcome.result, outcome.reason) if part)
+
+
+def _names(subscriptions: str | None) -> list[str]:
+    return [name.strip() for name in (subscriptions or "").split(",") if name.strip()]
+
+
+def _lines(file: typer.FileText) -> list[str]:
+    return [line.strip() for line in file if line.strip()]
+
+
+def _check(ledger_id: int, entry_id: int) -> None:
+    if ledger_id < 0 or entry_id < 0:
+        raise TopicsError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")
