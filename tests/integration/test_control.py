@@ -1,0 +1,388 @@
+"""Cancels and skips on the running job: exactly what they name is taken back, and they say what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from admin.control_client import Cancel, ControlClient, Outcome
+from admin.message_ids import MessageRef
+from jobs.audit import run_audit
+from jobs.broker import EmbeddedBroker
+from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry, SkipMessages
+from tests.conftest import PROGRAM
+from tests.harness import Collector, Job, now, wait_until
+
+
+@pytest.fixture
+def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
+    collector = Collector(pulsar_client)
+    yield collector
+    collector.stop()
+
+
+def ref(message_id: pulsar.MessageId) -> MessageRef:
+    return MessageRef(message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
+
+
+class Case:
+    """Sends messages with one producer and remembers who is to get what."""
+
+    def __init__(self, client: pulsar.Client, topic: str, subscriptions: list[str]) -> None:
+        self._producer = client.create_producer(topic)
+        self._topic = topic
+        self.subscriptions = subscriptions
+        self.wanted: dict[str, set[str]] = {}
+
+    def send(self, text: str, delay_seconds: float) -> tuple[MessageRef, int]:
+        due = now() + int(delay_seconds * 1000)
+        self.wanted[text] = set(self.subscriptions)
+        return ref(self._producer.send(text.encode(), properties={"deliverAt": str(due)})), due
+
+    def taken(self, text: str, *subscriptions: str) -> None:
+        self.wanted[text] -= set(subscriptions or self.subscriptions)
+
+
+def results(outcomes: Iterator[Outcome]) -> dict[str, str]:
+    return {outcome.subscription: outcome.result for outcome in outcomes}
+
+
+def test_every_kind_of_command_on_every_kind_of_message(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    batched = f"{topic}_batched"
+    routes = [
+        {"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}, {"name": "x", "type": "Exclusive"}]},
+        {"source": batched, "subscriptions": [{"name": "a"}]},
+    ]
+    job = Job(tmp_path, broker.settings, routes, tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 9000})
+    for subscription in "abx":
+        collector.collect(f"{topic}-{subscription}")
+    collector.collect(f"{batched}-a")
+    try:
+        job.start()
+        client = ControlClient(job.settings, "tester")
+        case = Case(pulsar_client, topic, ["a", "b", "x"])
+
+        def cancel(message: MessageRef, due: int, *names: str) -> dict[str, str]:
+            return results(client.cancel(topic, [Cancel(message, due)], names, 20))
+
+        def skip(message: MessageRef, *names: str) -> dict[str, str]:
+            return results(client.skip(topic, [message], names, 20))
+
+        # Far ahead, for a while: sealed, and out of the state by the time it is cancelled.
+        sealed, sealed_due = case.send("sealed", 26)
+        loaded, loaded_due = case.send("loaded", 14)
+        kept, kept_due = case.send("kept", 15)
+
+        message, due = case.send("mutable", 12)
+        assert cancel(message, due) == dict.fromkeys("abx", "APPLIED")
+        case.taken("mutable")
+        assert cancel(message, due) == dict.fromkeys("abx", "ALREADY_APPLIED")
+
+        message, due = case.send("one of three", 12)
+        assert cancel(message, due, "b") == {"b": "APPLIED"}
+        case.taken("one of three", "b")
+        assert cancel(message, due) == {"a": "APPLIED", "b": "ALREADY_APPLIED", "x": "APPLIED"}
+        case.taken("one of three")
+
+        message, due = case.send("wrong time", 12)
+        assert cancel(message, due + 3_600_000) == dict.fromkeys("abx", "APPLIED")
+        case.taken("wrong time")
+
+        message, due = case.send("short", 1)
+        assert cancel(message, due)["a"] in ("APPLIED", "TOO_LATE")
+        del case.wanted["short"]  # whichever came first
+
+        # In advance: the next entry of the same ledger.
+        last, _ = case.send("last", 12)
+        coming = MessageRef(last.ledger_id, last.entry_id + 1)
+        assert cancel(coming, now() + 12_000, "a", "b") == {"a": "WAITING", "b": "WAITING"}
+        came, _ = case.send("in advance", 12)
+        assert (came.ledger_id, came.entry_id) == (coming.ledger_id, coming.entry_id)
+        case.taken("in advance", "a", "b")
+
+        nowhere = MessageRef(last.ledger_id, 4_000_000)
+        assert cancel(nowhere, now() - 60_000) == dict.fromkeys("abx", "TOO_LATE")
+        assert skip(nowhere, "a") == {"a": "NOT_FOUND"}
+        assert skip(MessageRef(9_000_000, 0), "b") == {"b": "NOT_FOUND"}
+        assert skip(kept, "nobody") == {"nobody": "NOT_FOUND"}
+        assert results(client.skip("persistent://public/default/none", [kept], [], 20)) == {"": "NOT_FOUND"}
+        assert results(client.skip(batched, [kept], ["a"], 20)) == {"a": "NOT_FOUND"}
+
+        assert skip(kept, "x") == {"x": "NOT_ALLOWED"}
+        assert skip(kept) == {"a": "APPLIED", "b": "APPLIED", "x": "NOT_ALLOWED"}
+        case.taken("kept", "a", "b")
+        assert cancel(kept, kept_due, "x") == {"x": "APPLIED"}
+        case.taken("kept", "x")
+
+        # Of a batch: some, one beyond it, then the rest one by one, which is the whole entry.
+        producer = pulsar_client.create_producer(
+            batched, batching_enabled=True, batching_max_messages=6, batching_max_publish_delay_ms=2_000
+        )
+        ids: list[MessageRef] = []
+        due = now() + 12_000
+        for i in range(12):
+            producer.send_async(f"b{i}".encode(), lambda _, m: ids.append(ref(m)), properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(ids) == 12, 10, "ids of a batch")
+        first = [m for m in ids if m.entry_id == ids[0].entry_id]
+        assert [m.batch_index for m in first] == list(range(6))
+        assert results(client.skip(batched, [first[2]], ["a"], 20)) == {"a": "APPLIED"}
+        beyond = MessageRef(first[0].ledger_id, first[0].entry_id, -1, 6)
+        assert results(client.skip(batched, [beyond], ["a"], 20)) == {"a": "INVALID"}
+        rest = list(client.skip(batched, [m for m in first if m.batch_index != 2], ["a"], 20))
+        assert Counter(o.result for o in rest) == {"APPLIED": 5}
+        entry = MessageRef(first[0].ledger_id, first[0].entry_id)
+        assert results(client.skip(batched, [entry], ["a"], 20)) == {"a": "ALREADY_APPLIED"}
+
+        # What is no command is kept, answered where it can be, and stops nothing.
+        raw = pulsar_client.create_producer(job.settings.control.topic)
+        invalid = ControlCommand(
+            request_id="negative", topic=topic, cancel=CancelDelayedMessage(ledger_id=-1, entry_id=2, deliver_at=3)
+        ).SerializeToString()
+        empty = ControlCommand(request_id="empty", topic=topic).SerializeToString()
+        unknown = ControlCommand(request_id="unknown", topic=topic).SerializeToString() + b"\x62\x02\x08\x01"
+        for data in (b"\xff\xfe garbage", b"", invalid, empty, unknown):
+            raw.send(data)
+        wait_until(lambda: len(job.rows("rejects")) == 5, 20, f"five rejects\n{job.log}")
+        answered = {r["request_id"]: r["result"] for r in job.rows("outcomes")}
+        assert [answered[r] for r in ("negative", "empty", "unknown")] == ["INVALID"] * 3
+
+        # A request id counts once, whatever comes with it.
+        request = uuid.uuid4().hex
+        one, one_due = case.send("one request", 12)
+        other, other_due = case.send("other", 12)
+        for message, due in ((one, one_due), (other, other_due)):
+            command = ControlCommand(request_id=request, topic=topic, issued_at=now())
+            command.cancel.CopyFrom(
+                CancelDelayedMessage(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=due)
+            )
+            raw.send(command.SerializeToString())
+        case.taken("one request")
+
+        assert cancel(sealed, sealed_due, "a", "b") == {"a": "APPLIED", "b": "APPLIED"}
+        case.taken("sealed", "a", "b")
+        assert cancel(loaded, loaded_due, "b") == {"b": "APPLIED"}
+        case.taken("loaded", "b")
+
+        # In flight: handed out already, and it comes. The lookahead is never below 600 ms.
+        message, due = case.send("in flight", 8)
+        while now() < due - 150:
+            time.sleep(0.01)
+        assert cancel(message, due) == dict.fromkeys("abx", "TOO_LATE")
+
+        expected = {s: {text for text, wanted in case.wanted.items() if s in wanted} for s in "abx"}
+        arrived = lambda s: {m.payload.decode() for m in collector.received[f"{topic}-{s}"]} - {"short"}  # noqa: E731
+        wait_until(lambda: all(expected[s] <= arrived(s) for s in "abx"), 60, f"what nobody took back\n{job.log}")
+        wait_until(lambda: len(collector.received[f"{batched}-a"]) >= 6, 20, "the other batch")
+        time.sleep(3)
+        for s in "abx":
+            assert arrived(s) == expected[s]
+            assert max(Counter(m.payload for m in collector.received[f"{topic}-{s}"]).values()) == 1
+        assert {m.payload for m in collector.received[f"{batched}-a"]} == {f"b{i}".encode() for i in range(6, 12)}
+        assert cancel(one, one_due) == dict.fromkeys("abx", "ALREADY_APPLIED")
+        assert cancel(other, other_due) == dict.fromkeys("abx", "TOO_LATE")
+
+        _outcome_topic_and_table_agree(pulsar_client, job)
+        client.__exit__()
+    finally:
+        job.stop()
+
+
+def _outcome_topic_and_table_agree(client: pulsar.Client, job: Job) -> None:
+    reader = client.create_reader(job.settings.control.outcome_topic, pulsar.MessageId.earliest)
+    told = Counter()
+    while reader.has_message_available():
+        o = ControlOutcome.FromString(reader.read_next(5_000).data())
+        told[o.request_id, o.subscription, o.ledger_id, o.entry_id, o.batch_index, Result.Name(o.result)] += 1
+    reader.close()
+    written = Counter(
+        (r["request_id"], r["subscription"] or "", r["ledger_id"], r["entry_id"], r["batch_index"], r["result"])
+        for r in job.rows("outcomes")
+    )
+    assert told == written
+
+
+def test_commands_read_long_before_their_messages_hold(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    n, n_commands = 50_000, 5_000
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    job = Job(tmp_path, broker.settings, routes, ingest={"max_messages_per_batch": 2_000})
+    collector.collect(f"{topic}-a")
+    try:
+        job.start()
+        assert job.terminate()[0] == 0
+
+        ids: dict[int, tuple[MessageRef, int]] = {}
+        producer = pulsar_client.create_producer(topic, block_if_queue_full=True, max_pending_messages=5_000)
+        chance = random.Random(3)
+
+        def remember(i: int, due: int):  # type: ignore[no-untyped-def]
+            return lambda _, message_id: ids.__setitem__(i, (ref(message_id), due))
+
+        for i in range(n):
+            due = now() + int(chance.choice([chance.uniform(1, 10), chance.uniform(10, 60)]) * 1000)
+            producer.send_async(str(i).encode(), remember(i, due), properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(ids) == n, 30, "ids of all messages")
+        control = pulsar_client.create_producer(job.settings.control.topic, block_if_queue_full=True)
+        taken = set(chance.sample(range(n), n_commands))
+        for i in taken:
+            message, due = ids[i]
+            command = ControlCommand(request_id=f"r{i}", topic=topic, issued_at=now())
+            if i % 2:
+                command.cancel.CopyFrom(
+                    CancelDelayedMessage(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=due)
+                )
+            else:
+                entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
+                command.skip.CopyFrom(SkipMessages(entries=[entry]))
+            control.send_async(command.SerializeToString(), None)
+        control.flush()
+        assert min(due for _, due in ids.values()) < now()
+
+        job.start()
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= n - n_commands, 150, f"the others\n{job.log}")
+        time.sleep(3)
+        counts = Counter(int(m.payload) for m in collector.received[f"{topic}-a"])
+        assert set(counts) == set(range(n)) - taken
+        assert max(counts.values()) == 1
+        last = {}
+        for row in job.rows("outcomes"):
+            last.setdefault(row["request_id"], set()).add(row["result"])
+        assert len(last) == n_commands
+        assert all("APPLIED" in of_request for of_request in last.values())
+        assert job.terminate()[0] == 0
+    finally:
+        job.stop()
+
+
+def test_the_commands_of_the_command_line(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}])
+
+    def topics(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(PROGRAM), "--config", str(job.file), "topics", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    try:
+        job.start()
+        case = Case(pulsar_client, topic, ["a", "b"])
+        far = [case.send(f"far {i}", 3600) for i in range(40)]
+        (m0, due0), (m1, _), (m2, _) = far[:3]
+        position = ["--ledgerId", str(m0.ledger_id), "-e", str(m0.entry_id)]
+
+        done = topics("cancel-delayed-message", topic, *position, "-t", str(due0), "-s", "a", "--output", "json")
+        assert done.returncode == 0, done.stderr
+        assert [(o["subscription"], o["result"]) for o in json.loads(done.stdout)] == [("a", "APPLIED")]
+        again = topics("acknowledgeMessage", topic, *position)
+        assert again.returncode == 0, again.stderr
+        assert "a ALREADY_APPLIED" in again.stdout
+        assert "b APPLIED" in again.stdout
+        assert topics("acknowledge-message", topic, *position, "--subscriptionNames", "a,b").returncode == 0
+
+        triplets = ["--messageId-triplet", f"{m1.ledger_id}:{m1.entry_id}", "--messageId-triplet", str(m2)]
+        assert topics("skip-messages", topic, "-s", "a", *triplets).returncode == 0
+        many = "\n".join(str(m) for m, _ in far[3:])
+        skipped = topics("skip-messages", topic, "--subscription", "b", "--from-file", "-", stdin=many)
+        assert skipped.returncode == 0, skipped.stderr
+        assert "37 of 37 done" in skipped.stdout
+
+        missing = topics("skip-messages", topic, "-s", "a", "--messageId-triplet", "987654321:0")
+        assert missing.returncode == 1
+        assert missing.stderr.strip() == "error: not done: 987654321:0 a NOT_FOUND the topic has no such message"
+        assert topics("skip-messages", topic, "-s", "a").returncode == 2
+        assert topics("skip-messages", topic, "-s", "a", "--messageId-triplet", "x").returncode == 1
+        assert job.terminate()[0] == 0
+    finally:
+        job.stop()
+
+
+@pytest.mark.chaos
+def test_random_commands_and_crashes_and_a_lost_checkpoint_leave_the_exact_complement(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    n, n_commands, kills = 100_000, 30_000, int(os.environ.get("KILLS", "10"))
+    chance = random.Random(int(os.environ.get("SEED", "5")))
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}])
+    try:
+        job.start()
+        ids: dict[int, tuple[MessageRef, int]] = {}
+        producer = pulsar_client.create_producer(topic, block_if_queue_full=True, max_pending_messages=5_000)
+        begin = now() + (60 + 30 * kills) * 1000
+
+        def remember(i: int, due: int):  # type: ignore[no-untyped-def]
+            return lambda _, message_id: ids.__setitem__(i, (ref(message_id), due))
+
+        for i in range(n):
+            due = begin + int(chance.uniform(0, 60_000))
+            producer.send_async(str(i).encode(), remember(i, due), properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(ids) == n, 60, "ids of all messages")
+        for subscription in "ab":
+            collector.collect(f"{topic}-{subscription}")
+        control = pulsar_client.create_producer(job.settings.control.topic, block_if_queue_full=True)
+        taken: dict[str, set[int]] = defaultdict(set)
+        commands = [(chance.randrange(n), chance.choice([["a"], ["b"], ["a", "b"]])) for _ in range(n_commands)]
+        for part in range(kills):
+            for number, (i, names) in enumerate(commands[part::kills]):
+                message, due = ids[i]
+                command = ControlCommand(request_id=f"r{part}-{number}", topic=topic, subscriptions=names)
+                if number % 2:
+                    command.cancel.CopyFrom(
+                        CancelDelayedMessage(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=due)
+                    )
+                else:
+                    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
+                    command.skip.CopyFrom(SkipMessages(entries=[entry]))
+                control.send_async(command.SerializeToString(), None)
+                for name in names:
+                    taken[name].add(i)
+            control.flush()
+            time.sleep(chance.uniform(0, 4))
+            job.kill9()
+            if part == kills - 1:
+                rebuilt = subprocess.run(
+                    [str(PROGRAM), "--config", str(job.file), "rebuild", "--discard-checkpoint"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert rebuilt.returncode == 0, rebuilt.stderr
+                print(rebuilt.stdout)
+            job.start()
+        print(f"all commands sent {(begin - now()) / 1000:.0f} s before the first is due")
+        expected = {s: set(range(n)) - taken[s] for s in "ab"}
+        wait_until(
+            lambda: all(len(collector.received[f"{topic}-{s}"]) >= len(expected[s]) for s in "ab"),
+            240,
+            f"the complement\n{job.log}",
+        )
+        time.sleep(3)
+        for s in "ab":
+            counts = Counter(int(m.payload) for m in collector.received[f"{topic}-{s}"])
+            assert set(counts) == expected[s]
+            assert max(counts.values()) == 1
+        audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == n and a, 60, f"{n} entries")
+        assert audit.is_clean, audit.findings
+    finally:
+        job.stop()

@@ -1,0 +1,135 @@
+"""kill -9 of each part in mid-run: nothing lost, nothing twice, nothing early."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.audit import run_audit
+from jobs.broker import EmbeddedBroker
+from streaming.pulsar_client import AdminClient, connect
+from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(tmp_path / "broker")
+    broker.start(port=0, http_port=0)
+    yield broker
+    broker.kill()
+
+
+def kill_driver(job: Job, broker: EmbeddedBroker) -> None:
+    job.kill9()
+    job.start()
+
+
+def kill_worker(job: Job, broker: EmbeddedBroker) -> None:
+    """One of Spark's Python workers, which may be sending."""
+    workers = []
+    for process in job.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "pyspark.worker" in " ".join(process.cmdline()) and not process.children():
+                workers.append(process)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        random.choice(workers).send_signal(signal.SIGKILL)
+
+
+def kill_jvm(job: Job, broker: EmbeddedBroker) -> None:
+    """Spark's JVM; without it the job ends, and whatever watches over it starts it again."""
+    jvm = next(p for p in job.children() if p.name() == "java")
+    jvm.send_signal(signal.SIGKILL)
+    assert job.process is not None
+    wait_until(lambda: job.process is None or job.process.poll() is not None, 60, f"the job's end\n{job.log}")
+    job.start()
+
+
+def kill_broker(job: Job, broker: EmbeddedBroker) -> None:
+    status = broker.status()
+    port, http_port = (int(url.rsplit(":", 1)[1]) for url in (status.service_url or "", status.admin_url or ""))
+    broker.kill()
+    time.sleep(1)
+    broker.start(port=port, http_port=http_port)
+
+
+KILLS: dict[str, Callable[[Job, EmbeddedBroker], None]] = {
+    "driver": kill_driver,
+    "worker": kill_worker,
+    "jvm": kill_jvm,
+    "broker": kill_broker,
+}
+
+
+def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, seed: int, pause: float) -> None:
+    """Messages to two subscriptions, one with a partitioned destination, while things are killed at random moments."""
+    chance = random.Random(seed)
+    topic, parts = "persistent://public/default/crash", "persistent://public/default/crash_parts"
+    with AdminClient(broker.settings) as admin:
+        admin.create_partitioned_topic(parts, 3)
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b", "destination": parts}]}]
+    job = Job(folder, broker.settings, routes, tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 8000})
+    client = connect(broker.settings)
+    collector = Collector(client).collect(f"{topic}-a").collect(parts)
+    sent: dict[str, int] = {}
+
+    def produce() -> None:
+        producer = client.create_producer(topic, batching_enabled=True, send_timeout_millis=0, block_if_queue_full=True)
+        for i in range(n):
+            delay = chance.choice([0, chance.uniform(0, 3), chance.uniform(3, 25)])
+            due = now() + int(delay * 1000)
+            sent[f"m{i}"] = due
+            producer.send_async(
+                f"m{i}".encode(), None, properties={"deliverAt": str(due)}, partition_key=f"{i % 9}" if i % 2 else None
+            )
+            if i % 50 == 0:
+                time.sleep(0.05)
+        producer.flush()
+
+    try:
+        job.start()
+        producing = threading.Thread(target=produce)
+        producing.start()
+        for kill in kills:
+            time.sleep(chance.uniform(1, pause))
+            started = time.monotonic()
+            KILLS[kill](job, broker)
+            print(f"killed {kill}, on again after {time.monotonic() - started:.1f} s", flush=True)
+        producing.join()
+        wait_until(
+            lambda: len(collector.received[f"{topic}-a"]) >= n and len(collector.received[parts]) >= n,
+            120,
+            f"all deliveries: { ({t: len(r) for t, r in collector.received.items()}) }\n{job.log}",
+        )
+        time.sleep(2)
+        check_exactly_once(sent, collector.received[f"{topic}-a"])
+        check_exactly_once(sent, collector.received[parts])
+        audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == n and a, 60, f"{n} entries\n{job.log}")
+        assert audit.is_clean, audit.findings
+        assert max(Counter((r["subscription"], r["position"]) for r in job.rows("deliveries")).values()) == 1
+        assert job.terminate()[0] == 0
+    finally:
+        collector.stop()
+        job.stop()
+        client.close()
+
+
+def test_every_kind_of_crash_loses_doubles_and_hurries_nothing(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    crash_run(tmp_path, own_broker, ["driver", "worker", "broker", "jvm", "driver"], 12_000, seed=7, pause=5)
+
+
+@pytest.mark.chaos
+def test_many_crashes(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    seed = int(os.environ.get("SEED", time.time()))
+    kills = random.Random(seed).choices(list(KILLS), k=int(os.environ.get("KILLS", "10")))
+    print(f"seed {seed}: {kills}")
+    crash_run(tmp_path, own_broker, kills, 20_000 + 1_000 * len(kills), seed, pause=8)
