@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,100 +12,124 @@ from conf.errors import DelayLakeError
 from jobs.options import Output, OutputOption, global_options, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from conf.settings import Settings
 
 EXAMPLES = 20
 
-# A message is known by ledger_id, entry_id and batch_index; batch_index is -1 where the entry is one message, and, in
-# `outcomes`, for the entry as a whole.
-_VIEWS = """
-WITH subscriptions (topic, subscription) AS (VALUES {subscriptions}),
-pending AS (SELECT * FROM delayed_index WHERE operation = 'DELAY'),
-delivered AS (
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, count(*) AS times
-    FROM deliveries GROUP BY topic, subscription, ledger_id, entry_id, batch_index
-),
-taken_back AS (
-    SELECT DISTINCT subscription, ledger_id, entry_id, batch_index FROM outcomes WHERE result = 'APPLIED'
-),
-messages AS (
-    SELECT topic, ledger_id, entry_id, batch_index, max(deliver_at) AS deliver_at, max(in_index) AS in_index FROM (
-        SELECT topic, ledger_id, entry_id, batch_index, deliver_at, 1 AS in_index FROM pending
-        UNION ALL
-        SELECT topic, ledger_id, entry_id, batch_index, deliver_at, 0 AS in_index FROM deliveries
-    ) AS seen GROUP BY topic, ledger_id, entry_id, batch_index
-),
-fates AS (
-    SELECT m.*, s.subscription, coalesce(d.times, 0) AS times, e.entry_id IS NOT NULL AS is_booked,
-           t.entry_id IS NOT NULL OR w.entry_id IS NOT NULL AS is_taken_back
-    FROM messages AS m
-    JOIN subscriptions AS s ON s.topic = m.topic
-    LEFT JOIN delivered AS d ON d.subscription = s.subscription AND d.topic = m.topic
-         AND d.ledger_id = m.ledger_id AND d.entry_id = m.entry_id AND d.batch_index = m.batch_index
-    LEFT JOIN taken_back AS t ON t.subscription = s.subscription
-         AND t.ledger_id = m.ledger_id AND t.entry_id = m.entry_id AND t.batch_index = m.batch_index
-    LEFT JOIN taken_back AS w ON w.subscription = s.subscription AND w.batch_index = -1 AND m.batch_index <> -1
-         AND w.ledger_id = m.ledger_id AND w.entry_id = m.entry_id
-    LEFT JOIN (SELECT DISTINCT ledger_id, entry_id FROM entries) AS e
-         ON e.ledger_id = m.ledger_id AND e.entry_id = m.entry_id
-)
+# Pending and due this long ago counts as overdue, ms.
+OVERDUE_MILLIS = 60_000
+
+# Of the printed table, in characters: a topic's name is never cut short.
+_WIDTH = 1_000
+
+# `message` counts an entry's messages from 0, whether its batch_index is -1 (the entry is one message) or not.
+_KEY = "topic, partition, ledger_id, entry_id, message"
+_MESSAGE = "CAST(greatest(batch_index, 0) AS BIGINT) AS message"
+
+# What the settings say: who is to get the messages of a topic.
+_SUBSCRIPTIONS = """
+CREATE TABLE subscriptions AS SELECT * FROM (VALUES {values}) AS routes (topic, subscription)
 """
 
+# A row a message that is in any table, and in which. Of an entry that is nowhere else only its size is known.
+_MESSAGES = f"""
+CREATE TABLE messages AS
+SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN message ELSE -1 END) AS batch_index,
+       max(deliver_at) AS deliver_at,
+       bool_or(in_table = 'entries') AS is_booked,
+       bool_or(in_table = 'delayed_index') AS is_sealed,
+       bool_or(in_table = 'rejects') AS is_rejected
+FROM (
+    SELECT 'entries' AS in_table, topic, partition, ledger_id, entry_id,
+           unnest(range(0, CAST(batch_size AS BIGINT))) AS message,
+           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at
+    FROM entries
+    UNION ALL
+    SELECT 'delayed_index', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at
+    FROM delayed_index WHERE operation = 'DELAY'
+    UNION ALL
+    SELECT 'deliveries', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at
+    FROM deliveries
+    UNION ALL
+    SELECT 'rejects', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, NULL
+    FROM rejects
+) AS seen
+GROUP BY {_KEY}
+"""  # noqa: S608
+
+# A row a message and subscription: what became of it there. A command for a whole entry has batch_index -1.
+_FATES = f"""
+CREATE TABLE fates AS
+WITH delivered AS (
+    SELECT {_KEY}, subscription, count(*) AS times
+    FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
+),
+taken_back AS (SELECT DISTINCT * FROM (
+    SELECT topic, partition, ledger_id, entry_id, subscription, batch_index FROM outcomes WHERE result = 'APPLIED'
+) AS applied)
+SELECT m.*, s.subscription, coalesce(d.times, 0) AS times,
+       one.entry_id IS NOT NULL OR whole.entry_id IS NOT NULL AS is_taken_back
+FROM messages AS m
+JOIN subscriptions AS s ON s.topic = m.topic
+LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
+    AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
+LEFT JOIN taken_back AS one ON one.topic = m.topic AND one.partition = m.partition AND one.ledger_id = m.ledger_id
+    AND one.entry_id = m.entry_id AND one.batch_index = m.message AND one.subscription = s.subscription
+LEFT JOIN taken_back AS whole ON whole.topic = m.topic AND whole.partition = m.partition
+    AND whole.ledger_id = m.ledger_id AND whole.entry_id = m.entry_id AND whole.batch_index = -1
+    AND whole.subscription = s.subscription
+"""  # noqa: S608
+
+_POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS position"
+
 # What must not be: rows of (topic, subscription, position).
-_POSITION = "concat_ws(':', ledger_id, entry_id, batch_index) AS position"
 _FINDINGS = {
-    # Some message of a booked entry is in no table.
+    # A message of a booked entry is nowhere: neither waiting, delivered, taken back nor rejected.
     "lost": f"""
-        SELECT e.topic, CAST(NULL AS VARCHAR) AS subscription, concat_ws(':', e.ledger_id, e.entry_id) AS position
-        FROM (SELECT DISTINCT topic, ledger_id, entry_id, batch_size FROM entries) AS e
-        LEFT JOIN (
-            SELECT ledger_id, entry_id, count(DISTINCT batch_index) AS found FROM (
-                SELECT ledger_id, entry_id, batch_index FROM messages
-                UNION ALL SELECT ledger_id, entry_id, batch_index FROM rejects
-                UNION ALL SELECT ledger_id, entry_id, batch_index FROM taken_back
-            ) AS known GROUP BY ledger_id, entry_id
-        ) AS f ON f.ledger_id = e.ledger_id AND f.entry_id = e.entry_id
-        LEFT JOIN (SELECT DISTINCT ledger_id, entry_id FROM taken_back WHERE batch_index = -1) AS w
-            ON w.ledger_id = e.ledger_id AND w.entry_id = e.entry_id
-        WHERE coalesce(f.found, 0) < e.batch_size AND w.entry_id IS NULL
-        UNION ALL
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_booked AND in_index = 0 AND times = 0 AND NOT is_taken_back
+        WHERE is_booked AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND times = 0
     """,  # noqa: S608
-    "doubled": f"SELECT topic, subscription, {_POSITION} FROM delivered WHERE times > 1",  # noqa: S608
-    "early": f"SELECT topic, subscription, {_POSITION} FROM deliveries WHERE sent_at < deliver_at",  # noqa: S608
-    "delivered_although_taken_back": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE times > 0 AND is_taken_back",  # noqa: S608, E501
-    "delivered_although_rejected": """
-        SELECT d.topic, d.subscription, d.position FROM deliveries AS d
-        JOIN rejects AS r ON r.topic = d.topic AND r.position = d.position
+    # A message was delivered to a subscription more than once; also one that is no longer in the settings.
+    "doubled": """
+        SELECT topic, subscription, position FROM deliveries
+        GROUP BY topic, subscription, position HAVING count(*) > 1
     """,
-    # Due long before the newest delivery, and still waiting.
+    # A message was sent before it was due, by the sender's clock.
+    "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
+    # A command took the message back, and it was delivered all the same.
+    "delivered_although_cancelled": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_taken_back AND times > 0",  # noqa: E501, S608
+    # A message waits although its time is long past.
     "overdue": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE in_index = 1 AND times = 0 AND NOT is_taken_back
-          AND deliver_at < (SELECT max(sent_at) FROM deliveries) - 60000
+        WHERE is_sealed AND NOT is_taken_back AND times = 0 AND deliver_at < {{now}} - {OVERDUE_MILLIS}
     """,  # noqa: S608
+    # A message was rejected and delivered.
+    "reject_delivered": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_rejected AND times > 0",  # noqa: S608
 }
 
+# What became of the messages, by topic and subscription.
 _COUNTS = """
 SELECT topic, subscription,
        count(*) FILTER (WHERE times > 0) AS delivered,
        count(*) FILTER (WHERE times = 0 AND is_taken_back) AS taken_back,
-       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back) AS pending
+       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND is_rejected) AS rejected,
+       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND NOT is_rejected AND is_sealed) AS pending
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
 """
 
+# All that has come in and is booked, and how much of it was malformed.
 _TOTALS = """
-SELECT (SELECT coalesce(sum(batch_size), 0) FROM (SELECT DISTINCT ledger_id, entry_id, batch_size FROM entries) AS e)
-           AS taken_in,
-       (SELECT count(*) FROM rejects) AS rejected
+SELECT count(*) FILTER (WHERE is_booked) AS taken_in, count(*) FILTER (WHERE is_rejected) AS rejected FROM messages
 """
+
+# The time by which to tell what is overdue: the last delivery, so that a job that was stopped is none the worse for it.
+_LAST_DELIVERY = "(SELECT max(sent_at) FROM deliveries)"
 
 
 class AuditError(DelayLakeError):
-    """The tables can't be read."""
+    """The tables can't be audited."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +138,11 @@ class Audit:
 
     Attributes:
         taken_in: messages of all booked entries.
-        rejected: rows of `rejects`.
-        counts: for each topic and subscription, how many messages were delivered, taken back, and are pending.
-        findings: by kind, how many there are and up to EXAMPLES of them as (topic, subscription, position).
+        rejected: messages that could not be taken.
+        counts: for each topic and subscription, how many messages were delivered, taken back by a command, rejected,
+            and are pending.
+        findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
+            position); only the kinds that were found.
     """
 
     taken_in: int
@@ -128,12 +155,16 @@ class Audit:
         return not self.findings
 
 
-def run_audit(settings: Settings) -> Audit:
-    """Audits the settings' warehouse, for the subscriptions of the settings' routes.
+def run_audit(settings: Settings, now: int | None = None) -> Audit:
+    """Audits the settings' warehouse, for the subscriptions of the settings' routes. The job may run meanwhile.
+
+    Args:
+        now: what was due long before is overdue, ms since the epoch; the time of the last delivery where not given.
 
     Raises:
-        AuditError: a table is missing.
+        AuditError: a table is missing, or there are no routes.
     """
+    import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
     from deltalake.exceptions import TableNotFoundError
 
@@ -143,51 +174,72 @@ def run_audit(settings: Settings) -> Audit:
         raise AuditError("no routes in the settings: there is nothing to audit")
     tables = Tables(settings.warehouse)
     builder = QueryBuilder()
-    # `entries` first: what it has is in the other tables already, also while the job runs.
+    # `entries` first: what it has is in the other tables already, also while the job runs. Each is opened once, so
+    # that all queries see one version of it.
     for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
         try:
             builder.register(name, DeltaTable(tables.path(name)))
         except TableNotFoundError:
             raise AuditError(f"no table {name} in the warehouse {settings.warehouse}: has the job run?") from None
-    views = _VIEWS.format(subscriptions=_values((r.source, s.name) for r in settings.routes for s in r.subscriptions))
 
     def rows(sql: str) -> list[dict[str, Any]]:
-        import pyarrow as pa
+        return pa.table(builder.execute(sql).read_all()).to_pylist()
 
-        return pa.table(builder.execute(views + sql).read_all()).to_pylist()
-
+    rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in settings.routes for s in r.subscriptions)))
+    rows(_MESSAGES)
+    rows(_FATES)
     found = {}
     for kind, sql in _FINDINGS.items():
-        if wrong := rows(sql):
-            found[kind] = {"count": len(wrong), "examples": wrong[:EXAMPLES]}
+        wrong = sql.format(now=_LAST_DELIVERY if now is None else now)
+        if count := rows(f"SELECT count(*) AS n FROM ({wrong}) AS wrong")[0]["n"]:  # noqa: S608
+            examples = rows(f"{wrong} ORDER BY topic, position, subscription LIMIT {EXAMPLES}")
+            found[kind] = {"count": count, "examples": examples}
     return Audit(**rows(_TOTALS)[0], counts=rows(_COUNTS), findings=found)
 
 
-def _values(rows: Any) -> str:
-    return ", ".join(f"('{topic}', '{name}')" for topic, name in rows)
+def _values(rows: Iterable[tuple[str, str]]) -> str:
+    return ", ".join("({}, {})".format(*("'" + text.replace("'", "''") + "'" for text in row)) for row in rows)
 
 
-def audit(context: typer.Context, output: OutputOption = Output.TEXT) -> None:
+def audit(
+    context: typer.Context,
+    strict_now: Annotated[
+        bool, typer.Option("--strict-now", help="Call overdue what was due by now, not by the last delivery.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """Check over the Delta tables that every message taken in is pending, delivered once, taken back or rejected.
 
-    Exit status 1 where anything is lost, doubled, early, overdue or delivered against a command.
+    Exit status 1 where anything is lost, doubled, early, overdue, or delivered although cancelled or rejected.
     """
-    result = run_audit(global_options(context).settings)
-    show(output, asdict(result) | {"ok": result.is_clean}, "\n".join(_lines(result)))
+    now = time.time_ns() // 1_000_000 if strict_now else None
+    result = run_audit(global_options(context).settings, now)
+    show(output, asdict(result) | {"ok": result.is_clean}, _text(result) if output is Output.TEXT else "")
     if not result.is_clean:
         raise typer.Exit(1)
 
 
-def _lines(result: Audit) -> Sequence[str]:
-    lines = [f"{result.taken_in:,} messages taken in, {result.rejected:,} rejected"]
+def _text(result: Audit) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("topic", "subscription", box=box.SIMPLE)
+    columns = ["delivered", "taken back", "rejected", "pending"]
+    for column in columns:
+        table.add_column(column, justify="right")
     for row in result.counts:
-        topic = row["topic"].removeprefix("persistent://")
-        lines.append(
-            f"  {topic} {row['subscription']}: "
-            f"{row['delivered']:,} delivered, {row['taken_back']:,} taken back, {row['pending']:,} pending"
-        )
+        numbers = [f"{row[column.replace(' ', '_')]:,}" for column in columns]
+        table.add_row(row["topic"].removeprefix("persistent://"), row["subscription"], *numbers)
+    console = Console(color_system=None, width=_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [line.rstrip() for line in captured.get().strip("\n").splitlines()]
     for kind, found in result.findings.items():
         lines.append(f"{kind.replace('_', ' ')}: {found['count']:,}")
-        lines += [f"  {e['topic']} {e['subscription'] or ''} {e['position']}" for e in found["examples"]]
-    lines.append("all accounted for" if result.is_clean else "NOT all accounted for")
-    return lines
+        lines += [
+            f"  {example['topic']} {example['position']} {example['subscription']}" for example in found["examples"]
+        ]
+    verdict = "all accounted for" if result.is_clean else "NOT all accounted for"
+    lines.append(f"{result.taken_in:,} messages taken in, {result.rejected:,} rejected: {verdict}")
+    return "\n".join(lines)

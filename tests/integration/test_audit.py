@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -103,7 +102,7 @@ class Warehouse:
 
 
 @pytest.fixture
-def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
+def warehouse(tmp_path: Path) -> Warehouse:
     """Tables in which every kind of proper fate occurs."""
     made = Warehouse(tmp_path)
     ids = count()
@@ -141,7 +140,7 @@ def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
     made.entry(ALERTS, 20, partition=1)
     made.delivered(ALERTS, 20, "mail", partition=1)
     made.outcome(ORDERS, 0, "billing", result="TOO_LATE")
-    yield made
+    return made
 
 
 def only(audit: Audit, kind: str) -> list[tuple[str, str, str]]:
@@ -282,7 +281,8 @@ def test_the_command_fails_for_every_fault_and_names_it(delaylake, warehouse: Wa
 
 def test_missing_tables_are_one_line_and_status_1(delaylake, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/none", "routes": [{"source": ORDERS, "subscriptions": [{"name": "a"}]}]}))  # fmt: skip
+    routes = [{"source": ORDERS, "subscriptions": [{"name": "billing"}]}]
+    file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/none", "routes": routes}))
     done = delaylake("audit", "--config", str(file))
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"error: no table entries in the warehouse .*: has the job run\?\n", done.stderr)
