@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 NAMESPACE = "persistent://public/default"
+
+# Topic -> its subscriptions, (name, type).
+TOPICS: dict[str, tuple[tuple[str, str], ...]] = {
+    f"{NAMESPACE}/orders": (("billing", "Shared"), ("audit", "Exclusive")),
+    f"{NAMESPACE}/reminders": (("app", "Key_Shared"),),
+    f"{NAMESPACE}/alerts": (("pager", "Shared"), ("mail", "Shared")),
+}
+PARTITIONED = f"{NAMESPACE}/reminders"
+PARTITIONS = 3
+BATCHED = f"{NAMESPACE}/alerts"
+
+_OWN_PROPERTIES = "delaylake."
+_PUBLISH_MILLIS = 2_000  # between handing a message to its producer and its publish time, at most
+_BATCH_MILLIS = 100  # a batch has one publish time, its first message's: so long before the others', at most
+_REJECTED, _PENDING, _AT_ONCE, _DELIVER_AFTER = 0.01, 0.02, 0.1, 0.1  # shares of all messages
+
+_BAD_TIMES = ["tomorrow", "-5", "1.5e12", "", "99999999999999999999"]
+_KEYS = ["anna", "jürgen", "渡辺", "ключ", "🗝"]
 
 
 class Fate(StrEnum):
@@ -20,8 +39,8 @@ class Fate(StrEnum):
 class Message:
     """A message to be produced.
 
-    `deliver_at` is filled in when it is produced, from `delay` in seconds. `taken_back` are the subscriptions from
-    which it is cancelled or skipped.
+    `deliver_at`, `sent_properties` and `position` are known when it has been produced. `taken_back` are the
+    subscriptions from which it was cancelled or skipped.
     """
 
     number: int
@@ -31,17 +50,34 @@ class Message:
     key: str | None
     properties: dict[str, str]
     fate: Fate
-    delay: float
+    delay: float  # seconds; 0: none is asked for
     uses_deliver_after: bool = False
     bad_time: str | None = None
     deliver_at: int = 0
-    message_id: tuple[int, int, int, int] | None = None  # ledger, entry, partition, batch index
+    sent_properties: dict[str, str] = field(default_factory=dict)
+    position: str = ""  # ledger:entry:partition:batchIndex
     taken_back: set[str] = field(default_factory=set)
 
     @property
     def wanted(self) -> set[str]:
         """The subscriptions that are to get it."""
         return set(self.subscriptions) - self.taken_back if self.fate is Fate.DELIVERED else set()
+
+    @property
+    def delay_millis(self) -> int:
+        return int(self.delay * 1000)
+
+    def schedule(self, now: int) -> None:
+        """Sets when it is due, counted from `now` in ms since the epoch, and the properties that say so."""
+        self.sent_properties = dict(self.properties)
+        if self.bad_time is not None:
+            self.sent_properties["deliverAt"] = self.bad_time
+        elif self.delay:
+            self.deliver_at = now + self.delay_millis
+            if self.uses_deliver_after:
+                self.sent_properties["deliverAfter"] = str(self.delay_millis)
+            else:
+                self.sent_properties["deliverAt"] = str(self.deliver_at)
 
 
 @dataclass(frozen=True)
@@ -58,20 +94,15 @@ class Received:
     received_at: int
 
 
-# Topic -> its subscriptions, (name, type).
-TOPICS: dict[str, tuple[tuple[str, str], ...]] = {
-    f"{NAMESPACE}/orders": (("billing", "Shared"), ("audit", "Exclusive")),
-    f"{NAMESPACE}/reminders": (("app", "Key_Shared"),),
-    f"{NAMESPACE}/alerts": (("pager", "Shared"), ("mail", "Shared")),
-}
-PARTITIONED = f"{NAMESPACE}/reminders"
-PARTITIONS = 3
-BATCHED = f"{NAMESPACE}/alerts"
+@dataclass(frozen=True)
+class Stored:
+    """What the Delta tables say, by position."""
 
-_PUBLISH_MILLIS = 2_000  # between handing a message to its producer and its publish time
-
-_BAD_TIMES = ["tomorrow", "-5", "1.5e12", "", "99999999999999999999"]
-_KEYS = ["anna", "jürgen", "渡辺", "ключ", "🗝"]
+    indexed: set[str]  # DELAY rows of delayed_index
+    delivered: Counter[tuple[str, str]]  # rows of deliveries by position and subscription
+    rejected: set[str]
+    due: Mapping[str, int]  # when a message was due that was delivered or is in delayed_index
+    published: Mapping[str, int]  # by entry, ledger:entry:partition, its publish time
 
 
 def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
@@ -82,11 +113,11 @@ def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
         topic = chance.choice(list(TOPICS))
         fate, delay, bad = Fate.DELIVERED, chance.uniform(0, seconds), None
         lot = chance.random()
-        if lot < 0.01:
+        if lot < _REJECTED:
             fate, bad = Fate.REJECTED, chance.choice(_BAD_TIMES)
-        elif lot < 0.03:
+        elif lot < _REJECTED + _PENDING:
             fate, delay = Fate.PENDING, chance.uniform(3600, 30 * 86400)
-        elif lot < 0.13:
+        elif lot < _REJECTED + _PENDING + _AT_ONCE:
             delay = 0
         messages.append(
             Message(
@@ -98,7 +129,7 @@ def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
                 {"n": str(number), "größe": str(chance.randrange(1000))},
                 fate,
                 delay,
-                uses_deliver_after=lot > 0.9,
+                uses_deliver_after=lot > 1 - _DELIVER_AFTER,
                 bad_time=bad,
             )
         )
@@ -113,7 +144,7 @@ def verify(messages: Sequence[Message], received: Iterable[Received]) -> list[st
         got.setdefault((r.number, r.subscription), []).append(r)
     for message in messages:
         expected: set[str | None] = {None} if message.fate is Fate.REJECTED else set(message.wanted)
-        for subscription in {*message.subscriptions, None}:
+        for subscription in (*message.subscriptions, None):
             copies = got.pop((message.number, subscription), [])
             where = f"message {message.number} of {message.topic} for {subscription or 'rejects'}"
             if subscription not in expected:
@@ -123,29 +154,68 @@ def verify(messages: Sequence[Message], received: Iterable[Received]) -> list[st
                 problems.append(f"{where}: lost")
             else:
                 if len(copies) > 1:
-                    problems.append(f"{where}: came {len(copies)} times")
-                problems += [f"{where}: {what}" for copy in copies for what in _altered(message, copy)]
-    problems += [f"message {number} came to {subscription} from nowhere" for number, subscription in got]
+                    problems.append(f"{where}: doubled, came {len(copies)} times")
+                problems += [f"{where}: {what}" for copy in copies for what in _wrong(message, copy)]
+    problems += [f"message {number} came to {subscription or 'rejects'} from nowhere" for number, subscription in got]
     return problems
 
 
-def _altered(message: Message, copy: Received) -> Iterable[str]:
+def verify_stored(messages: Sequence[Message], stored: Stored) -> list[str]:
+    """What is wrong with the Delta tables, a line each: the tables have to tell the same as the plan."""
+    problems = []
+    delivered = Counter(stored.delivered)
+    for message in messages:
+        where = f"message {message.number} of {message.topic} at {message.position}"
+        for subscription in message.subscriptions:
+            times = delivered.pop((message.position, subscription), 0)
+            wanted = int(subscription in message.wanted)
+            if times != wanted:
+                problems.append(f"{where}: in deliveries {times} times for {subscription} instead of {wanted}")
+        if message.fate is Fate.PENDING and message.position not in stored.indexed:
+            problems.append(f"{where}: pending, but not in delayed_index")
+        if (message.fate is Fate.REJECTED) != (message.position in stored.rejected):
+            problems.append(f"{where}: {'not ' if message.fate is Fate.REJECTED else ''}in rejects")
+        if message.fate is Fate.REJECTED and message.position in stored.indexed:
+            problems.append(f"{where}: rejected, but in delayed_index")
+        due = message.deliver_at
+        if message.uses_deliver_after:
+            due = stored.published.get(message.position.rpartition(":")[0], 0) + message.delay_millis
+        if message.delay and message.position in stored.due and stored.due[message.position] != due:
+            problems.append(f"{where}: due at {stored.due[message.position]} instead of {due}")
+    problems += [f"{position} in deliveries for {subscription} from nowhere" for position, subscription in delivered]
+    return problems
+
+
+def _wrong(message: Message, copy: Received) -> Iterator[str]:
+    """What is wrong with a message that was to come."""
+    if copy.topic != message.topic or copy.properties.get(f"{_OWN_PROPERTIES}source") != message.topic:
+        yield "another source topic"
+    if copy.properties.get(f"{_OWN_PROPERTIES}messageId") != message.position:
+        yield "another message id"
     if copy.payload != message.payload:
-        yield "another payload"
+        yield "altered payload"
     if copy.key != message.key:
-        yield f"key {copy.key!r} instead of {message.key!r}"
-    if any(copy.properties.get(name) != value for name, value in message.properties.items()):
-        yield "another property"
-    if copy.properties.get("delaylake.source") != message.topic:
-        yield "no property delaylake.source"
+        yield f"altered key {copy.key!r} instead of {message.key!r}"
+    if _foreign(copy.properties) != message.sent_properties:
+        yield "altered properties"
     if message.fate is Fate.REJECTED:
-        if not copy.properties.get("delaylake.reason"):
+        if not copy.properties.get(f"{_OWN_PROPERTIES}reason"):
             yield "rejected without a reason"
     elif message.delay:
-        due = message.deliver_at
-        if message.uses_deliver_after:  # counts from the publish time, which only the service knows
-            due = int(copy.properties.get("delaylake.deliverAt", 0))
-            if abs(due - message.deliver_at) > _PUBLISH_MILLIS:
-                yield f"due {due - message.deliver_at} ms from its time"
-        if min(copy.published_at, copy.received_at) < due:
-            yield f"{due - copy.published_at} ms early"
+        yield from _wrong_time(message, copy)
+
+
+def _wrong_time(message: Message, copy: Received) -> Iterator[str]:
+    due = int(copy.properties.get(f"{_OWN_PROPERTIES}deliverAt", 0))
+    earliest = latest = message.deliver_at
+    if message.uses_deliver_after:  # counts from the publish time, not from the time of handing it over
+        earliest -= _BATCH_MILLIS if message.topic == BATCHED else 0
+        latest += _PUBLISH_MILLIS
+    if not earliest <= due <= latest:
+        yield f"due {due - message.deliver_at} ms from its time"
+    if (at := min(copy.published_at, copy.received_at)) < (due := max(due, earliest)):
+        yield f"early by {due - at} ms"
+
+
+def _foreign(properties: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if not name.startswith(_OWN_PROPERTIES)}

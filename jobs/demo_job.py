@@ -1,0 +1,90 @@
+"""The delivery job as the demo runs it: `delaylake run` in a process of its own, the way a user starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from conf.errors import DelayLakeError
+
+_READY_SECONDS = 120
+_STOP_SECONDS = 30
+
+
+class DemoJobError(DelayLakeError):
+    """The job did not start."""
+
+
+class DemoJob:
+    """`delaylake run` on a settings file; its log goes to `job.log` beside it."""
+
+    def __init__(self, settings_file: Path) -> None:
+        self._settings_file = settings_file
+        self._log = settings_file.with_name("job.log")
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, and returns when it reads.
+
+        Raises:
+            DemoJobError: it ended, or was not ready in time.
+        """
+        program = Path(sys.executable).parent / "delaylake"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(program), "run", "--config", str(self._settings_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        lines: list[str] = []
+        reader = threading.Thread(target=self._read_line, args=(self._process, lines), daemon=True)
+        reader.start()
+        reader.join(timeout=_READY_SECONDS)
+        if lines != ["ready"]:
+            raise DemoJobError(f"the job did not get ready: {self._last_words()}")
+
+    def stop(self) -> int:
+        """Stops it as a user does, by SIGTERM, and by SIGKILL where that takes too long; returns its exit status."""
+        if self._process is None:
+            return 0
+        if self.is_running:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_STOP_SECONDS)
+        for pid in _session(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return self._process.wait()
+
+    @staticmethod
+    def _read_line(process: subprocess.Popen[str], lines: list[str]) -> None:
+        assert process.stdout is not None
+        lines.append(process.stdout.readline().strip())
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it left no log"
+
+
+def _session(leader: int) -> list[int]:
+    """The processes that a session leader has started: Spark's JVM, and its workers, which have groups of their own."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                members.append(pid)
+    return members
