@@ -129,6 +129,11 @@ class Receiver:
         last = consumer.get_last_message_id()
         return Position(last.ledger_id(), last.entry_id())
 
+    def is_cut_to(self, end: Position) -> bool:
+        """Whether an entry is in the batches so far, or was acknowledged before this start."""
+        with self._changed:
+            return self._cut >= end or (self._cut == START and self._has(end))
+
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
         """Waits until an entry has come in."""
         with self._changed:

@@ -256,6 +256,7 @@ class Intake:
         self._turn_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_turn = 0
         self._started: Offset | None = None
+        self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
         self._last_tick = 0.0
         self._received = threading.Event()
         self._stopped = threading.Event()
@@ -280,10 +281,13 @@ class Intake:
         """Whether there is something to do that can't wait, or something to do and the last batch is a while ago."""
         receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
+        takes_messages = self._has_read_old_commands()
         if time.monotonic() - self._last_tick >= TICK_SECONDS:
-            return waiting > 0 or self._clock.is_time(last, now, time.monotonic(), feedback)
+            return (takes_messages and waiting > 0) or self._clock.is_time(last, now, time.monotonic(), feedback)
         soon = now + (feedback.lookahead_millis or self._settings.release.lookahead_millis)
-        return 2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
+        return takes_messages and (
+            2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
+        )
 
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
@@ -325,6 +329,7 @@ class Intake:
             for topic, position in at.positions.items():
                 self._receiver(topic, Position.parse(position))
             self._discover()
+            self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
             threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
 
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
@@ -360,6 +365,23 @@ class Intake:
             receiver.wait_for(ends[receiver.source.name], max(0.0, deadline - time.monotonic()))
         return {name: str(end) for name, end in ends.items()}
 
+    def _has_read_old_commands(self) -> bool:
+        """Whether all commands that were sent before this start are in batches.
+
+        Until then no messages are taken: one that is overdue would be handed out before its command is read.
+        """
+        for name in list(self._old_commands):
+            receiver = self._receivers[name]
+            try:
+                end = self._old_commands[name] or receiver.end()
+            except pulsar.PulsarException:
+                return False
+            self._old_commands[name] = end
+            if not receiver.is_cut_to(end):
+                return False
+            del self._old_commands[name]
+        return True
+
     def _passed(self, last: Offset, offset: Offset, barrier: dict[str, str] | None) -> Offset:
         """The offset with the barriers that it has not passed yet."""
         barriers = [*last.barriers]
@@ -384,7 +406,12 @@ class Intake:
 
     def _cut(self, last: Offset, takes_commands: bool) -> dict[str, str]:
         """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
-        receivers = [(n, r) for n, r in list(self._receivers.items()) if takes_commands or not self._is_control(r)]
+        takes_messages = self._has_read_old_commands()
+        receivers = [
+            (n, r)
+            for n, r in list(self._receivers.items())
+            if (takes_commands if self._is_control(r) else takes_messages)
+        ]
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):

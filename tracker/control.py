@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,7 +106,7 @@ class Control:
         topics = rows["topic"].combine_chunks().dictionary_encode()
         masks = [(1 << len(self._subscriptions.get(topic, ()))) - 1 for topic in topics.dictionary.to_pylist()]
         wants = np.array(masks, dtype=np.int64)[topics.indices.to_numpy()] if rows.num_rows else np.zeros(0, np.int64)
-        if self.taken_back.count and rows.num_rows:
+        if self.taken_back and rows.num_rows:
             position = _position(rows)
             for subscription in range(max(masks, default=0).bit_length()):
                 wants[self.taken_back.contains(subscription, *position)] &= ~(1 << subscription)
@@ -213,7 +214,7 @@ class Control:
         is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
         outcomes = self._out_of_batch(commands, command, batch_index, size, is_named)
         command, row = command[is_named], row[is_named]
-        order = np.lexsort((row, command))
+        order = np.lexsort((row_index[is_named], command))
         command, row = command[order], row[order]
 
         rows = known.take(pa.array(row))
@@ -275,11 +276,7 @@ class Control:
         left = np.flatnonzero((sizes > 0) & ~named)
         if not len(left):
             return []
-        beyond = int64(commands, "batch_index")[left] >= sizes[left]
-        return [
-            self._answer(commands.take(pa.array(left[beyond])), Result.INVALID, "the entry has no such batch index"),
-            self._answer(commands.take(pa.array(left[~beyond])), Result.TOO_LATE, "released"),
-        ]
+        return [self._answer(commands.take(pa.array(left)), Result.INVALID, "the entry has no such batch index")]
 
     def _outcomes(
         self,
@@ -326,6 +323,30 @@ class Control:
             values["result"] = pa.array([int(result)] * n, pa.int32())
             values["reason"] = pa.array([reason] * n, pa.string())
         return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
+
+
+def with_released(found: pa.Table) -> pa.Table:
+    """Booked messages, and beside them the rest of their entries: what is in no bucket was released long ago.
+
+    A row with batch_index -1 of an entry of several messages stands for an entry of which nothing is in a bucket.
+    """
+    if not found.num_rows:
+        return found
+    entries = found.group_by(["ledger_id", "entry_id"]).aggregate([("batch_size", "max"), ("batch_index", "count")])
+    missing = entries.filter(pc.greater(entries["batch_size_max"], entries["batch_index_count"]))
+    if not missing.num_rows:
+        return found
+    parts = found.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
+    there: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in parts.to_pylist():
+        there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
+    rest = [
+        {**rows[0], "batch_index": index, "deliver_at": 0}
+        for rows in there.values()
+        for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
+    ]
+    is_stand_in = (int64(found, "batch_index") < 0) & (int64(found, "batch_size") > 1)
+    return pa.concat_tables([where(found, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])
 
 
 def _match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:

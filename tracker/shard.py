@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.commands import COMMANDS, OUTCOMES
-from tracker.control import CANCELS, KNOWN, Control, Moment
+from tracker.control import CANCELS, KNOWN, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import SENDING, InFlight, Release
@@ -114,7 +114,7 @@ class Shard:
         rejected = is_rejected(messages)
         effects.rejects = where(messages, rejected)
         wanted = where(messages, ~rejected)
-        if self._control.taken_back.count:
+        if self._control.taken_back:
             wanted = where(wanted, self._control.wants(wanted) != 0)
         short_notice = self._tracker.add_messages(wanted, tick.cutoff)
         outcomes.append(self._control.apply(intake.commands, intake.request_ids, known, is_new, moment))
@@ -124,8 +124,6 @@ class Shard:
             effects.cancels = self._control.take_cancels()
         self._tracker.load_segment(intake.segment)
         if is_turn:
-            self._tracker.drop_expired(tick.cutoff)
-            self._control.taken_back.drop_expired(tick.cutoff)
             outcomes.append(self._control.expire(moment))
             effects.entries = self._entries.take(tick.booked)
         effects.outcomes = concat(outcomes, OUTCOMES)
@@ -134,6 +132,10 @@ class Shard:
         n_short = self._release(tick, effects, False, in_order(pa.concat_tables([effects.rejects, short_notice])))
         n_planned = self._release(tick, effects, True, planned)
         effects.rejects = concat([effects.rejects, intake.no_commands])
+        if is_turn:
+            # Not before what is due has been handed out: after a long pause it may be long due.
+            self._tracker.drop_expired(tick.cutoff)
+            self._control.taken_back.drop_expired(tick.cutoff)
         effects.status = {
             "tick": tick.tick,
             "now": tick.now,
@@ -164,7 +166,7 @@ class Shard:
             rows.select(KNOWN.names)
             .join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
             .select(KNOWN.names)
-            for rows in (intake.messages, self._entries.all(), intake.found)
+            for rows in (intake.messages, self._entries.all(), with_released(intake.found))
         )
         # An entry that is not booked yet is known here as a whole, in the delayed index perhaps in part.
         booked = booked.join(recent, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)

@@ -55,9 +55,13 @@ class TakenBack:
             row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 5).tolist()
         }
 
+    def __bool__(self) -> bool:
+        """Whether anything has been taken back."""
+        return bool(self._ledgers)
+
     @property
     def count(self) -> int:
-        """Messages and whole entries taken back, each subscription's counted."""
+        """Messages and whole entries taken back, each subscription's counted, as of the last save."""
         return sum(entry[2] for entry in self._ledgers.values())
 
     @property

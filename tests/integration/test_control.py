@@ -81,22 +81,22 @@ def test_every_kind_of_command_on_every_kind_of_message(
             return results(client.skip(topic, [message], names, 20))
 
         # Far ahead, for a while: sealed, and out of the state by the time it is cancelled.
-        sealed, sealed_due = case.send("sealed", 26)
-        loaded, loaded_due = case.send("loaded", 14)
-        kept, kept_due = case.send("kept", 15)
+        sealed, sealed_due = case.send("sealed", 70)
+        loaded, loaded_due = case.send("loaded", 45)
+        kept, kept_due = case.send("kept", 40)
 
-        message, due = case.send("mutable", 12)
+        message, due = case.send("mutable", 20)
         assert cancel(message, due) == dict.fromkeys("abx", "APPLIED")
         case.taken("mutable")
         assert cancel(message, due) == dict.fromkeys("abx", "ALREADY_APPLIED")
 
-        message, due = case.send("one of three", 12)
+        message, due = case.send("one of three", 20)
         assert cancel(message, due, "b") == {"b": "APPLIED"}
         case.taken("one of three", "b")
         assert cancel(message, due) == {"a": "APPLIED", "b": "ALREADY_APPLIED", "x": "APPLIED"}
         case.taken("one of three")
 
-        message, due = case.send("wrong time", 12)
+        message, due = case.send("wrong time", 20)
         assert cancel(message, due + 3_600_000) == dict.fromkeys("abx", "APPLIED")
         case.taken("wrong time")
 
@@ -105,10 +105,10 @@ def test_every_kind_of_command_on_every_kind_of_message(
         del case.wanted["short"]  # whichever came first
 
         # In advance: the next entry of the same ledger.
-        last, _ = case.send("last", 12)
+        last, _ = case.send("last", 20)
         coming = MessageRef(last.ledger_id, last.entry_id + 1)
-        assert cancel(coming, now() + 12_000, "a", "b") == {"a": "WAITING", "b": "WAITING"}
-        came, _ = case.send("in advance", 12)
+        assert cancel(coming, now() + 20_000, "a", "b") == {"a": "WAITING", "b": "WAITING"}
+        came, _ = case.send("in advance", 20)
         assert (came.ledger_id, came.entry_id) == (coming.ledger_id, coming.entry_id)
         case.taken("in advance", "a", "b")
 
@@ -131,7 +131,7 @@ def test_every_kind_of_command_on_every_kind_of_message(
             batched, batching_enabled=True, batching_max_messages=6, batching_max_publish_delay_ms=2_000
         )
         ids: list[MessageRef] = []
-        due = now() + 12_000
+        due = now() + 20_000
         for i in range(12):
             producer.send_async(f"b{i}".encode(), lambda _, m: ids.append(ref(m)), properties={"deliverAt": str(due)})
         producer.flush()
@@ -161,8 +161,8 @@ def test_every_kind_of_command_on_every_kind_of_message(
 
         # A request id counts once, whatever comes with it.
         request = uuid.uuid4().hex
-        one, one_due = case.send("one request", 12)
-        other, other_due = case.send("other", 12)
+        one, one_due = case.send("one request", 20)
+        other, other_due = case.send("other", 20)
         for message, due in ((one, one_due), (other, other_due)):
             command = ControlCommand(request_id=request, topic=topic, issued_at=now())
             command.cancel.CopyFrom(
@@ -170,9 +170,12 @@ def test_every_kind_of_command_on_every_kind_of_message(
             )
             raw.send(command.SerializeToString())
         case.taken("one request")
+        assert cancel(one, one_due) == dict.fromkeys("abx", "ALREADY_APPLIED")
 
+        assert now() < sealed_due - 20_000
         assert cancel(sealed, sealed_due, "a", "b") == {"a": "APPLIED", "b": "APPLIED"}
         case.taken("sealed", "a", "b")
+        wait_until(lambda: now() > loaded_due - 6_000, 45, "the segment of a message")
         assert cancel(loaded, loaded_due, "b") == {"b": "APPLIED"}
         case.taken("loaded", "b")
 
@@ -184,14 +187,13 @@ def test_every_kind_of_command_on_every_kind_of_message(
 
         expected = {s: {text for text, wanted in case.wanted.items() if s in wanted} for s in "abx"}
         arrived = lambda s: {m.payload.decode() for m in collector.received[f"{topic}-{s}"]} - {"short"}  # noqa: E731
-        wait_until(lambda: all(expected[s] <= arrived(s) for s in "abx"), 60, f"what nobody took back\n{job.log}")
+        wait_until(lambda: all(expected[s] <= arrived(s) for s in "abx"), 90, f"what nobody took back\n{job.log}")
         wait_until(lambda: len(collector.received[f"{batched}-a"]) >= 6, 20, "the other batch")
         time.sleep(3)
         for s in "abx":
             assert arrived(s) == expected[s]
             assert max(Counter(m.payload for m in collector.received[f"{topic}-{s}"]).values()) == 1
         assert {m.payload for m in collector.received[f"{batched}-a"]} == {f"b{i}".encode() for i in range(6, 12)}
-        assert cancel(one, one_due) == dict.fromkeys("abx", "ALREADY_APPLIED")
         assert cancel(other, other_due) == dict.fromkeys("abx", "TOO_LATE")
 
         _outcome_topic_and_table_agree(pulsar_client, job)
