@@ -135,20 +135,19 @@ class DemoRun:
 
     def _take_back(self, settings: Settings) -> None:
         """Cancels and skips some of the messages that wait, each in a way that fits it."""
-        soonest = time.time_ns() // 1_000_000 + _TAKE_BACK_AHEAD_SECONDS * 1000
-        waiting = [m for m in self._messages if m.fate is Fate.DELIVERED and m.deliver_at > soonest and m.position]
         chosen: dict[tuple[str, str | None], list[Message]] = {}
-        for message in waiting[::_TAKEN_BACK_EACH]:
+        for message in _waiting(self._messages)[::_TAKEN_BACK_EACH]:
             chosen.setdefault((message.topic, _skipped_from(message)), []).append(message)
         with ControlClient(settings, "demo") as control:
             for (topic, subscription), messages in chosen.items():
-                by_entry = {_entry(parse(m.position)): m for m in messages}
+                # The answers to those before have taken their time.
+                by_entry = {_entry(parse(m.position)): m for m in _waiting(messages)}
                 outcomes: Iterator[Outcome]
                 if subscription is None:
                     cancels = [Cancel(MessageRef(*entry[:2]), m.deliver_at) for entry, m in by_entry.items()]
                     outcomes = control.cancel(topic, cancels, [], _PATIENCE_SECONDS)
                 else:
-                    ids = [parse(m.position) for m in messages]
+                    ids = [parse(m.position) for m in by_entry.values()]
                     outcomes = control.skip(topic, ids, [subscription], _PATIENCE_SECONDS)
                 for outcome in outcomes:
                     self._outcomes[outcome.result] += 1
@@ -275,6 +274,12 @@ def _remember_position(message: Message) -> Any:
             )
 
     return sent
+
+
+def _waiting(messages: Sequence[Message]) -> list[Message]:
+    """Those that can still be taken back."""
+    soonest = time.time_ns() // 1_000_000 + _TAKE_BACK_AHEAD_SECONDS * 1000
+    return [m for m in messages if m.fate is Fate.DELIVERED and m.deliver_at > soonest and m.position]
 
 
 def _skipped_from(message: Message) -> str | None:
