@@ -140,7 +140,7 @@ class Received:
 class Collector:
     """Consumes topics in threads, from their beginning.
 
-    What the broker sends again because it crashed before it kept an acknowledgement counts once: it is the same message.
+    What a broker that crashed sends again, because it lost an acknowledgement, counts once: it is the same message.
     """
 
     def __init__(self, client: pulsar.Client) -> None:

@@ -118,7 +118,10 @@ class Control:
         if not commands.num_rows:
             return OUTCOMES.empty_table()
         known = messages.select(KNOWN.names)
+        # What no subscription wants when it comes is not tracked, and so not counted.
+        unwanted = self.unwanted
         outcomes, unmatched = self._apply(commands.drop_columns("tick"), known, np.zeros(known.num_rows, np.bool_))
+        self.unwanted = unwanted
         return concat([outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOMES)
 
     def apply(

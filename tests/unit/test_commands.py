@@ -1,0 +1,195 @@
+"""Reading the control topic: what makes a message no command, a command invalid, and what it is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result, SkipEntry, SkipMessages
+from tests.messages import messages
+from tracker.commands import ANSWER, CANCEL, MAX_BATCH_INDEX, SKIP, Decoded, SubscriptionRule, command_positions, decode
+from tracker.index_bits import MAX_ENTRY_ID
+from tracker.messages import concat
+
+ORDERS = "persistent://public/default/orders"
+ROUTES = {ORDERS: [SubscriptionRule("shared", False), SubscriptionRule("exclusive", True)]}
+
+
+def read(*commands: ControlCommand | bytes) -> Decoded:
+    payloads = [c if isinstance(c, bytes) else c.SerializeToString() for c in commands]
+    return decode(concat([messages([(1, i, 0)], payload=p) for i, p in enumerate(payloads)]), ROUTES)
+
+
+def cancel(ledger: int = 1, entry: int = 2, deliver_at: int = 3, **fields: object) -> ControlCommand:
+    values = {"request_id": "r", "topic": ORDERS, "issued_by": "me", "issued_at": 9, **fields}
+    return ControlCommand(  # type: ignore[arg-type]
+        cancel=CancelDelayedMessage(ledger_id=ledger, entry_id=entry, deliver_at=deliver_at), **values
+    )
+
+
+def skip(*entries: SkipEntry, **fields: object) -> ControlCommand:
+    values = {"request_id": "r", "topic": ORDERS, **fields}
+    return ControlCommand(skip=SkipMessages(entries=entries), **values)  # type: ignore[arg-type]
+
+
+def test_a_cancel_is_a_row_for_all_subscriptions() -> None:
+    decoded = read(cancel())
+    row = decoded.commands.to_pylist()[0]
+    assert (row["kind"], row["topic"], row["partition"], row["subscriptions"]) == (CANCEL, ORDERS, -1, 0b11)
+    assert (row["ledger_id"], row["entry_id"], row["batch_index"], row["deliver_at"]) == (1, 2, -1, 3)
+    assert (row["request_id"], row["issued_by"], row["issued_at"]) == ("r", "me", 9)
+    assert decoded.request_ids == ["r"]
+    assert decoded.rejects.num_rows == 0
+
+
+def test_a_skip_is_a_row_for_each_message_and_each_whole_entry() -> None:
+    decoded = read(
+        skip(
+            SkipEntry(ledger_id=1, entry_id=2, batch_indexes=[0, 4, 4, MAX_BATCH_INDEX]),
+            SkipEntry(ledger_id=1, entry_id=MAX_ENTRY_ID),
+            subscriptions=["shared"],
+        )
+    )
+    rows = decoded.commands.to_pylist()
+    assert [(r["entry_id"], r["batch_index"]) for r in rows] == [
+        (2, 0),
+        (2, 4),
+        (2, MAX_BATCH_INDEX),
+        (MAX_ENTRY_ID, -1),
+    ]
+    assert {(r["kind"], r["subscriptions"], r["deliver_at"]) for r in rows} == {(SKIP, 0b01, 0)}
+    assert sorted(command_positions(decoded.commands).to_pylist(), key=str) == [
+        {"ledger_id": 1, "entry_id": 2},
+        {"ledger_id": 1, "entry_id": MAX_ENTRY_ID},
+    ]
+
+
+@pytest.mark.parametrize("payload", [b"\xff\xff\xff", b"\x0a\x05ab", b"hello, world"])
+def test_bytes_that_are_no_command_are_rejected_and_not_answered(payload: bytes) -> None:
+    decoded = read(payload)
+    assert decoded.commands.num_rows == 0
+    assert decoded.request_ids == []
+    assert decoded.rejects["reason"].to_pylist() == ["the bytes are no command"]
+    assert decoded.rejects["payload"].to_pylist() == [payload]
+
+
+@pytest.mark.parametrize("payload", [b"", cancel(request_id="").SerializeToString()])
+def test_without_a_request_id_there_is_nothing_to_answer(payload: bytes) -> None:
+    decoded = read(payload)
+    assert decoded.commands.num_rows == 0
+    assert decoded.request_ids == []
+    assert decoded.rejects["reason"].to_pylist() == ["no command with a request id"]
+
+
+# An operation that a later version may know: field 12, an empty message.
+LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\x62\x00"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (LATER, "no operation, or one that is not known here"),
+        (ControlCommand(request_id="r", topic=ORDERS), "no operation, or one that is not known here"),
+        (cancel(ledger=-1), "no such position can be: -1:2"),
+        (cancel(entry=-1), "no such position can be: 1:-1"),
+        (cancel(entry=MAX_ENTRY_ID + 1), f"no such position can be: 1:{MAX_ENTRY_ID + 1}"),
+        (cancel(deliver_at=0), "deliver_at must be positive: 0"),
+        (cancel(deliver_at=-5), "deliver_at must be positive: -5"),
+        (skip(), "a skip of no entries"),
+        (skip(SkipEntry(ledger_id=1, entry_id=1), SkipEntry(ledger_id=-7)), "no such position can be: -7:0"),
+        (skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=[-1])), "batch index -1 is out of range"),
+        (
+            skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=[MAX_BATCH_INDEX + 1])),
+            f"batch index {MAX_BATCH_INDEX + 1} is out of range",
+        ),
+    ],
+)
+def test_a_command_that_can_not_be_applied_is_rejected_and_answered(
+    command: ControlCommand | bytes, reason: str
+) -> None:
+    decoded = read(command)
+    assert decoded.rejects["reason"].to_pylist() == [reason]
+    assert [(r["kind"], r["result"], r["reason"], r["subscription"]) for r in decoded.commands.to_pylist()] == [
+        (ANSWER, Result.INVALID, reason, None)
+    ]
+    assert decoded.request_ids == ["r"]
+
+
+def test_an_unknown_topic_is_not_found() -> None:
+    for topic in ("nowhere", "", ORDERS + "-partition-", ORDERS + "-partition-x", "persistent://a/b/orders"):
+        decoded = read(cancel(topic=topic))
+        row = decoded.commands.to_pylist()[0]
+        assert (row["kind"], row["result"], row["topic"]) == (ANSWER, Result.NOT_FOUND, topic)
+        assert decoded.rejects.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "partition"),
+    [
+        ("orders", -1),
+        ("public/default/orders", -1),
+        (ORDERS, -1),
+        ("orders-partition-3", 3),
+        (ORDERS + "-partition-11", 11),
+    ],
+)
+def test_a_topic_may_be_named_in_short_and_by_partition(name: str, partition: int) -> None:
+    row = read(cancel(topic=name)).commands.to_pylist()[0]
+    assert (row["kind"], row["topic"], row["partition"]) == (CANCEL, ORDERS, partition)
+
+
+def test_an_unknown_subscription_is_not_found_and_the_others_are_served() -> None:
+    decoded = read(cancel(subscriptions=["shared", "nobody"]))
+    rows = {r["kind"]: r for r in decoded.commands.to_pylist()}
+    assert (rows[ANSWER]["subscription"], rows[ANSWER]["result"]) == ("nobody", Result.NOT_FOUND)
+    assert rows[CANCEL]["subscriptions"] == 0b01
+    alone = read(cancel(subscriptions=["nobody"])).commands
+    assert alone["kind"].to_pylist() == [ANSWER]
+
+
+def test_a_cumulative_subscription_refuses_a_skip_but_no_cancel() -> None:
+    decoded = read(skip(SkipEntry(ledger_id=1, entry_id=2)))
+    rows = {r["kind"]: r for r in decoded.commands.to_pylist()}
+    assert (rows[ANSWER]["subscription"], rows[ANSWER]["result"]) == ("exclusive", Result.NOT_ALLOWED)
+    assert rows[SKIP]["subscriptions"] == 0b01
+    only = read(skip(SkipEntry(ledger_id=1, entry_id=2), subscriptions=["exclusive"])).commands
+    assert only["result"].to_pylist() == [Result.NOT_ALLOWED]
+    assert read(cancel(subscriptions=["exclusive"])).commands["subscriptions"].to_pylist() == [0b10]
+
+
+def test_an_entry_of_another_partition_than_the_topic_is_invalid() -> None:
+    entries = [SkipEntry(ledger_id=1, entry_id=i, partition=p) for i, p in enumerate((3, 4, -1))]
+    decoded = read(skip(*entries, topic="orders-partition-3", subscriptions=["shared"]))
+    rows = decoded.commands.to_pylist()
+    assert [(r["kind"], r["entry_id"], r["partition"], r["result"]) for r in rows] == [
+        (SKIP, 0, 3, None),
+        (ANSWER, 1, -1, Result.INVALID),
+        (SKIP, 2, 3, None),
+    ]
+
+
+def test_the_partition_of_an_entry_serves_where_the_topic_names_none() -> None:
+    entries = [SkipEntry(ledger_id=1, entry_id=0, partition=4), SkipEntry(ledger_id=1, entry_id=1)]
+    assert read(skip(*entries)).commands.filter([True, False, True])["partition"].to_pylist() == [4, -1]
+
+
+def test_a_request_id_that_comes_twice_counts_once() -> None:
+    decoded = read(cancel(entry=1), cancel(entry=2), cancel(entry=3, request_id="s"))
+    rows = decoded.commands.to_pylist()
+    assert [(r["request_id"], r["kind"], r["result"]) for r in rows] == [
+        ("r", CANCEL, None),
+        ("r", ANSWER, Result.ALREADY_APPLIED),
+        ("s", CANCEL, None),
+    ]
+    assert decoded.request_ids == ["r", "s"]
+
+
+def test_nothing_that_comes_stops_what_comes_after_it() -> None:
+    decoded = read(b"\xff", cancel(deliver_at=0), LATER, b"", cancel(request_id="good"))
+    assert decoded.commands["request_id"].to_pylist()[-1] == "good"
+    assert decoded.commands["kind"].to_pylist()[-1] == CANCEL
+    assert decoded.rejects.num_rows == 4
+
+
+def test_no_messages_are_no_commands() -> None:
+    decoded = decode(messages([]), ROUTES)
+    assert (decoded.commands.num_rows, decoded.request_ids, decoded.rejects.num_rows) == (0, [], 0)

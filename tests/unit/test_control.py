@@ -1,0 +1,344 @@
+"""What cancels and skips come to: each outcome, batches, repeated requests, and what is forgotten when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from proto.delaylake_pb2 import Result
+from tests.messages import TOPIC, batches, command, commands, messages
+from tracker.commands import ANSWER
+from tracker.control import KNOWN, Control, Moment, with_released
+from tracker.request_log import KEPT_MILLIS
+from tracker.store import MemoryStore
+from tracker.taken_back import Compression
+
+SUBSCRIPTIONS = {TOPIC: ["a", "b"]}
+TICK_MILLIS = 1_000
+MARGIN = 2 * TICK_MILLIS
+
+NOTHING = KNOWN.empty_table()
+
+
+class Desk:
+    """A control on a store, and the moment, which passes on by `at`."""
+
+    def __init__(self, compression: Compression | None = None) -> None:
+        self.store = MemoryStore()
+        self.compression = compression
+        self.control = Control(self.store, SUBSCRIPTIONS, TICK_MILLIS, compression)
+        self.moment = Moment(tick=1, now=1_000, released=1_000, passed=1)
+
+    def at(self, tick: int, released: int, passed: int | None = None) -> Desk:
+        """`passed`: up to which tick's commands the messages published before them are in; else this tick's."""
+        self.moment = Moment(tick, released, released, tick if passed is None else passed)
+        return self
+
+    def restart(self) -> None:
+        self.control.save()
+        self.control = Control(self.store, SUBSCRIPTIONS, TICK_MILLIS, self.compression)
+
+    def apply(self, *rows: dict[str, object], known: pa.Table = NOTHING, is_new: bool = False) -> list[tuple[str, int]]:
+        """(subscription, result) of each outcome."""
+        ids = list(dict.fromkeys(str(row["request_id"]) for row in rows))
+        new = np.full(known.num_rows, is_new)
+        return results(self.control.apply(commands(rows), ids, known.select(KNOWN.names), new, self.moment))
+
+    def arrive(self, rows: pa.Table) -> list[tuple[str, int]]:
+        return results(self.control.arrive(rows, self.moment))
+
+    def expire(self) -> list[tuple[str, int]]:
+        return results(self.control.expire(self.moment))
+
+    def wants(self, rows: pa.Table) -> list[int]:
+        wants: list[int] = self.control.wants(rows).tolist()
+        return wants
+
+
+def results(outcomes: pa.Table) -> list[tuple[str, int]]:
+    return list(zip(outcomes["subscription"].to_pylist(), outcomes["result"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# One message alone in its entry, due at 50,000, and a batch of three.
+ALONE = messages([(1, 7, 50_000)])
+BATCH = batches([(1, 8, i, 3, 50_000 + i) for i in range(3)])
+
+
+def test_a_known_message_is_taken_back_from_the_subscriptions_named(desk: Desk) -> None:
+    assert desk.wants(ALONE) == [0b11]
+    assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == [("b", Result.APPLIED)]
+    assert desk.wants(ALONE) == [0b01]
+    assert desk.control.unwanted == 0
+    assert desk.apply(command("s", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
+    assert desk.wants(ALONE) == [0]
+    assert desk.control.unwanted == 1
+
+
+def test_a_cancel_need_not_name_the_right_time(desk: Desk) -> None:
+    assert desk.apply(command("r", 1, 7, [0, 1], cancel_at=3), known=ALONE) == [
+        ("a", Result.APPLIED),
+        ("b", Result.APPLIED),
+    ]
+    cancels = desk.control.take_cancels()
+    assert cancels["subscription"].to_pylist() == ["a", "b"]
+    assert cancels["deliver_at"].to_pylist() == [50_000, 50_000]
+    assert desk.control.take_cancels().num_rows == 0
+
+
+def test_what_was_taken_back_before_is_already_applied(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0]), known=ALONE)
+    assert desk.apply(command("s", 1, 7, [0, 1]), known=ALONE) == [("a", Result.ALREADY_APPLIED), ("b", Result.APPLIED)]
+
+
+def test_two_commands_of_one_tick_take_a_message_back_once(desk: Desk) -> None:
+    rows = [command("r", 1, 7, [0]), command("s", 1, 7, [0])]
+    assert desk.apply(*rows, known=ALONE) == [("a", Result.APPLIED), ("a", Result.ALREADY_APPLIED)]
+    desk.control.save()
+    assert desk.control.taken_back.count == 1
+
+
+def test_what_was_handed_out_is_too_late(desk: Desk) -> None:
+    desk.at(9, released=50_000)
+    assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.TOO_LATE)]
+    assert desk.wants(ALONE) == [0b11]
+
+
+def test_what_came_only_now_is_not_handed_out_yet_though_it_is_due(desk: Desk) -> None:
+    desk.at(9, released=60_000)
+    assert desk.apply(command("r", 1, 7, [0]), known=ALONE, is_new=True) == [("a", Result.APPLIED)]
+
+
+def test_a_repeated_request_changes_nothing_and_says_so(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0]), known=ALONE)
+    desk.at(2, 1_100)
+    desk.restart()
+    assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == [("b", Result.ALREADY_APPLIED)]
+    assert desk.wants(ALONE) == [0b10]
+
+
+def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:
+    """A request may name messages of several shards, and come again for some of them only."""
+    desk.control.apply(commands([]), ["r"], NOTHING, np.zeros(0, np.bool_), desk.moment)
+    assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.ALREADY_APPLIED)]
+
+
+def test_a_request_id_is_forgotten_only_after_a_day(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0]), known=ALONE)
+    for when, result in ((KEPT_MILLIS, Result.ALREADY_APPLIED),):
+        desk.moment = Moment(2, when, 1_000, 2)
+        assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == [("b", result)]
+
+
+# Commands before their message.
+
+
+@pytest.mark.parametrize("cancel_at", [None, 50_000])
+def test_a_command_that_is_ahead_of_its_message_waits_and_is_applied(desk: Desk, cancel_at: int | None) -> None:
+    desk.at(5, 10_000, passed=4)
+    assert desk.apply(command("r", 1, 7, [0, 1], cancel_at=cancel_at)) == [("a", Result.WAITING), ("b", Result.WAITING)]
+    assert desk.control.waiting == 1
+    desk.restart()
+    desk.at(6, 10_100, passed=4)
+    assert desk.arrive(messages([(1, 6, 50_000), (2, 7, 50_000)])) == []
+    assert desk.arrive(ALONE) == [("a", Result.APPLIED), ("b", Result.APPLIED)]
+    assert desk.wants(ALONE) == [0]
+    assert desk.control.waiting == 0
+    assert desk.expire() == []
+
+
+def test_a_message_that_never_waited_is_not_counted_as_unwanted(desk: Desk) -> None:
+    """What was taken back before it came is not tracked, so that there is nothing to leave out of the count."""
+    desk.at(5, 10_000, passed=4)
+    desk.apply(command("r", 1, 7, [0, 1]))
+    desk.arrive(ALONE)
+    assert desk.control.unwanted == 0
+
+
+def test_a_message_that_came_late_is_taken_back_though_its_time_is_past(desk: Desk) -> None:
+    desk.at(5, 10_000, passed=4)
+    desk.apply(command("r", 1, 7, [0]))
+    desk.at(6, 60_000, passed=4)
+    assert desk.arrive(ALONE) == [("a", Result.APPLIED)]
+
+
+def test_a_skip_waits_until_what_was_published_before_it_has_come(desk: Desk) -> None:
+    desk.at(5, 10_000, passed=4)
+    assert desk.apply(command("r", 1, 7, [1])) == [("b", Result.WAITING)]
+    assert desk.at(6, 99_000, passed=4).expire() == []
+    assert desk.at(7, 99_000, passed=5).expire() == [("b", Result.NOT_FOUND)]
+    assert desk.control.waiting == 0
+    assert desk.arrive(ALONE) == []
+
+
+def test_a_skip_of_what_is_not_there_is_not_found(desk: Desk) -> None:
+    assert desk.at(5, 10_000).apply(command("r", 1, 7, [0])) == [("a", Result.NOT_FOUND)]
+    assert desk.control.waiting == 0
+
+
+def test_a_cancel_in_advance_waits_until_two_ticks_after_its_time(desk: Desk) -> None:
+    desk.at(5, 10_000)
+    assert desk.apply(command("r", 1, 7, [0], cancel_at=50_000)) == [("a", Result.WAITING)]
+    cancels = desk.control.take_cancels()
+    assert cancels["deliver_at"].to_pylist() == [50_000 - MARGIN]
+    assert desk.at(6, 50_000 + MARGIN - 1).expire() == []
+    assert desk.at(7, 50_000 + MARGIN).expire() == [("a", Result.NOT_FOUND)]
+
+
+def test_a_cancel_in_advance_is_due_now_at_the_earliest(desk: Desk) -> None:
+    desk.at(5, 10_000)
+    desk.apply(command("r", 1, 7, [0], cancel_at=10_500))
+    assert desk.control.take_cancels()["deliver_at"].to_pylist() == [10_000]
+
+
+def test_a_cancel_in_advance_outlasts_its_time_where_messages_may_still_come(desk: Desk) -> None:
+    desk.at(5, 10_000, passed=4)
+    assert desk.apply(command("r", 1, 7, [0], cancel_at=9_000)) == [("a", Result.WAITING)]
+    assert desk.at(6, 90_000, passed=4).expire() == []
+    assert desk.arrive(ALONE) == [("a", Result.APPLIED)]
+
+
+def test_a_cancel_of_a_past_time_is_too_late_where_no_message_can_come(desk: Desk) -> None:
+    assert desk.at(5, 10_000).apply(command("r", 1, 7, [0], cancel_at=10_000)) == [("a", Result.TOO_LATE)]
+    assert desk.control.waiting == 0
+
+
+def test_a_command_waits_only_for_its_topic_and_partition(desk: Desk) -> None:
+    desk.at(5, 10_000, passed=4)
+    desk.apply(command("r", 1, 7, [0], partition=2))
+    assert desk.arrive(messages([(1, 7, 50_000)], partition=3)) == [("a", Result.NOT_FOUND)]
+    desk.apply(command("s", 1, 7, [0], partition=2))
+    assert desk.arrive(messages([(1, 7, 50_000)], partition=2)) == [("a", Result.APPLIED)]
+
+
+def test_an_answer_is_passed_on(desk: Desk) -> None:
+    """NOT_ALLOWED and INVALID come with the command's row."""
+    rows = [
+        {**command("r", -1, -1, []), "kind": ANSWER, "subscription": name, "result": result, "reason": "why"}
+        for name, result in (("a", Result.NOT_ALLOWED), (None, Result.INVALID))
+    ]
+    outcomes = desk.control.apply(commands(rows), ["r"], NOTHING, np.zeros(0, np.bool_), desk.moment)
+    assert results(outcomes) == [("a", Result.NOT_ALLOWED), (None, Result.INVALID)]
+    assert outcomes["reason"].to_pylist() == ["why", "why"]
+    assert desk.control.waiting == 0
+
+
+# Batches.
+
+
+def indexes(outcomes: pa.Table) -> list[tuple[int, int]]:
+    return list(zip(outcomes["batch_index"].to_pylist(), outcomes["result"].to_pylist(), strict=True))
+
+
+def apply_to_batch(desk: Desk, rows: Iterable[dict[str, object]], known: pa.Table = BATCH) -> list[tuple[int, int]]:
+    rows = list(rows)
+    ids = [str(row["request_id"]) for row in rows]
+    is_new = np.zeros(known.num_rows, np.bool_)
+    return indexes(desk.control.apply(commands(rows), ids, known.select(KNOWN.names), is_new, desk.moment))
+
+
+def test_one_message_of_a_batch_is_taken_back_alone(desk: Desk) -> None:
+    assert apply_to_batch(desk, [command("r", 1, 8, batch_index=1)]) == [(1, Result.APPLIED)]
+    assert desk.wants(BATCH) == [0b11, 0b10, 0b11]
+
+
+def test_an_entry_whole_has_one_outcome(desk: Desk) -> None:
+    assert apply_to_batch(desk, [command("r", 1, 8)]) == [(-1, Result.APPLIED)]
+    assert desk.wants(BATCH) == [0b10] * 3
+
+
+def test_all_messages_of_a_batch_one_by_one_are_the_entry_whole(desk: Desk) -> None:
+    for i in (2, 0, 1):
+        apply_to_batch(desk, [command(f"r{i}", 1, 8, batch_index=i)])
+    whole = Desk()
+    apply_to_batch(whole, [command("r", 1, 8)])
+    for each in (desk, whole):
+        each.control.save()
+    assert desk.store.get("taken_back", (1, 0)) == whole.store.get("taken_back", (1, 0))
+    assert desk.control.taken_back.count == 1
+    assert apply_to_batch(desk, [command("s", 1, 8)]) == [(-1, Result.ALREADY_APPLIED)]
+
+
+def test_the_rest_of_an_entry_is_applied_where_part_of_it_was_before(desk: Desk) -> None:
+    apply_to_batch(desk, [command("r", 1, 8, batch_index=1)])
+    assert apply_to_batch(desk, [command("s", 1, 8)]) == [(-1, Result.APPLIED)]
+    assert desk.wants(BATCH) == [0b10] * 3
+
+
+def test_an_entry_of_which_part_is_handed_out_has_an_outcome_for_each_message(desk: Desk) -> None:
+    desk.at(5, released=50_001)
+    assert apply_to_batch(desk, [command("r", 1, 8)]) == [
+        (0, Result.TOO_LATE),
+        (1, Result.TOO_LATE),
+        (2, Result.APPLIED),
+    ]
+    assert desk.wants(BATCH) == [0b11, 0b11, 0b10]
+    desk.at(6, released=50_002)
+    assert apply_to_batch(Desk().at(6, 50_002), [command("r", 1, 8)]) == [(-1, Result.TOO_LATE)]
+
+
+def test_a_batch_index_that_the_entry_does_not_have_is_invalid(desk: Desk) -> None:
+    assert apply_to_batch(desk, [command("r", 1, 8, batch_index=3)]) == [(3, Result.INVALID)]
+    assert apply_to_batch(desk, [command("s", 1, 7, batch_index=1)], ALONE) == [(1, Result.INVALID)]
+    assert apply_to_batch(desk, [command("t", 1, 7, batch_index=0)], ALONE) == [(-1, Result.APPLIED)]
+
+
+def test_what_of_an_entry_is_in_no_bucket_was_handed_out_before() -> None:
+    found = batches([(1, 8, 1, 3, 50_001), (1, 9, -1, 2, 0), (1, 7, -1, 1, 50_000)]).select(KNOWN.names)
+    rows = with_released(found)
+    assert sorted(
+        zip(rows["entry_id"].to_pylist(), rows["batch_index"].to_pylist(), rows["deliver_at"].to_pylist(), strict=True)
+    ) == [(7, -1, 50_000), (8, 0, 0), (8, 1, 50_001), (8, 2, 0), (9, 0, 0), (9, 1, 0)]
+    assert with_released(NOTHING).num_rows == 0
+
+
+# What is kept, and how long.
+
+
+@pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
+def test_what_was_taken_back_outlasts_a_restart_whatever_the_codec(codec: str) -> None:
+    desk = Desk(Compression(codec, threshold_bytes=0))
+    many = messages([(1, i * i, 50_000) for i in range(500)])
+    desk.apply(*(command(f"r{i}", 1, i * i, [i % 2]) for i in range(500)), known=many)
+    apply_to_batch(desk, [command("s", 1, 8, batch_index=2)])
+    wants = desk.wants(many)
+    desk.restart()
+    assert desk.wants(many) == wants == [0b10 if i % 2 == 0 else 0b01 for i in range(500)]
+    assert desk.wants(BATCH) == [0b11, 0b11, 0b10]
+    assert desk.control.taken_back.count == 501
+    # Another codec reads what this one wrote.
+    desk.compression = Compression("NONE")
+    desk.restart()
+    assert desk.wants(many) == wants
+
+
+def test_small_bitmaps_are_not_compressed() -> None:
+    sizes = []
+    for codec in ("NONE", "ZSTD"):
+        desk = Desk(Compression(codec, threshold_bytes=1_000_000))
+        desk.apply(command("r", 1, 7), known=ALONE)
+        desk.control.save()
+        sizes.append(desk.control.taken_back.n_bytes)
+    assert sizes[0] == sizes[1]
+
+
+def test_what_was_taken_back_is_forgotten_two_ticks_after_its_time(desk: Desk) -> None:
+    later = messages([(1, 9, 60_000)])
+    desk.apply(command("r", 1, 7), known=ALONE)
+    desk.apply(command("s", 1, 9), known=later)
+    desk.control.save()
+    desk.control.taken_back.drop_expired(60_000 + MARGIN - 1)
+    assert desk.wants(ALONE) == [0b10]
+    desk.control.taken_back.drop_expired(60_000 + MARGIN)
+    assert desk.wants(ALONE) == [0b11]
+    assert not desk.control.taken_back
+    desk.restart()
+    assert desk.control.taken_back.n_bytes == 0
+    assert not [key for key in desk.store.values if key[0] == "taken_back"]

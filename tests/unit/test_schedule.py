@@ -1,0 +1,63 @@
+"""When a message is due."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tracker.schedule import BadSchedule, deliver_at
+from tracker.shards import shard_of
+from tracker.store import MemoryStore
+from tracker.taken_back import Compression, TakenBack
+
+
+def test_times_are_read() -> None:
+    assert deliver_at({"deliverAt": "1234"}, 5) == 1234
+    assert deliver_at({"deliverAfter": "1000"}, 5) == 1005
+    assert deliver_at({"deliverAt": "7", "deliverAfter": "1000"}, 5) == 7
+    assert deliver_at({"other": "1"}, 5) == 5
+    assert deliver_at({"deliverAt": "0"}, 5) == 0
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "1e12", " 1", "١٢", "9" * 25, str(2**62), "0x10", "NaN"])
+def test_what_is_no_time_is_refused_in_one_line(text: str) -> None:
+    for name in ("deliverAt", "deliverAfter"):
+        with pytest.raises(BadSchedule) as error:
+            deliver_at({name: text}, 5)
+        assert "\n" not in str(error.value)
+
+
+def test_a_delay_beyond_the_longest_is_refused() -> None:
+    assert deliver_at({"deliverAt": "1100"}, 100, 1000) == 1100
+    with pytest.raises(BadSchedule, match="Exceeds max allowed delivery delay of 1000 milliseconds"):
+        deliver_at({"deliverAt": "1101"}, 100, 1000)
+
+
+def test_shards_are_stable_and_even() -> None:
+    entries = np.arange(100_000)
+    shards = shard_of(np.full(100_000, 7), entries, 4)
+    assert shard_of(np.array([7]), np.array([4711]), 4)[0] == shards[4711]
+    assert np.bincount(shards).min() > 20_000
+    assert (shards == shard_of(np.full(100_000, 7), entries, 4)).all()
+
+
+@pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
+def test_what_is_taken_back_survives_any_compression(codec: str) -> None:
+    chance = np.random.default_rng(1)
+    entries = chance.choice(200_000, 20_000, replace=False)
+    ledgers = np.full(len(entries), 3)
+    store = MemoryStore()
+    taken = TakenBack(store, Compression(codec, 100))
+    taken.add_entries(1, ledgers, entries, entries * 0 + 1_000)
+    taken.add_messages(1, ledgers[:2], np.array([300_000, 300_000]), np.array([0, 2]), np.array([3, 3]), entries[:2])
+    taken.save()
+    again = TakenBack(store, Compression("NONE"))
+    assert again.count == 20_002
+    assert again.n_bytes > 0
+    every = np.arange(200_000)
+    found = again.contains(1, np.full(200_000, 3), every, every * 0 - 1)
+    assert set(np.flatnonzero(found).tolist()) == set(entries.tolist())
+    of_batch = again.contains(1, np.full(3, 3), np.full(3, 300_000), np.arange(3))
+    assert of_batch.tolist() == [True, False, True]
+    again.drop_expired(10**9)
+    assert not again
