@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from proto.delaylake_pb2 import Result
 from tracker.chunks import Chunks
 from tracker.commands import ANSWER, CANCEL, OUTCOMES, SKIP
-from tracker.messages import BoolArray, Int64Array, concat, int64, where
+from tracker.messages import BoolArray, Int64Array, concat, int64, is_rejected, where
 from tracker.rebuilt import Rebuilt, take_back
 from tracker.request_log import RequestLog
 from tracker.store import Store
@@ -35,6 +35,9 @@ KNOWN = pa.schema(
         ("deliver_at", pa.int64()),
     ]
 )
+
+# The time of delivery of a known message that has been handed out long ago, or rejected.
+PAST = 0
 
 # Rows of type CANCEL for the delayed index.
 CANCELS = pa.schema(
@@ -120,7 +123,7 @@ class Control:
         known = messages.select(KNOWN.names)
         # What no subscription wants when it comes is not tracked, and so not counted.
         unwanted = self.unwanted
-        outcomes, unmatched = self._apply(commands.drop_columns("tick"), known, np.zeros(known.num_rows, np.bool_))
+        outcomes, unmatched = self._apply(commands.drop_columns("tick"), known, is_rejected(messages))
         self.unwanted = unwanted
         return concat([outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOMES)
 
@@ -344,7 +347,7 @@ def with_released(found: pa.Table) -> pa.Table:
     for row in parts.to_pylist():
         there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
     rest = [
-        {**rows[0], "batch_index": index, "deliver_at": 0}
+        {**rows[0], "batch_index": index, "deliver_at": PAST}
         for rows in there.values()
         for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
     ]

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.commands import COMMANDS, OUTCOMES
-from tracker.control import CANCELS, KNOWN, Control, Moment, with_released
+from tracker.control import CANCELS, KNOWN, PAST, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import SENDING, InFlight, Release
-from tracker.messages import MESSAGES, concat, in_order, is_rejected, where
+from tracker.messages import MESSAGES, BoolArray, concat, in_order, int64, is_rejected, where
 from tracker.rebuilt import Rebuilt
 from tracker.store import Store
 from tracker.taken_back import Compression
@@ -108,10 +108,11 @@ class Shard:
 
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = intake.messages
-        outcomes = [self._control.arrive(messages, moment)]
-        known, is_new = self._known(intake)
-        self._entries.add(messages, tick.turn if is_turn else tick.turn + 1)
         rejected = is_rejected(messages)
+        outcomes = [self._control.arrive(messages, moment)]
+        taken = _past_where(rejected, messages)
+        known, is_new = self._known(intake, taken)
+        self._entries.add(taken, tick.turn if is_turn else tick.turn + 1)
         effects.rejects = where(messages, rejected)
         wanted = where(messages, ~rejected)
         if self._control.taken_back:
@@ -157,8 +158,8 @@ class Shard:
         self._save(tick)
         return effects
 
-    def _known(self, intake: Intake) -> tuple[pa.Table, np.ndarray]:
-        """The messages of the entries that commands name, and which of them came in only now."""
+    def _known(self, intake: Intake, messages: pa.Table) -> tuple[pa.Table, BoolArray]:
+        """The messages of the entries that commands name, and which of them came in only now and can be taken back."""
         if not intake.commands.num_rows:
             return KNOWN.empty_table(), np.zeros(0, np.bool_)
         wanted = intake.commands.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
@@ -166,12 +167,12 @@ class Shard:
             rows.select(KNOWN.names)
             .join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
             .select(KNOWN.names)
-            for rows in (intake.messages, self._entries.all(), with_released(intake.found))
+            for rows in (messages, self._entries.all(), with_released(intake.found))
         )
         # An entry that is not booked yet is known here as a whole, in the delayed index perhaps in part.
         booked = booked.join(recent, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
         is_new = np.zeros(new.num_rows + recent.num_rows + booked.num_rows, np.bool_)
-        is_new[: new.num_rows] = True
+        is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
         return pa.concat_tables([new, recent, booked.select(KNOWN.names)]).cast(KNOWN), is_new
 
     def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table) -> int:
@@ -202,3 +203,13 @@ class Shard:
         self._control.save()
         self._in_flight.save()
         self._entries.save()
+
+
+def _past_where(rejected: BoolArray, messages: pa.Table) -> pa.Table:
+    """The messages, the rejected ones with a past time: they are handed out at once, and no command takes them back."""
+    if not rejected.any():
+        return messages
+    deliver_at = pa.array(np.where(rejected, PAST, int64(messages, "deliver_at")))
+    return messages.set_column(
+        messages.schema.get_field_index("deliver_at"), messages.schema.field("deliver_at"), deliver_at
+    )

@@ -12,7 +12,9 @@ from proto.delaylake_pb2 import Result
 from tests.messages import TOPIC, batches, command, commands, messages
 from tracker.commands import ANSWER
 from tracker.control import KNOWN, Control, Moment, with_released
+from tracker.messages import MESSAGES
 from tracker.request_log import KEPT_MILLIS
+from tracker.shard import Intake, Shard, Tick
 from tracker.store import MemoryStore
 from tracker.taken_back import Compression
 
@@ -341,3 +343,32 @@ def test_what_was_taken_back_is_forgotten_two_ticks_after_its_time(desk: Desk) -
     desk.restart()
     assert desk.control.taken_back.n_bytes == 0
     assert not [key for key in desk.store.values if key[0] == "taken_back"]
+
+
+# What is rejected.
+
+
+REJECTED = messages([(1, 7, 90_000)], reason="too large")
+
+
+def test_a_rejected_message_is_handed_out_at_once_and_so_too_late(desk: Desk) -> None:
+    desk.at(5, 10_000, passed=4)
+    desk.apply(command("r", 1, 7, [0]))
+    assert desk.arrive(REJECTED) == [("a", Result.TOO_LATE)]
+    assert desk.wants(REJECTED) == [0b11]
+
+
+@pytest.mark.parametrize("ticks_later", [0, 1, 2])
+def test_a_command_for_a_rejected_message_changes_no_count(ticks_later: int) -> None:
+    store = MemoryStore()
+    told = []
+    for n in range(1, 5):
+        tick = Tick(n, n * 100, n, n * 100 + 5_000, n * 100 + 1_000, "run", 0, 0, now=n * 100, passed=n)
+        rows = [command("r", 1, 7, [0, 1])] if n == 1 + ticks_later else []
+        new = REJECTED if n == 1 else MESSAGES.empty_table()
+        intake = Intake(messages=new, commands=commands(rows), request_ids=["r"] * len(rows))
+        effects = Shard(store, SUBSCRIPTIONS, 1_000_000).apply(tick, intake)
+        assert effects.status["delayed"] == 0
+        assert [r.rows["wants"].to_pylist() for r in effects.releases] == ([[0]] if n == 1 else [])
+        told += results(effects.outcomes)
+    assert told == [("a", Result.TOO_LATE), ("b", Result.TOO_LATE)]
