@@ -71,7 +71,7 @@ class Reporter:
                 self._begin()
             self._status = status.counts
             self._taken += status.counts["taken"]
-            self._batches += 1
+            self._batch_millis.append(status.counts["sink_millis"])
             if self._every and time.monotonic() - self._since >= self._every:
                 self._report()
                 self._begin()
@@ -87,7 +87,8 @@ class Reporter:
 
     def _begin(self) -> None:
         self._since = time.monotonic()
-        self._taken = self._delivered = self._batches = 0
+        self._taken = self._delivered = 0
+        self._batch_millis: list[int] = []
         self._lateness: list[Any] = []
 
     def _report(self) -> None:
@@ -102,7 +103,8 @@ class Reporter:
             "in_flight": self._status["in_flight"],
             "taken_per_second": round(self._taken / seconds, 1),
             "delivered_per_second": round(self._delivered / seconds, 1),
-            "batches_per_second": round(self._batches / seconds, 2),
+            "batches_per_second": round(len(self._batch_millis) / seconds, 2),
+            "batch_millis_p50": float(np.median(self._batch_millis)),
             "late_millis_p50": p50,
             "late_millis_p99": p99,
         }

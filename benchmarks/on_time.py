@@ -1,0 +1,139 @@
+"""How late messages come, and how many go through: the job and Pulsar's own delayed delivery, one after the other.
+
+usage: on_time.py [RATE [SECONDS]]
+
+Same broker, same load, same consumer: RATE messages a second for SECONDS, 100 bytes each, due 5 to 10 seconds after
+they are sent. Lateness is taken at the consumer, after the first 20 seconds. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pulsar
+
+from conf.settings import PulsarSettings
+from jobs.broker import EmbeddedBroker
+from streaming.pulsar_client import connect
+from tests.harness import Job
+
+WARM_UP_SECONDS = 20
+NAMESPACE = "persistent://public/default"
+
+
+def produce(settings: PulsarSettings, topic: str, rate: int, seconds: float, is_native: bool) -> None:
+    client = connect(settings)
+    producer = client.create_producer(
+        topic, batching_enabled=not is_native, block_if_queue_full=True, max_pending_messages=20_000
+    )
+    begin, body = time.time(), b"x" * 86
+    for i in range(int(rate * seconds)):
+        while time.time() < begin + i / rate:
+            time.sleep(0.002)
+        due = int((time.time() + random.uniform(5, 10)) * 1000)
+        payload = str(due).encode() + b" " + body
+        if is_native:
+            producer.send_async(payload, None, deliver_at=due)
+        else:
+            producer.send_async(payload, None, properties={"deliverAt": str(due)})
+    producer.flush()
+    client.close()
+
+
+def consume(settings: PulsarSettings, topic: str, n: int, until: float, results: Any) -> None:
+    client = connect(settings)
+    consumer = client.subscribe(
+        topic, "bench", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=20_000,
+        initial_position=pulsar.InitialPosition.Earliest,
+    )  # fmt: skip
+    late, at = [], []
+    results.put("ready")
+    while len(late) < n and time.time() < until:
+        try:
+            message = consumer.receive(1_000)
+        except pulsar.Timeout:
+            continue
+        now = time.time() * 1000
+        consumer.acknowledge(message)
+        late.append(now - int(message.data().split(b" ", 1)[0]))
+        at.append(now)
+    client.close()
+    results.put((np.array(late), np.array(at)))
+
+
+def run(
+    settings: PulsarSettings, source: str, destination: str, rate: int, seconds: float, native: bool
+) -> dict[str, Any]:
+    results: Any = multiprocessing.Queue()
+    n = int(rate * seconds)
+    consumer = multiprocessing.Process(
+        target=consume, args=(settings, destination, n, time.time() + seconds * 2 + 60, results)
+    )
+    consumer.start()
+    results.get()
+    begin = time.time()
+    producer = multiprocessing.Process(target=produce, args=(settings, source, rate, seconds, native))
+    producer.start()
+    producer.join()
+    produced = time.time() - begin
+    late, at = results.get()
+    consumer.join()
+    steady = late[at > (begin + WARM_UP_SECONDS) * 1000]
+    p50, p99, p999 = np.percentile(steady, [50, 99, 99.9])
+    return {
+        "received": len(late),
+        "produced_per_second": round(n / produced),
+        "received_per_second": round(len(late) / ((at[-1] - at[0]) / 1000)),
+        "late_millis": {
+            "p50": round(p50, 1),
+            "p99": round(p99, 1),
+            "p99.9": round(p999, 1),
+            "max": round(steady.max()),
+        },
+        "earliest_millis": round(float(-late.min())),
+    }
+
+
+def main() -> None:
+    rate = int(sys.argv[1]) if len(sys.argv) > 1 else 3_000
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker(Path(folder) / "broker")
+        broker.start(port=0, http_port=0)
+        source = f"{NAMESPACE}/bench"
+        job = Job(Path(folder), broker.settings, [{"source": source, "subscriptions": [{"name": "a"}]}])
+        try:
+            job.start()
+            ours = run(broker.settings, source, f"{source}-a", rate, seconds, native=False)
+            steady = job.progress[WARM_UP_SECONDS : int(seconds)]
+            ours["batch_millis_p50"] = float(np.median([p["batch_millis_p50"] for p in steady]))
+            ours["taken_per_second_p50"] = float(np.median([p["taken_per_second"] for p in steady]))
+            job.terminate()
+            pulsar_own = run(broker.settings, f"{NAMESPACE}/own", f"{NAMESPACE}/own", rate, seconds, native=True)
+        finally:
+            job.stop()
+            broker.kill()
+    print(
+        json.dumps(
+            {
+                "benchmark": "on_time",
+                "rate": rate,
+                "seconds": seconds,
+                "delaylake": ours,
+                "pulsar": pulsar_own,
+                "p99_ratio": round(ours["late_millis"]["p99"] / pulsar_own["late_millis"]["p99"], 3),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
