@@ -23,6 +23,8 @@ ALERTS = "persistent://public/default/alerts"  # to mail
 NOW = 1_900_000_000_000
 LATER = NOW + 3_600_000
 
+DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
+
 FAULTS = ["lost", "doubled", "early", "delivered_although_cancelled", "overdue", "reject_delivered"]
 
 
@@ -307,3 +309,20 @@ def test_a_hundred_thousand_messages_take_two_seconds(warehouse: Warehouse) -> N
     audit = run_audit(warehouse.settings)
     assert time.monotonic() - started < 2
     assert (audit.is_clean, audit.taken_in) == (True, n + 15)
+
+
+def test_the_documented_query_gives_what_a_subscription_waits_for(warehouse: Warehouse) -> None:
+    warehouse.entry(ORDERS, 90, batch_size=2)
+    for batch_index in (0, 1):
+        warehouse.sealed(ORDERS, 90, batch_index=batch_index)
+    warehouse.outcome(ORDERS, 90, "billing", batch_index=1)
+    warehouse.entry(ORDERS, 91)
+    warehouse.sealed(ORDERS, 91)
+    warehouse.outcome(ORDERS, 91, "billing")
+    pending = {row["subscription"]: row["pending"] for row in warehouse.audit().counts if row["topic"] == ORDERS}
+    documented = re.search(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert documented is not None
+    for subscription in ("billing", "audit"):
+        rows = warehouse.tables.sql(documented[1].replace("'billing'", f"'{subscription}'"))
+        assert rows.num_rows == pending[subscription]
+    assert pending == {"billing": 2, "audit": 4}
