@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from conf.settings import Settings
     from streaming.sink import BatchStatus
 
+_log = logging.getLogger(__name__)
+
 _REPORT_SECONDS = 10.0
 
 
@@ -135,6 +137,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from streaming.query import DelayedDelivery
     from streaming.session import create_session
 
+    warn_without_deduplication(settings)
     log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_spark_log else None
     with _output_of_children(log):
         spark = create_session(settings, "delaylake")
@@ -157,6 +160,23 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     spark.stop()
     if failure:
         raise failure[0]
+
+
+def warn_without_deduplication(settings: Settings) -> None:
+    """Says which destinations may get a message twice after a crash, because their broker does not drop repetitions."""
+    from streaming.pulsar_client import AdminClient, PulsarError
+
+    destinations = [s.destination for route in settings.routes for s in route.subscriptions]
+    namespaces = sorted({"/".join(d.removeprefix("persistent://").split("/")[:2]) for d in destinations})
+    with AdminClient(settings.pulsar) as admin:
+        for namespace in namespaces:
+            try:
+                if not admin.deduplication_enabled(namespace):
+                    _log.warning(
+                        "delivery to %s is at least once, not exactly once: its broker has no deduplication", namespace
+                    )
+            except PulsarError as error:
+                _log.warning("whether %s has deduplication is not known: %s", namespace, error)
 
 
 @contextmanager

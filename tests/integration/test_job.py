@@ -13,6 +13,7 @@ import pytest
 
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
+from jobs.run import warn_without_deduplication
 from streaming.pulsar_client import AdminClient
 from streaming.sender import java_string_hash
 from tests.conftest import Run
@@ -196,3 +197,17 @@ def test_a_job_without_its_checkpoint_asks_for_a_rebuild(
     refused = delaylake("--config", str(empty.file), "rebuild")
     assert refused.returncode == 1
     assert "nothing to rebuild from" in refused.stderr
+
+
+def test_a_namespace_without_deduplication_is_named(
+    broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = f"{broker.settings.admin_url}/admin/v2/namespaces/public/repeating"
+    httpx.put(api, json={}).raise_for_status()
+    httpx.post(f"{api}/deduplication", json=False).raise_for_status()
+    subscriptions = [{"name": "a", "destination": "persistent://public/repeating/a"}, {"name": "b"}]
+    job = Job(tmp_path, broker.settings, [{"source": "persistent://public/default/s", "subscriptions": subscriptions}])
+    warn_without_deduplication(job.settings)
+    assert [r.getMessage() for r in caplog.records if r.name == "jobs.run"] == [
+        "delivery to public/repeating is at least once, not exactly once: its broker has no deduplication"
+    ]
