@@ -186,6 +186,17 @@ def test_too_many_rows_are_loaded_turn_by_turn() -> None:
     assert not ticks.is_time()
 
 
+def test_what_is_not_loaded_yet_is_not_handed_out_though_it_is_due() -> None:
+    """Too much is due at once: the cutoff stays below the load horizon, and follows it turn by turn."""
+    slot = START // SLOT_MILLIS
+    ticks = Ticks(rows={slot: 60, slot + 1: 60, slot + 2: 60}, max_segment_rows=70)
+    for loaded in (1, 2):
+        offset = ticks.next()
+        assert offset.load_horizon == offset.near_until == START + loaded * SLOT_MILLIS
+        assert offset.cutoff == offset.near_until - 1
+    assert ticks.next().cutoff == START + SETTINGS.lookahead_millis - 1
+
+
 def test_one_slot_is_loaded_whole_however_large() -> None:
     slot = (START + 2_000) // SLOT_MILLIS
     ticks = Ticks(rows={slot: 1_000_000, slot + 1: 1}, max_segment_rows=10)
