@@ -92,7 +92,11 @@ class TakenBack:
     def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:
         """Takes whole entries back; `until` is when each is past."""
         for ledger, rows in by_ledger(ledger_ids):
-            self._load(ledger, subscription).whole.update(entry_ids[rows].astype(np.uint32))
+            bits = self._load(ledger, subscription)
+            bits.whole.update(entry_ids[rows].astype(np.uint32))
+            if bits.part:
+                for entry in entry_ids[rows].tolist():
+                    bits.part.remove_range(entry << _BATCH_BITS, (entry + 1) << _BATCH_BITS)
             self._touch(ledger, subscription, int(until[rows].max()))
 
     def add_messages(

@@ -271,6 +271,8 @@ def test_the_rest_of_an_entry_is_applied_where_part_of_it_was_before(desk: Desk)
     apply_to_batch(desk, [command("r", 1, 8, batch_index=1)])
     assert apply_to_batch(desk, [command("s", 1, 8)]) == [(-1, Result.APPLIED)]
     assert desk.wants(BATCH) == [0b10] * 3
+    desk.control.save()
+    assert desk.control.taken_back.count == 1
 
 
 def test_an_entry_of_which_part_is_handed_out_has_an_outcome_for_each_message(desk: Desk) -> None:
