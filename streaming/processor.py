@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from conf.settings import TrackerSettings
 from streaming.clock import Offset
-from streaming.source import COMMANDS, FOUND, MESSAGES, NO_COMMANDS, REBUILT, REBUILT_TAKEN, REQUEST_IDS, SEGMENT, TICK
+from streaming.parts import COMMANDS, FOUND, MESSAGES, NO_COMMANDS, REBUILT, REBUILT_TAKEN, REQUEST_IDS, SEGMENT, TICK
 from tracker.commands import COMMANDS as COMMAND_ROWS
 from tracker.control import KNOWN
 from tracker.messages import concat, pack, unpack

@@ -1,0 +1,303 @@
+"""What comes in: the receivers of all source topics and the control topic, and the clock that makes batches of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import replace
+
+import pulsar
+import pyarrow as pa
+
+from conf.settings import Settings
+from streaming.clock import TICK_SECONDS, Clock, ClockSettings, Offset
+from streaming.feedback import Feedback, FeedbackFile
+from streaming.parts import MESSAGES, TICK, split
+from streaming.pulsar_client import AdminClient, PulsarError, connect
+from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.segments import LOOKED_UP, rows_due
+from streaming.sender import OWN_BYTES
+from streaming.tables import Tables
+from tracker.messages import concat, int64
+
+_log = logging.getLogger(__name__)
+
+_DISCOVERY_SECONDS = 10
+_POLL_SECONDS = 0.05
+_CATCH_UP_SECONDS = 0.2
+_MAX_BARRIERS = 16
+
+
+class Intake:
+    """The receivers of all source topics and the clock."""
+
+    def __init__(
+        self, settings: Settings, run: str, feedback: FeedbackFile, shard_keys: list[int], tables: Tables
+    ) -> None:
+        self._settings = settings
+        self._feedback = feedback
+        self._shard_keys = shard_keys
+        self._tables = tables
+        self._clock = Clock(
+            ClockSettings(
+                run,
+                settings.release.lookahead_millis,
+                settings.tracker.max_seal_interval_millis,
+                settings.tracker.load_ahead_millis,
+            )
+        )
+        self._client = connect(settings.pulsar)
+        self._admin = AdminClient(settings.pulsar)
+        self._receivers: dict[str, Receiver] = {}
+        self._destinations: dict[str, int] = {}
+        self._turn_positions: dict[int, dict[str, str]] = {}
+        self._acknowledged_turn = 0
+        self._started: Offset | None = None
+        self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
+        self._last_tick = 0.0
+        self._received = threading.Event()
+        self._stopped = threading.Event()
+
+    def next_offset(self, last: Offset) -> Offset:
+        """Waits until a batch is worth it; the last offset where the driver wants no more."""
+        self._start(last)
+        while True:
+            feedback = self._feedback.read()
+            if feedback.is_stopping or self._stopped.is_set():
+                return last
+            now = time.time_ns() // 1_000_000
+            barrier = self._barrier()
+            if barrier is not None or self._is_time(last, now, feedback):
+                self._last_tick = time.monotonic()
+                positions = self._cut(last, takes_commands=barrier is not None)
+                return self._offset(last, positions, barrier, now, feedback)
+            self._received.wait(_POLL_SECONDS)
+            self._received.clear()
+
+    def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether there is something to do that can't wait, or something to do and the last batch is a while ago."""
+        receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
+        waiting = sum(receiver.waiting for receiver in receivers)
+        takes_messages = self._has_read_old_commands()
+        if time.monotonic() - self._last_tick >= TICK_SECONDS:
+            return (takes_messages and waiting > 0) or self._clock.is_time(last, now, time.monotonic(), feedback)
+        soon = now + (feedback.lookahead_millis or self._settings.release.lookahead_millis)
+        return takes_messages and (
+            2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
+        )
+
+    def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
+        """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
+        tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
+        messages = self._received_rows(first, last, is_control=False)
+        self._clock.note(int64(messages, "deliver_at"), last)
+        return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
+
+    def control_messages(self, first: Offset, last: Offset) -> pa.Table:
+        """What came on the control topic from one offset to the other."""
+        return self._received_rows(first, last, is_control=True)
+
+    def has_segment(self, first: Offset, last: Offset) -> bool:
+        """Whether anything in the delayed index comes within the load horizon from one offset to the other."""
+        return first.load_horizon < last.load_horizon and bool(
+            rows_due(self._tables, last.index_version, first.load_horizon, last.load_horizon)
+        )
+
+    def commit(self, end: Offset) -> None:
+        """Lets go of what has been processed, and acknowledges what is settled."""
+        for topic, position in end.positions.items():
+            self._receivers[topic].forget(Position.parse(position))
+        if end.booked > self._acknowledged_turn:
+            self._acknowledged_turn = end.booked
+            for topic, position in self._turn_positions.pop(end.booked, {}).items():
+                self._receivers[topic].acknowledge(Position.parse(position))
+            self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for receiver in self._receivers.values():
+            receiver.stop()
+        self._client.close()
+
+    def _start(self, at: Offset) -> None:
+        if self._started is None:
+            self._started = at
+            self._destinations = dict(at.destinations)
+            for topic, position in at.positions.items():
+                self._receiver(topic, Position.parse(position))
+            self._discover()
+            self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
+            threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
+
+    def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
+        self._start(first)
+        tables = []
+        for name, end in last.positions.items():
+            after = Position.parse(first.positions.get(name, str(START)))
+            receiver = self._receiver(name, after)
+            if str(after) != end and self._is_control(receiver) == is_control:
+                tables.append(receiver.rows(after, Position.parse(end)))
+        return concat(tables)
+
+    def _is_control(self, receiver: Receiver) -> bool:
+        return receiver.source.topic == self._settings.control.topic
+
+    def _barrier(self) -> dict[str, str] | None:
+        """Where the source topics end now, if commands have come in; None: no commands, or not to be taken yet.
+
+        What was published before the commands has come in when the ends have. It mostly has within milliseconds; a
+        backlog is not waited for.
+        """
+        receivers = list(self._receivers.values())
+        if not any(self._is_control(r) and r.waiting for r in receivers):
+            return None
+        sources = [r for r in receivers if not self._is_control(r)]
+        try:
+            ends = {r.source.name: r.end() for r in sources}
+        except pulsar.PulsarException as error:
+            _log.warning("commands wait until the source topics answer: %s", error)
+            return None
+        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        for receiver in sources:
+            receiver.wait_for(ends[receiver.source.name], max(0.0, deadline - time.monotonic()))
+        return {name: str(end) for name, end in ends.items()}
+
+    def _has_read_old_commands(self) -> bool:
+        """Whether all commands that were sent before this start are in batches.
+
+        Until then no messages are taken: one that is overdue would be handed out before its command is read.
+        """
+        for name in list(self._old_commands):
+            receiver = self._receivers[name]
+            try:
+                end = self._old_commands[name] or receiver.end()
+            except pulsar.PulsarException:
+                return False
+            self._old_commands[name] = end
+            if not receiver.is_cut_to(end):
+                return False
+            del self._old_commands[name]
+        return True
+
+    def _passed(self, last: Offset, offset: Offset, barrier: dict[str, str] | None) -> Offset:
+        """The offset with the barriers that it has not passed yet."""
+        barriers = [*last.barriers]
+        passed = last.passed
+        if barrier is not None:
+            if len(barriers) >= _MAX_BARRIERS:
+                barriers.pop()  # the later one passes later, and does for both
+            barriers.append([offset.tick, barrier])
+        while barriers and self._has_passed(offset.positions, barriers[0][1]):
+            passed = barriers.pop(0)[0]
+        return replace(offset, barriers=barriers, passed=passed)
+
+    def _has_passed(self, positions: dict[str, str], barrier: dict[str, str]) -> bool:
+        for name, end in barrier.items():
+            position = positions.get(name)
+            if position is None:
+                if not self._receivers[name].wait_for(Position.parse(end), 0):
+                    return False
+            elif Position.parse(position) < Position.parse(end):
+                return False
+        return True
+
+    def _cut(self, last: Offset, takes_commands: bool) -> dict[str, str]:
+        """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
+        takes_messages = self._has_read_old_commands()
+        receivers = [
+            (n, r)
+            for n, r in list(self._receivers.items())
+            if (takes_commands if self._is_control(r) else takes_messages)
+        ]
+        messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
+        positions = dict(last.positions)
+        for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
+            position, n, size = receiver.cut(max(1, messages // left), max(1, n_bytes // left))
+            messages, n_bytes = messages - n, n_bytes - size
+            if position != START:
+                positions[topic] = str(position)
+        return positions
+
+    def _offset(
+        self, last: Offset, positions: dict[str, str], barrier: dict[str, str] | None, now: int, feedback: Feedback
+    ) -> Offset:
+        offset = self._clock.next(
+            last,
+            now,
+            time.monotonic(),
+            feedback,
+            lambda: self._tables.version("delayed_index"),
+            lambda version, start, end: rows_due(self._tables, version, start, end),
+        )
+        offset = replace(
+            offset,
+            positions=positions,
+            destinations=self._destinations,
+            lanes=self._settings.release.lanes,
+            lookup_versions=[] if barrier is None else [self._tables.version(name) for name in LOOKED_UP],
+        )
+        offset = self._passed(last, offset, barrier)
+        if offset.turn != last.turn:
+            self._turn_positions[offset.turn] = positions
+        return offset
+
+    def _receiver(self, name: str, after: Position) -> Receiver:
+        """The receiver of a topic partition, begun after an entry where there is none yet."""
+        if name not in self._receivers:
+            source = self._source_topic(name)
+            limits = self._settings.ingest
+            self._receivers[name] = Receiver(
+                source,
+                lambda: self._client.subscribe(
+                    name,
+                    self._settings.pulsar.subscription,
+                    consumer_type=pulsar.ConsumerType.Exclusive,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=2_000,
+                ),
+                after,
+                self._settings.tracker.max_delay_millis,
+                self._settings.pulsar.max_message_size_bytes - OWN_BYTES,
+                2 * limits.max_messages_per_batch,
+                2 * limits.max_bytes_per_batch,
+                self._last_index,
+                self._received.set,
+            )
+        return self._receivers[name]
+
+    def _last_index(self, topic: str, position: Position) -> int | None:
+        if topic.startswith(self._settings.control.topic):
+            return None
+        try:
+            return self._admin.message_index(topic, position.ledger_id, position.entry_id)
+        except PulsarError as error:
+            _log.warning("%s: the index of entry %s stays unknown: %s", topic, position, error)
+            return None
+
+    def _source_topic(self, name: str) -> SourceTopic:
+        topic, separator, partition = name.rpartition("-partition-")
+        if separator and (self._settings.route(topic) or topic == self._settings.control.topic):
+            return SourceTopic(name, topic, int(partition))
+        return SourceTopic(name, name, -1)
+
+    def _keep_discovering(self) -> None:
+        while not self._stopped.wait(_DISCOVERY_SECONDS):
+            try:
+                self._discover()
+            except Exception as error:
+                _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+
+    def _discover(self) -> None:
+        for topic in [self._settings.control.topic, *(route.source for route in self._settings.routes)]:
+            for name in self._client.get_topic_partitions(topic):
+                self._receiver(name, START)
+        destinations = {}
+        for topic in {s.destination for r in self._settings.routes for s in r.subscriptions} | {
+            r.rejects_topic for r in self._settings.routes
+        }:
+            partitions = self._client.get_topic_partitions(topic)
+            if partitions != [topic]:
+                destinations[topic] = len(partitions)
+        self._destinations = destinations

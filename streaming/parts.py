@@ -1,0 +1,51 @@
+"""What a batch gives to the operator: rows that are each a part of one shard's input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from tracker.messages import int64, pack
+from tracker.shards import shard_of
+
+TICK = "tick"  # body: the offset as JSON
+MESSAGES = "messages"  # body: packed rows, as in all the others
+SEGMENT = "segment"
+COMMANDS = "commands"
+REQUEST_IDS = "request_ids"  # body: JSON
+FOUND = "found"
+NO_COMMANDS = "no_commands"
+REBUILT = "rebuilt"  # body: JSON
+REBUILT_TAKEN = "rebuilt_taken"
+
+# A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
+SCHEMA = StructType(
+    [
+        StructField("shard", IntegerType(), False),
+        StructField("kind", StringType(), False),
+        StructField("body", BinaryType(), False),
+    ]
+)
+ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("shard", pa.int32(), False),
+        pa.field("kind", pa.string(), False),
+        pa.field("body", pa.binary(), False),
+    ]
+)
+
+_PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
+
+
+def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, str, bytes]]:
+    """The rows packed for their shards."""
+    if not rows.num_rows:
+        return []
+    shards = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
+    by_shard = {shard: rows.filter(pa.array(shards == shard)) for shard in np.unique(shards).tolist()}
+    return [
+        (shard_keys[shard], kind, pack(of_shard.slice(start, _PART_ROWS)))
+        for shard, of_shard in by_shard.items()
+        for start in range(0, of_shard.num_rows, _PART_ROWS)
+    ]
