@@ -1,0 +1,71 @@
+"""What came in and is not booked."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tests.messages import batches, messages, positions
+from tracker.entry_log import EMPTY_ENTRIES, EntryLog
+from tracker.messages import MESSAGES
+from tracker.store import MemoryStore
+
+
+def test_an_entry_is_booked_as_one_row_however_many_messages_it_has() -> None:
+    log = EntryLog(MemoryStore())
+    log.add(batches([(1, 5, i, 3, 100 - i) for i in range(3)] + [(1, 6, -1, 1, 50)]), 1)
+    entries = log.take(1)
+    assert positions(entries) == [(1, 5), (1, 6)]
+    assert entries["batch_size"].to_pylist() == [3, 1]
+    assert entries.schema == EMPTY_ENTRIES.schema
+
+
+def test_a_turn_takes_its_entries_and_those_before_once() -> None:
+    store = MemoryStore()
+    log = EntryLog(store)
+    for entry, turn in enumerate((3, 1, 2, 3, 1)):
+        log.add(messages([(1, entry, 10)]), turn)
+    assert log.take(0).equals(EMPTY_ENTRIES)
+    assert positions(log.take(2)) == [(1, 1), (1, 4), (1, 2)]
+    assert log.take(2).equals(EMPTY_ENTRIES)
+    assert positions(log.all()) == [(1, 0), (1, 3)]
+    assert positions(log.take(9)) == [(1, 0), (1, 3)]
+    assert log.all().num_rows == 0
+    assert not store.values
+
+
+def test_all_has_what_a_command_asks_for() -> None:
+    log = EntryLog(MemoryStore())
+    assert log.all().num_rows == 0
+    log.add(batches([(1, 5, 0, 2, 70), (1, 5, 1, 2, 60)]), 1)
+    assert log.all().select(["entry_id", "batch_index", "deliver_at"]).to_pylist() == [
+        {"entry_id": 5, "batch_index": 0, "deliver_at": 70},
+        {"entry_id": 5, "batch_index": 1, "deliver_at": 60},
+    ]
+    assert log.all().schema == EntryLog(MemoryStore()).all().schema
+
+
+def test_entries_are_kept_without_their_payload() -> None:
+    store = MemoryStore()
+    EntryLog(store).add(messages([(1, 1, 10)], payload=b"x" * 1_000_000), 1)
+    assert sum(map(len, store.values.values())) < 10_000
+
+
+def test_another_goes_on_with_the_store() -> None:
+    store = MemoryStore()
+    log = EntryLog(store)
+    log.add(messages([(1, 1, 10)]), 4)
+    log.add(MESSAGES.empty_table(), 5)
+    log.save()
+    again = EntryLog(store)
+    again.add(messages([(1, 2, 10)]), 4)
+    again.save()
+    last = EntryLog(store)
+    assert positions(last.take(4)) == [(1, 1), (1, 2)]
+    last.save()
+    assert EntryLog(store).all().num_rows == 0
+
+
+def test_first_indexes_may_be_unknown() -> None:
+    log = EntryLog(MemoryStore())
+    log.add(pa.concat_tables([messages([(1, 1, 10)], first_index=2**40), messages([(1, 2, 10)])]), 1)
+    assert log.take(1)["first_index"].to_pylist() == [2**40, None]

@@ -1,0 +1,87 @@
+"""Tables of messages: their packed form and their order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.messages import batches, messages, positions
+from tracker.messages import MESSAGES, ORDER, concat, in_order, int64, is_rejected, pack, unpack, where
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(-1, 3), st.just(4), st.integers(0, 4)), max_size=12
+)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 2_000])
+def test_a_table_comes_back_as_it_was(n: int) -> None:
+    rows = messages(
+        [(2**40, i, 1_000 + i) for i in range(n)],
+        key=None,
+        ordering_key="o",
+        properties=[("deliverAt", "1"), ("", "ü")],
+        payload=bytes(range(256)),
+        first_index=2**50,
+    )
+    assert unpack(pack(rows)).equals(rows)
+    assert unpack(pack(rows)).schema.equals(MESSAGES)
+
+
+def test_nulls_and_empty_values_stay_apart() -> None:
+    rows = concat([messages([(1, 1, 1)], key=None, payload=b""), messages([(1, 2, 1)], key="", payload=None)])
+    again = unpack(pack(rows))
+    assert again["key"].to_pylist() == [None, ""]
+    assert again["payload"].to_pylist() == [b"", None]
+
+
+def test_a_slice_is_packed_without_the_rest() -> None:
+    rows = messages([(1, i, i) for i in range(1_000)], payload=b"x" * 100)
+    assert len(pack(rows.slice(500, 1))) < 5_000
+    assert positions(unpack(pack(rows.slice(500, 1)))) == [(1, 500)]
+
+
+def test_what_is_large_is_compressed() -> None:
+    rows = messages([(1, i, i) for i in range(1_000)], payload=b"x" * 100)
+    assert len(pack(rows)) < rows.nbytes / 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS, st.integers(0, 12))
+def test_in_order_sorts_by_time_then_position(rows: list[tuple[int, int, int, int, int]], cut: int) -> None:
+    table = concat([batches(rows[:cut]), batches(rows[cut:])])
+    ordered = in_order(table)
+    assert ordered.equals(table.sort_by(ORDER))
+    assert in_order(ordered).equals(ordered)
+    assert all(ordered[name].num_chunks <= 1 for name in ordered.column_names)
+
+
+def test_concat_passes_over_what_is_empty() -> None:
+    one = messages([(1, 1, 1)])
+    assert concat([]).equals(MESSAGES.empty_table())
+    assert concat([MESSAGES.empty_table()]).schema == MESSAGES
+    assert concat([MESSAGES.empty_table(), one]) is one
+    assert positions(concat(iter([one, one]))) == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("mask", [[True, False, True], [True] * 3, [False] * 3])
+def test_where_keeps_the_rows_of_the_mask(mask: list[bool]) -> None:
+    rows = where(messages([(1, i, 10) for i in range(3)]), np.array(mask))
+    assert positions(rows) == [(1, i) for i in range(3) if mask[i]]
+    assert rows.schema == MESSAGES
+    assert where(MESSAGES.empty_table(), np.zeros(0, np.bool_)).num_rows == 0
+
+
+def test_int64_reads_any_integer_column_whatever_its_chunks() -> None:
+    rows = concat([batches([(1, 1, 2, 3, 10)]), batches([(1, 2, -1, 1, 20)])])
+    assert int64(rows, "batch_index").dtype == np.int64
+    assert int64(rows, "batch_index").tolist() == [2, -1]
+    assert int64(MESSAGES.empty_table(), "deliver_at").tolist() == []
+
+
+def test_a_row_with_a_reason_is_rejected() -> None:
+    rows = pa.concat_tables(
+        [messages([(1, 1, 1)]), messages([(1, 2, 1)], reason="bad"), messages([(1, 3, 1)], reason="")]
+    )
+    assert is_rejected(rows).tolist() == [False, True, True]
