@@ -81,7 +81,5 @@ def test_int64_reads_any_integer_column_whatever_its_chunks() -> None:
 
 
 def test_a_row_with_a_reason_is_rejected() -> None:
-    rows = pa.concat_tables(
-        [messages([(1, 1, 1)]), messages([(1, 2, 1)], reason="bad"), messages([(1, 3, 1)], reason="")]
-    )
+    rows = concat(messages([(1, 1, 1)], reason=reason) for reason in (None, "bad", ""))
     assert is_rejected(rows).tolist() == [False, True, True]
