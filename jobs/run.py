@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,6 +133,8 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     Raises:
         JobError: it can't start or go on.
     """
+    from py4j.protocol import Py4JError
+
     from conf.settings import local_path
     from streaming.query import DelayedDelivery
     from streaming.session import create_session
@@ -157,7 +159,8 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     worker.start()
     while worker.is_alive():
         worker.join(0.2)
-    spark.stop()
+    with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more
+        spark.stop()
     if failure:
         raise failure[0]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from filelock import FileLock, Timeout
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -100,7 +101,10 @@ class DelayedDelivery:
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
-            error = self._run_once(checkpoint, tables, keys)
+            try:
+                error = self._run_once(checkpoint, tables, keys)
+            except (Py4JNetworkError, ConnectionError) as lost:
+                raise JobError(f"Spark's JVM has ended ({lost}): its log is spark.log in {checkpoint}") from lost
             if error is None:
                 return
             failures = 1 if time.monotonic() - started > _GOOD_RUN_SECONDS else failures + 1
@@ -162,11 +166,13 @@ class DelayedDelivery:
         """Lets the current batch finish and its releases go out, as far as that does not take long."""
         deadline = time.monotonic() + _STOP_SECONDS
         releaser.stop_ticks()
-        if query.isActive:
-            while query.status["isTriggerActive"] and query.isActive and time.monotonic() < deadline - 6:
-                time.sleep(0.05)
-            releaser.wait(max(0.0, deadline - 3 - time.monotonic()))
-        releaser.stop()
+        try:
+            if query.isActive:
+                while query.status["isTriggerActive"] and query.isActive and time.monotonic() < deadline - 6:
+                    time.sleep(0.05)
+                releaser.wait(max(0.0, deadline - 3 - time.monotonic()))
+        finally:
+            releaser.stop()
         try:
             query.stop()
         except Exception as error:
