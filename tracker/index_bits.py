@@ -29,8 +29,11 @@ class IndexBits:
         """Which of the positions are known."""
         known = np.zeros(len(ledger_ids), dtype=np.bool_)
         for ledger, rows in by_ledger(ledger_ids):
-            entries = entry_ids[rows].astype(np.uint32)
-            if overlap := self._load(ledger) & BitMap(entries):
+            bits, entries = self._load(ledger), entry_ids[rows].astype(np.uint32)
+            # Most entries come after all that are known.
+            if not bits or entries.min() > bits.max():
+                continue
+            if overlap := bits & BitMap(entries):
                 known[rows] = np.isin(entries, np.array(overlap.to_array()))
         return known
 

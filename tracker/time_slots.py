@@ -36,9 +36,10 @@ class TimeSlots:
         if not rows.num_rows:
             return
         rows = in_order(rows)
-        slots, starts = np.unique(int64(rows, "deliver_at") // SLOT_MILLIS, return_index=True)
+        slots = int64(rows, "deliver_at") // SLOT_MILLIS
+        starts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
         ends = [*starts[1:].tolist(), rows.num_rows]
-        for slot, start, end in zip(slots.tolist(), starts.tolist(), ends, strict=True):
+        for slot, start, end in zip(slots[starts].tolist(), starts.tolist(), ends, strict=True):
             chunks, count = self.meta.get(slot, (0, 0))
             self._store.put(_TABLE, (slot, chunks), pack(rows.slice(start, end - start)))
             self.meta[slot] = (chunks + 1, count + end - start)
