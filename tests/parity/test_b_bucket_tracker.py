@@ -148,6 +148,41 @@ def test_what_is_beyond_the_load_horizon_is_not_in_the_store(buckets: Buckets) -
     assert buckets.due(100) == [(1, 1), (2, 1)]
 
 
+def test_a_ledger_is_forgotten_only_when_all_of_it_is_past(buckets: Buckets) -> None:
+    """B12, B16: trimming drops ledgers whose last message has been due, and none of which one still waits."""
+    for ledger in range(31, 37):
+        buckets.add((ledger, 1, ledger * 10), (ledger, 2, ledger * 10 + 5))
+        buckets.seal(load_horizon=100)
+    buckets.seal(load_horizon=1_000)
+    assert buckets.due(330) == [(31, 1), (31, 2), (32, 1), (32, 2), (33, 1)]
+    buckets.tracker.drop_expired(330)
+    known = [ledger for ledger in range(31, 37) if buckets.tracker.contains_message(ledger, 1)]
+    assert known == [33, 34, 35, 36]
+    assert buckets.tracker.number_of_delayed_messages == 7
+    assert buckets.add((33, 2, 335)) == []
+    assert buckets.due(1_000) == [(33, 2), *[(ledger, i) for ledger in range(34, 37) for i in (1, 2)]]
+
+
+def test_trimming_with_nothing_to_trim_changes_nothing(buckets: Buckets) -> None:
+    """B19: no ledger is past: all positions stay known, and all messages wait."""
+    buckets.add(*[(ledger, 1, 100) for ledger in range(10)])
+    buckets.tracker.drop_expired(99)
+    assert all(buckets.tracker.contains_message(ledger, 1) for ledger in range(10))
+    assert buckets.tracker.number_of_delayed_messages == 10
+
+
+def test_buckets_of_overlapping_ledgers_lose_and_double_nothing(buckets: Buckets) -> None:
+    """B22: after a restart, too, ledgers may be in several buckets in any order."""
+    rows = [(ledger, i, 1_000 + 7 * i % 40) for i in range(6) for ledger in (1, 3, 2)]
+    for part in (rows[:7], rows[3:12], rows[10:]):
+        buckets.add(*part)
+        buckets.seal(load_horizon=500)
+    buckets.restart()
+    assert buckets.tracker.number_of_delayed_messages == len(rows)
+    buckets.seal(load_horizon=2_000)
+    assert sorted(buckets.due(2_000)) == sorted(row[:2] for row in rows)
+
+
 def test_older_ledgers_may_come_later(buckets: Buckets) -> None:
     """T2: ledger ids need not rise."""
     buckets.add((9, 1, 100), (3, 1, 90), (9, 2, 80), (1, 1, 70))

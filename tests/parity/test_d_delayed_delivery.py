@@ -1,51 +1,12 @@
-"""Groups D, E, Q and X: what Pulsar checks end to end, at the level of a shard of the tracker, a tick at a time."""
+"""Group D: what Pulsar checks end to end, at the level of a shard of the tracker, a tick at a time."""
 
 from __future__ import annotations
 
-import pyarrow as pa
-
-from tests.messages import TOPIC, batches, messages, positions, times
+from tests.messages import messages, positions
+from tests.parity.clock import Clock, handed_out
 from tracker.in_flight import Release
-from tracker.messages import MESSAGES, concat, in_order, int64
-from tracker.shard import Effects, Intake, Shard, Tick
-from tracker.store import MemoryStore
-
-NEAR, AHEAD = 1_000, 5_000
-
-
-class Clock:
-    """A shard, and ticks for it that follow the rules of the clock: horizons move at turns, everything rises."""
-
-    def __init__(self, subscriptions: int = 1) -> None:
-        self.store = MemoryStore()
-        self.names = {TOPIC: [f"s{i}" for i in range(subscriptions)]}
-        self.sealed: list[pa.Table] = []
-        self.tick = self.turn = self.near = self.load = 0
-        self.run = "first"
-
-    def step(self, cutoff: int, *new: pa.Table, turns: bool = False, confirmed: int = 0) -> Effects:
-        """One tick: nothing is handed out beyond the cutoff."""
-        before = self.load
-        self.tick += 1
-        if turns or cutoff >= self.near:
-            self.turn += 1
-            self.near, self.load = cutoff + NEAR, cutoff + AHEAD
-        stored = concat(self.sealed)
-        due = int64(stored, "deliver_at")
-        segment = stored.filter(pa.array((due >= before) & (due < self.load)))
-        tick = Tick(self.tick, cutoff, self.turn, self.load, self.near, self.run, confirmed, self.turn - 2, now=cutoff)
-        shard = Shard(self.store, self.names, 1_000_000)
-        effects = shard.apply(tick, Intake(messages=concat(new), segment=segment))
-        if effects.bucket.num_rows:
-            self.sealed.append(effects.bucket)
-        return effects
-
-    def restart(self) -> None:
-        self.run += "+"
-
-
-def handed_out(effects: Effects) -> list[tuple[int, int]]:
-    return [position for release in effects.releases for position in positions(release.rows)]
+from tracker.messages import concat
+from tracker.store import Key, MemoryStore
 
 
 def test_delayed_messages_wait_and_others_go_at_once() -> None:
@@ -109,41 +70,36 @@ def test_rejected_messages_are_told_and_not_tracked() -> None:
     assert effects.status["delayed"] == 1
 
 
-def test_every_subscription_wants_every_message() -> None:
-    """E4: a message is kept once, whatever the number of its subscriptions."""
-    clock = Clock(subscriptions=3)
-    clock.step(0, messages([(1, 1, 500), (1, 2, 500)]))
-    release = clock.step(500).releases[0]
-    assert release.rows.num_rows == 2
-    assert release.rows["wants"].to_pylist() == [0b111, 0b111]
+class FailingStore(MemoryStore):
+    """A copy of a store whose n-th write fails."""
+
+    def __init__(self, store: MemoryStore, writes: int) -> None:
+        super().__init__()
+        self.values = dict(store.values)
+        self._writes = writes
+
+    def put(self, table: str, key: Key, value: bytes) -> None:
+        self._writes -= 1
+        if self._writes < 0:
+            raise OSError("injected")
+        super().put(table, key, value)
 
 
-def test_an_entry_of_several_messages_is_booked_as_one() -> None:
-    """E2: messages of a batch have one entry, with their number; it is booked when its turn is settled."""
-    clock = Clock()
-    clock.step(0, batches([(1, 7, i, 3, 2_000 * i) for i in range(3)]))
-    booked = [clock.step(t, turns=True).entries for t in (10, 20, 30)]
-    entries = concat(booked, booked[0].schema)
-    assert positions(entries) == [(1, 7)]
-    assert entries["batch_size"].to_pylist() == [3]
-
-
-def test_rows_are_ordered_by_time_then_ledger_then_entry() -> None:
-    """Q1-Q3: of any number of parts, empty ones too, the order is time, ledger, entry, batch index."""
-    parts = [messages([(2, 1, 10), (1, 2, 10)]), MESSAGES.empty_table(), messages([(1, 1, 10), (9, 9, 5)])]
-    rows = in_order(concat(parts))
-    assert list(zip(times(rows), positions(rows), strict=True)) == [
-        (5, (9, 9)),
-        (10, (1, 1)),
-        (10, (1, 2)),
-        (10, (2, 1)),
-    ]
-
-
-def test_counts_are_of_the_moment() -> None:
-    """X1: the counts that a tick tells are the state after it, not sums over ticks."""
-    clock = Clock()
-    assert clock.step(0, messages([(1, i, 50_000) for i in range(7)])).status["delayed"] == 7
-    assert clock.step(10, messages([(1, 7 + i, 50_000) for i in range(2)])).status["delayed"] == 9
-    status = clock.step(20, turns=True).status
-    assert (status["delayed"], status["loaded"], status["taken"]) == (9, 0, 0)
+def test_a_tick_that_fails_half_way_is_done_again_and_loses_nothing() -> None:
+    """D11: wherever a tick fails, done again on the state before it, it hands out all ten, and nothing twice."""
+    failures = 0
+    for writes in range(100):
+        clock = Clock()
+        clock.step(0, messages([(1, i, 700 + i) for i in range(5)]))
+        before = dict(vars(clock))
+        clock.store = FailingStore(clock.store, writes)
+        late = messages([(1, 5 + i, 705 + i) for i in range(5)])
+        try:
+            clock.step(702, late, turns=True)
+            break
+        except OSError:
+            failures += 1
+        vars(clock).update(before)
+        assert handed_out(clock.step(702, late, turns=True)) == [(1, 0), (1, 1), (1, 2)]
+        assert handed_out(clock.step(800)) == [(1, i) for i in range(3, 10)]
+    assert 5 < failures < 99

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracker.schedule import BadSchedule, deliver_at
+from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, cutoff_millis, deliver_at
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
 from tracker.taken_back import Compression, TakenBack
@@ -27,8 +27,40 @@ def test_what_is_no_time_is_refused_in_one_line(text: str) -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [
+        ({"deliverAt": "soon"}, "deliverAt is no whole number of milliseconds: 'soon'"),
+        ({"deliverAfter": ""}, "deliverAfter is no whole number of milliseconds: ''"),
+        ({"deliverAt": "x" * 99}, f"deliverAt is no whole number of milliseconds: '{'x' * 40}'"),
+        ({"deliverAfter": "-1"}, "deliverAfter is negative: -1"),
+        ({"deliverAt": str(MAX_TIME_MILLIS + 1)}, f"deliverAt {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
+        ({"deliverAfter": str(MAX_TIME_MILLIS)}, f"deliverAt {MAX_TIME_MILLIS + 5} is beyond the year 9999"),
+        ({"deliverAt": "-1", "deliverAfter": "1"}, "deliverAt is negative: -1"),
+    ],
+)
+def test_the_reason_says_what_is_wrong(properties: dict[str, str], reason: str) -> None:
+    with pytest.raises(BadSchedule) as error:
+        deliver_at(properties, 5)
+    assert str(error.value) == reason
+
+
+def test_signs_zeros_and_the_last_moment_are_taken() -> None:
+    assert deliver_at({"deliverAt": "+12"}, 5) == 12
+    assert deliver_at({"deliverAfter": "-0"}, 5) == 5
+    assert deliver_at({"deliverAt": "0" * 10 + "12"}, 5) == 12
+    assert deliver_at({"deliverAt": str(MAX_TIME_MILLIS)}, 5) == MAX_TIME_MILLIS
+    assert deliver_at({"deliverAt": "7", "deliverAfter": "soon"}, 5) == 7
+
+
+def test_what_counts_as_due_is_up_to_a_tick_ahead_where_not_strict() -> None:
+    assert cutoff_millis(10_000, 1_000, strict=True) == 10_000
+    assert cutoff_millis(10_000, 1_000, strict=False) == 11_000
+
+
 def test_a_delay_beyond_the_longest_is_refused() -> None:
     assert deliver_at({"deliverAt": "1100"}, 100, 1000) == 1100
+    assert deliver_at({"deliverAfter": "1000"}, 100, 1000) == 1100
     with pytest.raises(BadSchedule, match="Exceeds max allowed delivery delay of 1000 milliseconds"):
         deliver_at({"deliverAt": "1101"}, 100, 1000)
 

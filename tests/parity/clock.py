@@ -1,0 +1,47 @@
+"""A shard, a tick at a time, by the rules of the service's clock."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tests.messages import TOPIC, positions
+from tracker.messages import concat, int64
+from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.store import MemoryStore
+
+NEAR, AHEAD = 1_000, 5_000
+
+
+class Clock:
+    """A shard, and ticks for it that follow the rules of the clock: horizons move at turns, everything rises."""
+
+    def __init__(self, subscriptions: int = 1) -> None:
+        self.store = MemoryStore()
+        self.names = {TOPIC: [f"s{i}" for i in range(subscriptions)]}
+        self.sealed: list[pa.Table] = []
+        self.tick = self.turn = self.near = self.load = 0
+        self.run = "first"
+
+    def step(self, cutoff: int, *new: pa.Table, turns: bool = False, confirmed: int = 0) -> Effects:
+        """One tick: nothing is handed out beyond the cutoff."""
+        before = self.load
+        self.tick += 1
+        if turns or cutoff >= self.near:
+            self.turn += 1
+            self.near, self.load = cutoff + NEAR, cutoff + AHEAD
+        stored = concat(self.sealed)
+        due = int64(stored, "deliver_at")
+        segment = stored.filter(pa.array((due >= before) & (due < self.load)))
+        tick = Tick(self.tick, cutoff, self.turn, self.load, self.near, self.run, confirmed, self.turn - 2, now=cutoff)
+        shard = Shard(self.store, self.names, 1_000_000)
+        effects = shard.apply(tick, Intake(messages=concat(new), segment=segment))
+        if effects.bucket.num_rows:
+            self.sealed.append(effects.bucket)
+        return effects
+
+    def restart(self) -> None:
+        self.run += "+"
+
+
+def handed_out(effects: Effects) -> list[tuple[int, int]]:
+    return [position for release in effects.releases for position in positions(release.rows)]
