@@ -152,7 +152,8 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         ):
             for start in range(0, table.num_rows, _PART_ROWS):
                 yield _output(number, kind, offset.tick, pack(table.slice(start, _PART_ROWS)))
-        status = effects.status | {"operator_millis": round((time.perf_counter() - started) * 1000)}
+        millis = round((time.perf_counter() - started) * 1000)
+        status = effects.status | {"operator_millis": millis, "run": offset.run}
         yield _output(number, STATUS, offset.tick, json.dumps(status).encode())
 
     def close(self) -> None:

@@ -120,8 +120,9 @@ class DelayedDelivery:
             application = _application(checkpoint)
             releaser = Releaser(self._spark, self._settings, tables, feedback, application, self._on_deliveries)
             outcomes = OutcomePublisher(self._settings, application)
-            sink = BatchSink(tables, releaser, outcomes, application, self._batch_done)
-            query = self._start(checkpoint, Path(folder), keys, sink)
+            run = uuid.uuid4().hex[:12]
+            sink = BatchSink(tables, releaser, outcomes, application, run, self._batch_done)
+            query = self._start(checkpoint, Path(folder), keys, run, sink)
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):
@@ -135,11 +136,11 @@ class DelayedDelivery:
                 outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
 
-    def _start(self, checkpoint: Path, folder: Path, keys: list[int], sink: BatchSink) -> StreamingQuery:
+    def _start(self, checkpoint: Path, folder: Path, keys: list[int], run: str, sink: BatchSink) -> StreamingQuery:
         source = (
             self._spark.readStream.format(DelayedDeliverySource.name())
             .option("settings", self._settings.model_dump_json())
-            .option("run", uuid.uuid4().hex[:12])
+            .option("run", run)
             .option("feedback", str(folder / "feedback.json"))
             .option("shard_keys", json.dumps(keys))
             .load()

@@ -41,12 +41,14 @@ class BatchSink:
         releaser: Releaser,
         outcomes: OutcomePublisher,
         application: str,
+        run: str,
         on_batch: Callable[[BatchStatus], None],
     ) -> None:
         self._tables = tables
         self._releaser = releaser
         self._outcomes = outcomes
         self._application = application
+        self._run = run
         self._on_batch = on_batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -65,7 +67,10 @@ class BatchSink:
             for kind in (RELEASE, SHORT_NOTICE)
             for o in bodies.get(kind, [])
         ]
-        self._releaser.submit(tick, now, cutoff, releases)
+        # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all that
+        # was in flight, that tick's too, in the order in which the broker must get it.
+        if statuses[0]["run"] == self._run:
+            self._releaser.submit(tick, now, cutoff, releases)
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
@@ -78,7 +83,9 @@ class BatchSink:
         rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
         self._append("rejects", _rejects(rejects, tick), tick)
 
-        totals = {name: sum(s[name] for s in statuses) for name in statuses[0] if name not in ("tick", "now", "cutoff")}
+        totals = {
+            name: sum(s[name] for s in statuses) for name in statuses[0] if name not in ("tick", "now", "cutoff", "run")
+        }
         self._on_batch(BatchStatus(tick, now, totals | {"sink_millis": time.time_ns() // 1_000_000 - now}))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
