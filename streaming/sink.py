@@ -67,8 +67,8 @@ class BatchSink:
             for kind in (RELEASE, SHORT_NOTICE)
             for o in bodies.get(kind, [])
         ]
-        # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all that
-        # was in flight, that tick's too, in the order in which the broker must get it.
+        # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
+        # that was in flight, that tick's too, in the order in which the broker must get it.
         if statuses[0]["run"] == self._run:
             self._releaser.submit(tick, now, cutoff, releases)
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
