@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,21 @@ from google.protobuf.message import DecodeError
 from proto.delaylake_pb2 import ControlCommand, Result
 from tracker.index_bits import MAX_ENTRY_ID
 from tracker.messages import MESSAGES
+from tracker.schedule import MAX_TIME_MILLIS
 
 CANCEL = "cancel"
 SKIP = "skip"
 ANSWER = "answer"  # nothing to apply: only to be answered, with the row's result
 
+REPEATED = "the request id has been applied"
+
 MAX_BATCH_INDEX = 2**20 - 1
+
+# What is longer could not be answered, or would fill the tables: no client sends it.
+MAX_REQUEST_ID_BYTES = 256
+MAX_NAME_BYTES = 1_024
+MAX_NAMES = 1_000
+MAX_MESSAGES = 100_000  # that one command names
 
 # A row is one message, or one whole entry, that a command names.
 COMMANDS = pa.schema(
@@ -74,7 +84,7 @@ class Decoded:
     """Commands as rows, and the messages of the control topic that are none."""
 
     commands: pa.Table  # COMMANDS
-    request_ids: list[str]  # of all commands, in the control topic's order
+    request_ids: list[str]  # of the commands that have something to apply, in the control topic's order
     rejects: pa.Table  # MESSAGES with a reason
 
 
@@ -82,11 +92,21 @@ class InvalidCommand(ValueError):
     """A command that can't be applied. The message is the reason, one line."""
 
 
+class _NoRequestId(InvalidCommand):
+    """A command that can't be answered."""
+
+
+_PARTITION = re.compile(r"[0-9]{1,9}")
+
+_KIND, _RESULT, _REASON = (COMMANDS.get_field_index(name) for name in ("kind", "result", "reason"))
+
+
 def decode(messages: pa.Table, routes: Routes) -> Decoded:
     """Reads the control topic's messages.
 
     Bytes that are no command, and commands without a request id, are rejected; a command that can be read but not
-    applied is rejected and answered INVALID. A request id that comes twice here counts once.
+    applied is rejected and answered INVALID. A request id that comes twice here counts once; one of a command that has
+    nothing to apply does not count, so that it may come again, corrected.
     """
     rows: list[tuple[object, ...]] = []
     seen: dict[str, None] = {}
@@ -96,19 +116,20 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
         reason = None
         try:
             command.ParseFromString(payload or b"")
-            if not command.request_id:
-                raise InvalidCommand("no command with a request id")
+            _check_request_id(command.request_id)
+            of_command = _rows(command, routes)
             if command.request_id in seen:
-                rows += _answers(command, [None], Result.ALREADY_APPLIED, "the request id has been applied before")
-            else:
+                of_command = [_as_repeated(row) for row in of_command]
+            elif any(row[_KIND] != ANSWER for row in of_command):
                 seen[command.request_id] = None
-                rows += _rows(command, routes)
+            rows += of_command
         except DecodeError:
             reason = "the bytes are no command"
+        except _NoRequestId as error:
+            reason = str(error)
         except InvalidCommand as error:
             reason = str(error)
-            if command.request_id:
-                rows += _answers(command, [None], Result.INVALID, reason)
+            rows += _answers(command, command.topic, [None], Result.INVALID, reason)
         reasons.append(reason)
     rejected = np.array([reason is not None for reason in reasons], dtype=np.bool_)
     with_reason = messages.set_column(
@@ -119,24 +140,32 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     return Decoded(table, list(seen), with_reason.filter(pa.array(rejected)))
 
 
-def _rows(command: ControlCommand, routes: Routes) -> Iterable[tuple[object, ...]]:
+def _check_request_id(request_id: str) -> None:
+    if not request_id:
+        raise _NoRequestId("no command with a request id")
+    if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
+
+
+def _rows(command: ControlCommand, routes: Routes) -> list[tuple[object, ...]]:
     operation = command.WhichOneof("operation")
     if operation is None:
         raise InvalidCommand("no operation, or one that is not known here")
+    _check_names(command)
     positions = list(_positions(command))
-    topic, partition = _topic(command.topic, routes)
+    topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
-        return _answers(command, [None], Result.NOT_FOUND, f"no route has the topic {command.topic!r}")
+        return _answers(command, command.topic, [None], Result.NOT_FOUND, f"no route has the topic {command.topic!r}")
     subscriptions = routes[topic]
     rows: list[tuple[object, ...]] = []
-    unknown = [name for name in command.subscriptions if name not in {s.name for s in subscriptions}]
-    rows += _answers(command, unknown, Result.NOT_FOUND, "the topic has no such subscription")
+    known = {s.name for s in subscriptions}
+    unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in known]
+    rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
     chosen = {i: s for i, s in enumerate(subscriptions) if not command.subscriptions or s.name in command.subscriptions}
     if operation == "skip":
         refused = [s.name for s in chosen.values() if s.is_cumulative]
-        rows += _answers(
-            command, refused, Result.NOT_ALLOWED, "the subscription acknowledges cumulatively: no single message"
-        )
+        reason = "the subscription acknowledges cumulatively: no single message"
+        rows += _answers(command, topic, refused, Result.NOT_ALLOWED, reason)
         chosen = {i: s for i, s in chosen.items() if not s.is_cumulative}
     mask = sum(1 << i for i in chosen)
     kind, deliver_at = (CANCEL, command.cancel.deliver_at) if operation == "cancel" else (SKIP, 0)
@@ -144,7 +173,8 @@ def _rows(command: ControlCommand, routes: Routes) -> Iterable[tuple[object, ...
         for entry_partition, ledger_id, entry_id, batch_index in positions:
             if partition >= 0 and entry_partition not in (-1, partition):
                 reason = f"partition {entry_partition} is not {command.topic}"
-                rows += _answers(command, [None], Result.INVALID, reason, (ledger_id, entry_id, batch_index))
+                position = ledger_id, entry_id, batch_index
+                rows += _answers(command, topic, [None], Result.INVALID, reason, position)
                 continue
             rows.append(
                 (
@@ -167,6 +197,14 @@ def _rows(command: ControlCommand, routes: Routes) -> Iterable[tuple[object, ...
     return rows
 
 
+def _check_names(command: ControlCommand) -> None:
+    names = [command.topic, command.issued_by, *command.subscriptions]
+    if len(names) > MAX_NAMES:
+        raise InvalidCommand(f"more than {MAX_NAMES:,} subscriptions")
+    if any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+        raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
+
+
 def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int]]:
     """(partition, ledger, entry, batch index) of each message or entry that the command names."""
     if command.HasField("cancel"):
@@ -174,10 +212,14 @@ def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int]]:
         _check(cancel.ledger_id, cancel.entry_id)
         if cancel.deliver_at <= 0:
             raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
+        if cancel.deliver_at > MAX_TIME_MILLIS:
+            raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
         yield -1, cancel.ledger_id, cancel.entry_id, -1
         return
     if not command.skip.entries:
         raise InvalidCommand("a skip of no entries")
+    if sum(len(entry.batch_indexes) or 1 for entry in command.skip.entries) > MAX_MESSAGES:
+        raise InvalidCommand(f"a skip of more than {MAX_MESSAGES:,} messages")
     for entry in command.skip.entries:
         _check(entry.ledger_id, entry.entry_id)
         partition = entry.partition if entry.HasField("partition") else -1
@@ -192,27 +234,41 @@ def _check(ledger_id: int, entry_id: int) -> None:
         raise InvalidCommand(f"no such position can be: {ledger_id}:{entry_id}")
 
 
-def _topic(name: str, routes: Routes) -> tuple[str | None, int]:
-    """The route's topic that a name means, and the partition, -1 for the whole."""
+def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
+    """The route's topic that a name means, None if there is none, and the partition, -1 for the whole.
+
+    As everywhere in Pulsar, `orders` and `public/default/orders` are `persistent://public/default/orders`.
+    """
     if "://" not in name:
         name = f"persistent://{name if name.count('/') == 2 else f'public/default/{name}'}"
     if name in routes:
         return name, -1
     topic, separator, partition = name.rpartition("-partition-")
-    if separator and topic in routes and partition.isdigit():
+    if separator and topic in routes and _PARTITION.fullmatch(partition):
         return topic, int(partition)
     return None, -1
 
 
 def _answers(
     command: ControlCommand,
+    topic: str,
     subscriptions: Iterable[str | None],
     result: int,
     reason: str,
     position: tuple[int, int, int] = (-1, -1, -1),
 ) -> list[tuple[object, ...]]:
-    head = (command.request_id, ANSWER, command.topic, -1, 0, *position, 0, command.issued_by, command.issued_at)
+    names = (name if len(name.encode()) <= MAX_NAME_BYTES else "" for name in (topic, command.issued_by))
+    topic, issued_by = names
+    head = (command.request_id, ANSWER, topic, -1, 0, *position, 0, issued_by, command.issued_at)
     return [(*head, subscription, result, reason) for subscription in subscriptions]
+
+
+def _as_repeated(row: tuple[object, ...]) -> tuple[object, ...]:
+    """The answer to a row of a command whose request id has come before."""
+    if row[_KIND] == ANSWER:
+        return row
+    changed = {_KIND: ANSWER, _RESULT: Result.ALREADY_APPLIED, _REASON: REPEATED}
+    return tuple(changed.get(i, value) for i, value in enumerate(row))
 
 
 def command_positions(commands: pa.Table) -> pa.Table:

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result, SkipEntry, SkipMessages
 from tests.messages import messages
-from tracker.commands import ANSWER, CANCEL, MAX_BATCH_INDEX, SKIP, Decoded, SubscriptionRule, command_positions, decode
+from tracker.commands import (
+    ANSWER,
+    CANCEL,
+    COMMANDS,
+    MAX_BATCH_INDEX,
+    MAX_MESSAGES,
+    MAX_NAME_BYTES,
+    MAX_NAMES,
+    MAX_REQUEST_ID_BYTES,
+    SKIP,
+    Decoded,
+    SubscriptionRule,
+    command_positions,
+    decode,
+    resolve_topic,
+)
 from tracker.index_bits import MAX_ENTRY_ID
 from tracker.messages import concat
+from tracker.schedule import MAX_TIME_MILLIS
 
 ORDERS = "persistent://public/default/orders"
 ROUTES = {ORDERS: [SubscriptionRule("shared", False), SubscriptionRule("exclusive", True)]}
@@ -94,6 +112,7 @@ LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\x6
         (cancel(entry=MAX_ENTRY_ID + 1), f"no such position can be: 1:{MAX_ENTRY_ID + 1}"),
         (cancel(deliver_at=0), "deliver_at must be positive: 0"),
         (cancel(deliver_at=-5), "deliver_at must be positive: -5"),
+        (cancel(deliver_at=2**63 - 1), f"deliver_at is beyond the year 9999: {2**63 - 1}"),
         (skip(), "a skip of no entries"),
         (skip(SkipEntry(ledger_id=1, entry_id=1), SkipEntry(ledger_id=-7)), "no such position can be: -7:0"),
         (skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=[-1])), "batch index -1 is out of range"),
@@ -101,6 +120,13 @@ LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\x6
             skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=[MAX_BATCH_INDEX + 1])),
             f"batch index {MAX_BATCH_INDEX + 1} is out of range",
         ),
+        (
+            skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=range(MAX_MESSAGES)), SkipEntry()),
+            f"a skip of more than {MAX_MESSAGES:,} messages",
+        ),
+        (cancel(subscriptions=["s"] * (MAX_NAMES + 1)), f"more than {MAX_NAMES:,} subscriptions"),
+        (cancel(subscriptions=["s" * (MAX_NAME_BYTES + 1)]), f"a name has more than {MAX_NAME_BYTES:,} bytes"),
+        (cancel(issued_by="\u00e9" * MAX_NAME_BYTES), f"a name has more than {MAX_NAME_BYTES:,} bytes"),
     ],
 )
 def test_a_command_that_can_not_be_applied_is_rejected_and_answered(
@@ -111,15 +137,31 @@ def test_a_command_that_can_not_be_applied_is_rejected_and_answered(
     assert [(r["kind"], r["result"], r["reason"], r["subscription"]) for r in decoded.commands.to_pylist()] == [
         (ANSWER, Result.INVALID, reason, None)
     ]
-    assert decoded.request_ids == ["r"]
+    assert decoded.request_ids == []
+
+
+def test_what_is_too_long_to_be_answered_is_not() -> None:
+    """An answer that the broker does not take would stop the job."""
+    assert read(cancel(request_id="r" * MAX_REQUEST_ID_BYTES)).request_ids == ["r" * MAX_REQUEST_ID_BYTES]
+    decoded = read(cancel(request_id="r" * (MAX_REQUEST_ID_BYTES + 1)))
+    assert decoded.commands.num_rows == 0
+    assert decoded.rejects["reason"].to_pylist() == [f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes"]
+    row = read(cancel(topic="t" * 5_000_000, issued_by="i" * 5_000_000)).commands.to_pylist()[0]
+    assert (row["topic"], row["issued_by"], row["result"]) == ("", "", Result.INVALID)
+
+
+def test_a_latest_time_can_be_cancelled() -> None:
+    assert read(cancel(deliver_at=MAX_TIME_MILLIS)).commands["kind"].to_pylist() == [CANCEL]
 
 
 def test_an_unknown_topic_is_not_found() -> None:
-    for topic in ("nowhere", "", ORDERS + "-partition-", ORDERS + "-partition-x", "persistent://a/b/orders"):
+    partitions = ("", "x", "-1", "\u00b2", "\u0663", "9999999999")
+    for topic in ("nowhere", "", "persistent://a/b/orders", *(f"{ORDERS}-partition-{p}" for p in partitions)):
         decoded = read(cancel(topic=topic))
         row = decoded.commands.to_pylist()[0]
         assert (row["kind"], row["result"], row["topic"]) == (ANSWER, Result.NOT_FOUND, topic)
         assert decoded.rejects.num_rows == 0
+        assert decoded.request_ids == []
 
 
 @pytest.mark.parametrize(
@@ -135,6 +177,7 @@ def test_an_unknown_topic_is_not_found() -> None:
 def test_a_topic_may_be_named_in_short_and_by_partition(name: str, partition: int) -> None:
     row = read(cancel(topic=name)).commands.to_pylist()[0]
     assert (row["kind"], row["topic"], row["partition"]) == (CANCEL, ORDERS, partition)
+    assert resolve_topic(name, ROUTES) == (ORDERS, partition)
 
 
 def test_an_unknown_subscription_is_not_found_and_the_others_are_served() -> None:
@@ -151,8 +194,10 @@ def test_a_cumulative_subscription_refuses_a_skip_but_no_cancel() -> None:
     rows = {r["kind"]: r for r in decoded.commands.to_pylist()}
     assert (rows[ANSWER]["subscription"], rows[ANSWER]["result"]) == ("exclusive", Result.NOT_ALLOWED)
     assert rows[SKIP]["subscriptions"] == 0b01
-    only = read(skip(SkipEntry(ledger_id=1, entry_id=2), subscriptions=["exclusive"])).commands
-    assert only["result"].to_pylist() == [Result.NOT_ALLOWED]
+    only = read(skip(SkipEntry(ledger_id=1, entry_id=2), subscriptions=["exclusive"], topic="orders"))
+    assert only.commands["result"].to_pylist() == [Result.NOT_ALLOWED]
+    assert only.commands["topic"].to_pylist() == [ORDERS]
+    assert only.request_ids == []
     assert read(cancel(subscriptions=["exclusive"])).commands["subscriptions"].to_pylist() == [0b10]
 
 
@@ -173,14 +218,22 @@ def test_the_partition_of_an_entry_serves_where_the_topic_names_none() -> None:
 
 
 def test_a_request_id_that_comes_twice_counts_once() -> None:
-    decoded = read(cancel(entry=1), cancel(entry=2), cancel(entry=3, request_id="s"))
+    twice = skip(SkipEntry(ledger_id=1, entry_id=2))
+    decoded = read(cancel(entry=1), twice, cancel(entry=3, request_id="s"))
     rows = decoded.commands.to_pylist()
-    assert [(r["request_id"], r["kind"], r["result"]) for r in rows] == [
-        ("r", CANCEL, None),
-        ("r", ANSWER, Result.ALREADY_APPLIED),
-        ("s", CANCEL, None),
+    assert [(r["request_id"], r["kind"], r["entry_id"], r["result"], r["subscriptions"]) for r in rows] == [
+        ("r", CANCEL, 1, None, 0b11),
+        ("r", ANSWER, -1, Result.NOT_ALLOWED, 0),
+        ("r", ANSWER, 2, Result.ALREADY_APPLIED, 0b01),
+        ("s", CANCEL, 3, None, 0b11),
     ]
     assert decoded.request_ids == ["r", "s"]
+
+
+def test_a_command_with_nothing_to_apply_may_come_again_corrected() -> None:
+    decoded = read(cancel(deliver_at=0), cancel(topic="nowhere"), cancel(subscriptions=["nobody"]), cancel())
+    assert decoded.commands["result"].to_pylist() == [Result.INVALID, Result.NOT_FOUND, Result.NOT_FOUND, None]
+    assert decoded.request_ids == ["r"]
 
 
 def test_nothing_that_comes_stops_what_comes_after_it() -> None:
@@ -188,6 +241,60 @@ def test_nothing_that_comes_stops_what_comes_after_it() -> None:
     assert decoded.commands["request_id"].to_pylist()[-1] == "good"
     assert decoded.commands["kind"].to_pylist()[-1] == CANCEL
     assert decoded.rejects.num_rows == 4
+
+
+INT64 = st.one_of(st.integers(-3, 5), st.integers(-(2**63), 2**63 - 1))
+INT32 = st.one_of(st.integers(-3, 5), st.integers(-(2**31), 2**31 - 1))
+NAMES = st.one_of(
+    st.sampled_from(["orders", ORDERS, "shared", "exclusive"]),
+    st.text(max_size=6).map(lambda text: f"{ORDERS}-partition-{text}"),
+    st.text(max_size=20),
+)
+ENTRIES = st.builds(
+    SkipEntry,
+    ledger_id=INT64,
+    entry_id=INT64,
+    batch_indexes=st.lists(INT32, max_size=3),
+    partition=st.one_of(st.none(), INT32),
+)
+FIELDS = {
+    "request_id": st.text(max_size=3),
+    "topic": NAMES,
+    "subscriptions": st.lists(NAMES, max_size=3),
+    "issued_at": INT64,
+    "issued_by": NAMES,
+}
+ANY_COMMAND = st.one_of(
+    st.builds(
+        ControlCommand,
+        cancel=st.builds(CancelDelayedMessage, ledger_id=INT64, entry_id=INT64, deliver_at=INT64),
+        **FIELDS,
+    ),
+    st.builds(ControlCommand, skip=st.builds(SkipMessages, entries=st.lists(ENTRIES, max_size=3)), **FIELDS),
+    st.builds(ControlCommand, **FIELDS),
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), ANY_COMMAND.map(ControlCommand.SerializeToString)), max_size=6))
+@example([b"\x0a\x01r\x12\xff\xff\xff\xff\x0f"])
+def test_whatever_comes_is_a_command_or_rejected(payloads: list[bytes]) -> None:
+    """One message that can't be taken must not stop the job."""
+    decoded = read(*payloads) if payloads else decode(messages([]), ROUTES)
+    assert decoded.commands.schema == COMMANDS
+    applied = [row for row in decoded.commands.to_pylist() if row["kind"] != ANSWER]
+    assert set(decoded.request_ids) == {row["request_id"] for row in applied}
+    for row in applied:
+        assert row["topic"] == ORDERS
+        assert row["subscriptions"] in ((1, 2, 3) if row["kind"] == CANCEL else (1,))
+        assert row["ledger_id"] >= 0
+        assert 0 <= row["entry_id"] <= MAX_ENTRY_ID
+        assert -1 <= row["batch_index"] <= MAX_BATCH_INDEX
+        assert row["partition"] >= -1
+    # Each message is rejected, or answered, or applied.
+    answered = {row["request_id"] for row in decoded.commands.to_pylist()}
+    for payload in payloads:
+        if payload not in decoded.rejects["payload"].to_pylist():
+            assert ControlCommand.FromString(payload).request_id in answered
 
 
 def test_no_messages_are_no_commands() -> None:
