@@ -209,11 +209,16 @@ def _outcome_topic_and_table_agree(client: pulsar.Client, job: Job) -> None:
         o = ControlOutcome.FromString(reader.read_next(5_000).data())
         told[o.request_id, o.subscription, o.ledger_id, o.entry_id, o.batch_index, Result.Name(o.result)] += 1
     reader.close()
-    written = Counter(
-        (r["request_id"], r["subscription"] or "", r["ledger_id"], r["entry_id"], r["batch_index"], r["result"])
-        for r in job.rows("outcomes")
-    )
-    assert told == written
+
+    def written() -> Counter[tuple[object, ...]]:
+        return Counter(
+            (r["request_id"], r["subscription"] or "", r["ledger_id"], r["entry_id"], r["batch_index"], r["result"])
+            for r in job.rows("outcomes")
+        )
+
+    # An outcome is told before it is written.
+    wait_until(lambda: told.total() <= written().total(), 20, "the last outcomes in the table")
+    assert told == written()
 
 
 def test_commands_read_long_before_their_messages_hold(
