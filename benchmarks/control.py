@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pulsar
 
-from admin.control_client import Cancel, ControlClient
+from admin.control_client import ControlClient
+from admin.control_requests import Cancel
 from admin.message_ids import MessageRef
 from jobs.broker import EmbeddedBroker
 from streaming.pulsar_client import connect

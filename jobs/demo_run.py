@@ -16,7 +16,8 @@ import numpy as np
 import pulsar
 import yaml
 
-from admin.control_client import Cancel, ControlClient, Outcome
+from admin.control_client import ControlClient
+from admin.control_requests import Cancel, Outcome
 from admin.message_ids import MessageRef, parse
 from conf.settings import Settings, load_settings
 from jobs.audit import Audit, run_audit

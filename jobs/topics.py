@@ -12,7 +12,8 @@ from conf.errors import DelayLakeError
 from jobs.options import Output, OutputOption, global_options, show
 
 if TYPE_CHECKING:
-    from admin.control_client import ControlClient, Outcome
+    from admin.control_client import ControlClient
+    from admin.control_requests import Outcome
 
 app = typer.Typer(help="Cancel, acknowledge and skip single messages.", no_args_is_help=True)
 
@@ -50,7 +51,7 @@ def cancel_delayed_message(
 
     With --from-file each line is `ledger:entry deliverAt`.
     """
-    from admin.control_client import Cancel
+    from admin.control_requests import Cancel
     from admin.message_ids import MessageRef, parse
 
     cancels = []
@@ -141,20 +142,12 @@ def _run(context: typer.Context, n: int, output: Output, command: Callable[[Cont
                 progress.update(task, completed=min(n, len(outcomes)))
     failed = [outcome for outcome in outcomes if not outcome.is_done]
     shown = outcomes if len(outcomes) <= _SHOWN else failed[:_SHOWN]
-    lines = [_line(outcome) for outcome in shown]
+    lines = [str(outcome) for outcome in shown]
     if len(outcomes) > _SHOWN:
         lines.append(f"{len(outcomes) - len(failed):,} of {len(outcomes):,} done")
     show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
     if failed:
-        raise TopicsError(f"not done: {_line(failed[0])}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
-
-
-def _line(outcome: Outcome) -> str:
-    message = outcome.message
-    position = f"{message.ledger_id}:{message.entry_id}" + (
-        f":{message.batch_index}" if message.batch_index >= 0 else ""
-    )
-    return " ".join(part for part in (position, outcome.subscription, outcome.result, outcome.reason) if part)
+        raise TopicsError(f"not done: {failed[0]}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
 
 
 def _names(subscriptions: str | None) -> list[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from admin.control_client import Cancel, ControlClient, Outcome
+from admin.control_client import ControlClient
+from admin.control_requests import Cancel, Outcome
 from admin.message_ids import MessageRef
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker

@@ -1,0 +1,165 @@
+"""Control commands as requests: built from ids, and kept until each outcome that they wait for has come."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from admin.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from conf.settings import Settings
+from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry, SkipMessages
+
+MAX_ENTRIES = 1_000  # of a command; more are sent as several
+
+_DONE = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
+
+
+class ControlError(DelayLakeError):
+    """A command can't be sent, or is not answered. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A delayed message to cancel; deliver_at in ms since the epoch, as it was sent."""
+
+    message: MessageRef
+    deliver_at: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done to one message, or entry, of one subscription."""
+
+    subscription: str
+    message: MessageRef
+    result: str  # the name of a Result
+    reason: str
+    is_done: bool  # the message will not be delivered
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "subscription": self.subscription,
+            "ledgerId": self.message.ledger_id,
+            "entryId": self.message.entry_id,
+            "batchIndex": self.message.batch_index,
+            "result": self.result,
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        position = f"{self.message.ledger_id}:{self.message.entry_id}"
+        if self.message.batch_index >= 0:
+            position += f":{self.message.batch_index}"
+        return " ".join(part for part in (position, self.subscription, self.result, self.reason) if part)
+
+
+class Request:
+    """A command, and the outcomes that it still waits for: one for each message of each subscription."""
+
+    def __init__(
+        self,
+        command: ControlCommand,
+        messages: Sequence[MessageRef],
+        subscriptions: Sequence[str],
+        done: frozenset[int],
+    ) -> None:
+        self.command = command
+        self._done = done
+        self._expected = {(name, m.ledger_id, m.entry_id, m.batch_index) for name in subscriptions for m in messages}
+
+    @property
+    def request_id(self) -> str:
+        return self.command.request_id
+
+    @property
+    def is_answered(self) -> bool:
+        return not self._expected
+
+    def take(self, told: ControlOutcome) -> Outcome | None:
+        """Takes one of its outcomes; None where that is not the last word on its message."""
+        if told.result == Result.WAITING and Result.WAITING not in self._done:
+            return None
+        self._expected -= {key for key in self._expected if _answers(told, *key)}
+        return Outcome(
+            told.subscription,
+            MessageRef(told.ledger_id, told.entry_id, -1, told.batch_index),
+            Result.Name(told.result),
+            told.reason,
+            told.result in self._done,
+        )
+
+
+def cancel_request(
+    settings: Settings, issued_by: str, topic: str, cancel: Cancel, subscriptions: Sequence[str]
+) -> Request:
+    """A request to cancel a delayed message, as PIP-423's cancelDelayedMessage.
+
+    Args:
+        subscriptions: their names; none: all of the topic's.
+    """
+    command = _command(issued_by, topic, subscriptions)
+    command.cancel.CopyFrom(
+        CancelDelayedMessage(
+            ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
+        )
+    )
+    # In advance of its message a cancel is kept, which is all that can be done.
+    done = _DONE | {Result.WAITING}
+    return Request(command, [cancel.message], _names(settings, topic, subscriptions), done)
+
+
+def skip_requests(
+    settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
+) -> list[Request]:
+    """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above."""
+    requests = []
+    for start in range(0, len(messages), MAX_ENTRIES):
+        part = messages[start : start + MAX_ENTRIES]
+        command = _command(issued_by, topic, subscriptions)
+        command.skip.CopyFrom(SkipMessages(entries=[_skip_entry(message) for message in part]))
+        requests.append(Request(command, part, _names(settings, topic, subscriptions), _DONE))
+    return requests
+
+
+def _command(issued_by: str, topic: str, subscriptions: Sequence[str]) -> ControlCommand:
+    return ControlCommand(
+        request_id=uuid.uuid4().hex,
+        topic=topic,
+        subscriptions=subscriptions,
+        issued_at=time.time_ns() // 1_000_000,
+        issued_by=issued_by,
+    )
+
+
+def _names(settings: Settings, topic: str, subscriptions: Sequence[str]) -> list[str]:
+    """The subscriptions that will answer."""
+    if subscriptions:
+        return list(subscriptions)
+    name = topic.rpartition("-partition-")[0] or topic
+    route = settings.route(topic) or settings.route(name)
+    # Of a topic without a route nothing is known but that there will be one answer.
+    return [s.name for s in route.subscriptions] if route else [""]
+
+
+def _skip_entry(message: MessageRef) -> SkipEntry:
+    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
+    if message.batch_index >= 0:
+        entry.batch_indexes.append(message.batch_index)
+    if message.partition >= 0:
+        entry.partition = message.partition
+    return entry
+
+
+def _answers(told: ControlOutcome, subscription: str, ledger_id: int, entry_id: int, batch_index: int) -> bool:
+    """Whether an outcome answers for a message of a subscription."""
+    if told.subscription and subscription not in ("", told.subscription):
+        return False
+    if told.ledger_id >= 0 and (ledger_id, entry_id) != (told.ledger_id, told.entry_id):
+        return False
+    if told.batch_index < 0 or told.batch_index == batch_index:
+        return True
+    # An entry is answered by its messages only where some of them are too late, and some are not: wait for the former.
+    return batch_index < 0 and told.result == Result.TOO_LATE
