@@ -14,7 +14,10 @@ from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOut
 
 MAX_ENTRIES = 1_000  # of a command; more are sent as several
 
-_DONE = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
+# The results with which a message will not be delivered. In advance of its message a cancel is kept, which is all that
+# can be done.
+SKIPPED = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
+CANCELLED = SKIPPED | {Result.WAITING}
 
 
 class ControlError(DelayLakeError):
@@ -106,9 +109,7 @@ def cancel_request(
             ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
         )
     )
-    # In advance of its message a cancel is kept, which is all that can be done.
-    done = _DONE | {Result.WAITING}
-    return Request(command, [cancel.message], _names(settings, topic, subscriptions), done)
+    return Request(command, [cancel.message], _names(settings, topic, subscriptions), CANCELLED)
 
 
 def skip_requests(
@@ -120,7 +121,7 @@ def skip_requests(
         part = messages[start : start + MAX_ENTRIES]
         command = _command(issued_by, topic, subscriptions)
         command.skip.CopyFrom(SkipMessages(entries=[_skip_entry(message) for message in part]))
-        requests.append(Request(command, part, _names(settings, topic, subscriptions), _DONE))
+        requests.append(Request(command, part, _names(settings, topic, subscriptions), SKIPPED))
     return requests
 
 

@@ -11,7 +11,7 @@ from conf.errors import DelayLakeError
 
 MAX_ID_BYTES = 128  # Pulsar's longest, with an ack set, is well below
 
-_MAX_INT64 = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIELDS = {1: "ledgerId", 2: "entryId", 3: "partition", 4: "batch_index", 6: "batch_size", 7: "first_chunk_message_id"}
 
@@ -52,15 +52,15 @@ def parse_triplet(text: str) -> MessageRef:
     """
     parts = text.strip().split(":")
     try:
-        numbers = [_number(part) for part in parts]
+        numbers = [parse_number(part) for part in parts]
     except ValueError:
         raise MessageIdError(f"no message id: {text[:80]!r} (ledger:entry[:batchIndex])") from None
     if len(numbers) == 2:
-        return _checked(numbers[0], numbers[1], -1, -1)
+        return message_ref(numbers[0], numbers[1], -1, -1)
     if len(numbers) == 3:
-        return _checked(numbers[0], numbers[1], -1, numbers[2])
+        return message_ref(numbers[0], numbers[1], -1, numbers[2])
     if len(numbers) == 4:
-        return _checked(numbers[0], numbers[1], numbers[2], numbers[3])
+        return message_ref(numbers[0], numbers[1], numbers[2], numbers[3])
     raise MessageIdError(f"no message id: {text[:80]!r} (ledger:entry[:batchIndex])")
 
 
@@ -100,7 +100,7 @@ def decode(data: bytes) -> MessageRef:
     batch_index, batch_size = found.get(4, -1), found.get(6, 0)
     if batch_size < 0 or (batch_size and batch_index >= batch_size):
         raise MessageIdError(f"batch index {batch_index} of a batch of {batch_size}")
-    return _checked(found[1], found[2], found.get(3, -1), batch_index)
+    return message_ref(found[1], found[2], found.get(3, -1), batch_index)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int]]:
@@ -130,19 +130,29 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if not byte & 0x80:
             if value >= 2**64:
                 break
-            return value - 2**64 if value > _MAX_INT64 else value, at
+            return value - 2**64 if value > MAX_INT64 else value, at
     raise MessageIdError("the message id has a number of more than 64 bits")
 
 
-def _number(part: str) -> int:
+def parse_number(part: str) -> int:
+    """Reads a whole number of at most 19 digits.
+
+    Raises:
+        ValueError: it is none.
+    """
     digits = part[1:] if part[:1] == "-" else part
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
         raise ValueError(part)
     return int(part)
 
 
-def _checked(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> MessageRef:
-    if not (0 <= ledger_id <= _MAX_INT64 and 0 <= entry_id <= _MAX_INT64):
+def message_ref(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> MessageRef:
+    """A message by its numbers; a negative partition or batch index means none.
+
+    Raises:
+        MessageIdError: they can't be a message's.
+    """
+    if not (0 <= ledger_id <= MAX_INT64 and 0 <= entry_id <= MAX_INT64):
         raise MessageIdError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")
     if partition > 2**31 - 1 or batch_index > 2**31 - 1:
         raise MessageIdError(f"partition {partition} or batch index {batch_index} is out of range")

@@ -104,6 +104,17 @@ class ReleaseSettings(Section):
         return self
 
 
+class ApiSettings(Section):
+    """The admin API: where it is served, and what it lets a call do."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8081
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    answer_timeout_millis: PositiveMillis = 10_000
+    max_ids_per_call: Annotated[int, Field(gt=0, le=100_000)] = 1_000
+    max_body_bytes: Annotated[int, Field(gt=0)] = 1 << 20
+
+
 class Subscription(Section):
     name: Annotated[str, Field(pattern=r"^[^/\s]+$")]
     type: SubscriptionType = SubscriptionType.SHARED
@@ -154,6 +165,7 @@ class Settings(BaseSettings):
     ingest: IngestSettings = IngestSettings()
     tracker: TrackerSettings = TrackerSettings()
     release: ReleaseSettings = ReleaseSettings()
+    api: ApiSettings = ApiSettings()
     routes: tuple[Route, ...] = ()
 
     @model_validator(mode="after")

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import audit, broker_commands, demo, produce, rebuild, run, topics
+from jobs import api, audit, broker_commands, demo, produce, rebuild, run, topics
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
-GLOBAL_OPTIONS = ("config", "verbose")
+GLOBAL_OPTIONS = ("config", "verbose", "admin_url")
 
 app = typer.Typer(
     name="delaylake",
@@ -30,6 +30,7 @@ app.command("produce")(produce.produce)
 app.command("run")(run.run)
 app.command("rebuild")(rebuild.rebuild)
 app.command("audit")(audit.audit)
+app.command("api")(api.api)
 app.command("demo")(demo.demo)
 
 
@@ -47,6 +48,10 @@ def _globals(
         typer.Option(help="The settings file, instead of DELAYLAKE_CONFIG or conf/delaylake.yaml.", show_default=False),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error.")] = False,
+    admin_url: Annotated[
+        str | None,
+        typer.Option(help="The admin API that `topics` uses, instead of the control topic.", show_default=False),
+    ] = None,
     shows_version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
@@ -54,6 +59,7 @@ def _globals(
     options = global_options(context)
     options.config = config or options.config
     options.verbose = verbose or options.verbose
+    options.admin_url = admin_url or options.admin_url
 
 
 def _take_global_options_anywhere(group: Any) -> None:

@@ -29,6 +29,12 @@ class GlobalOptions:
 
     config: Path | None = None
     verbose: bool = False
+    admin_url: str | None = None
+
+    @property
+    def api_url(self) -> str | None:
+        """The admin API to use; None: the control topic and the tables."""
+        return self.admin_url or self.settings.api.url
 
     @cached_property
     def settings(self) -> Settings:

@@ -1,4 +1,4 @@
-"""`delaylake topics`: take messages back, with the commands and options of Pulsar's own tool."""
+"""`delaylake topics`: take messages back and find them, with the commands and options of Pulsar's own tool."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.options import Output, OutputOption, global_options, show
+from jobs.options import GlobalOptions, Output, OutputOption, global_options, show
 
 if TYPE_CHECKING:
     from admin.control_client import ControlClient
     from admin.control_requests import Outcome
+    from admin.message_ids import MessageRef
+    from admin.rest_client import RestClient
+    from conf.settings import Settings
 
-app = typer.Typer(help="Cancel, acknowledge and skip single messages.", no_args_is_help=True)
+    Client = ControlClient | RestClient
+
+app = typer.Typer(help="Cancel, acknowledge, skip and find single messages.", no_args_is_help=True)
 
 _SHOWN = 20
 
@@ -120,7 +125,59 @@ def skip_messages(
     _run(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
 
 
-def _run(context: typer.Context, n: int, output: Output, command: Callable[[ControlClient], Iterator[Outcome]]) -> None:
+@app.command("get-message-id-by-index")
+def get_message_id_by_index(
+    context: typer.Context,
+    topic: Topic,
+    index: Annotated[int, typer.Option("-i", "--index", help="The message's index in the topic, from 0.")],
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; -1:-1:-1:-1 for one that has expired.
+
+    Of a partitioned topic, name a partition. An entry is known some seconds after it came.
+    """
+    options = global_options(context)
+    if options.api_url is None:
+        found = _entry_of_index(options.settings, topic, index)
+    else:
+        with _rest_client(options, options.api_url) as client:
+            found = client.message_id_by_index(topic, index)
+    value = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
+    show(output, value, str(found))
+
+
+def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
+    from deltalake.exceptions import TableNotFoundError
+
+    from admin.message_index import MessageIndex
+    from streaming.tables import Tables
+    from tracker.commands import resolve_topic
+
+    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
+    if source is None:
+        raise TopicsError(f"no route has the topic {topic!r}")
+    try:
+        return MessageIndex(Tables(settings.warehouse)).find(source, partition, index)
+    except TableNotFoundError as error:
+        raise TopicsError(f"no table of entries in {settings.warehouse}: the job has not run yet") from error
+
+
+def _client(options: GlobalOptions) -> Client:
+    """The control topic, or the admin API where one is named."""
+    if options.api_url is not None:
+        return _rest_client(options, options.api_url)
+    from admin.control_client import ControlClient
+
+    return ControlClient(options.settings, getpass.getuser())
+
+
+def _rest_client(options: GlobalOptions, url: str) -> RestClient:
+    from admin.rest_client import RestClient
+
+    return RestClient(url, options.settings.api.max_ids_per_call)
+
+
+def _run(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
     """Runs a command and tells what became of each message.
 
     Raises:
@@ -129,11 +186,8 @@ def _run(context: typer.Context, n: int, output: Output, command: Callable[[Cont
     from rich.console import Console
     from rich.progress import Progress
 
-    from admin.control_client import ControlClient
-
-    settings = global_options(context).settings
     outcomes = []
-    with ControlClient(settings, getpass.getuser()) as client:
+    with _client(global_options(context)) as client:
         console = Console(stderr=True)
         with Progress(console=console, disable=n <= _SHOWN or not console.is_terminal) as progress:
             task = progress.add_task("messages", total=n)

@@ -234,13 +234,16 @@ def _check(ledger_id: int, entry_id: int) -> None:
         raise InvalidCommand(f"no such position can be: {ledger_id}:{entry_id}")
 
 
-def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
-    """The route's topic that a name means, None if there is none, and the partition, -1 for the whole.
+def full_name(topic: str) -> str:
+    """As everywhere in Pulsar, `orders` and `public/default/orders` are `persistent://public/default/orders`."""
+    if "://" in topic:
+        return topic
+    return f"persistent://{topic if topic.count('/') == 2 else f'public/default/{topic}'}"
 
-    As everywhere in Pulsar, `orders` and `public/default/orders` are `persistent://public/default/orders`.
-    """
-    if "://" not in name:
-        name = f"persistent://{name if name.count('/') == 2 else f'public/default/{name}'}"
+
+def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
+    """The route's topic that a name means, None if there is none, and the partition, -1 for the whole."""
+    name = full_name(name)
     if name in routes:
         return name, -1
     topic, separator, partition = name.rpartition("-partition-")

@@ -1,0 +1,57 @@
+"""The admin REST API as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+
+from admin import health_api, index_api, topics_api
+from admin.async_control_client import AsyncControlClient
+from admin.errors import answer_errors
+from admin.message_index import MessageIndex
+from admin.middleware import BodyLimit, PulsarPaths
+from conf.settings import Settings
+from streaming.tables import Tables
+
+
+class _AdminApi(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The description, without FastAPI's own answer to what is invalid, which is never given."""
+        described = super().openapi()
+        for path in described["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return described
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application. It connects to the broker when it is started, in the background, and again whenever it must."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncControlClient(settings) as app.state.control:
+            yield
+
+    app = _AdminApi(
+        title="delaylake",
+        version=version("delaylake"),
+        description="Takes delayed messages back, with the paths of Pulsar's admin API. The v1 paths of"
+        " cancelDelayedMessage and acknowledgeMessage are"
+        " `/admin/persistent/{property}/{cluster}/{namespace}/{topic}/...`, also after `/admin/v1`.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.settings = settings
+    app.state.tables = Tables(settings.warehouse)
+    app.state.message_index = MessageIndex(app.state.tables)
+    app.include_router(topics_api.router, tags=["topics"])
+    app.include_router(index_api.router, tags=["topics"])
+    app.include_router(health_api.router, tags=["health"])
+    answer_errors(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
+    app.add_middleware(PulsarPaths)
+    return app

@@ -1,0 +1,90 @@
+"""Errors of the admin API: each is answered with its code and the body {"reason": "..."}."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from admin.async_control_client import ControlUnavailable, NoAnswer
+from admin.control_requests import Outcome
+
+
+class AdminError(Exception):
+    """A call that is answered with an error.
+
+    Args:
+        code: of HTTP.
+        reason: one line.
+        outcomes: what was done all the same, where the caller asked for it.
+    """
+
+    def __init__(self, code: int, reason: str, outcomes: list[Outcome] | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.outcomes = outcomes
+
+
+class Reason(BaseModel):
+    """The body of every error."""
+
+    reason: str
+
+
+def error_responses(**descriptions: str) -> dict[int | str, dict[str, Any]]:
+    """Errors for a route's description, as in `error_responses(_404="no such topic")`."""
+    return {int(code[1:]): {"model": Reason, "description": text} for code, text in descriptions.items()}
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Makes an application answer all errors, also those of unknown paths and methods, with a reason."""
+
+    @app.exception_handler(AdminError)
+    async def refuse(_: Request, error: AdminError) -> Response:
+        return error_response(error.code, error.reason, error.outcomes)
+
+    @app.exception_handler(ControlUnavailable)
+    async def unavailable(_: Request, error: ControlUnavailable) -> Response:
+        return error_response(503, str(error))
+
+    @app.exception_handler(NoAnswer)
+    async def no_answer(_: Request, error: NoAnswer) -> Response:
+        return error_response(504, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        reason = str(error.detail)
+        if error.status_code == 404 and reason == HTTPStatus(404).phrase:
+            reason = f"no such path: {request.url.path[:200]!r}"
+        return error_response(error.status_code, reason, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return error_response(400, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return error_response(500, f"internal error: {type(error).__name__}")
+
+
+def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None, headers: Any = None) -> Response:
+    """What an error is answered with."""
+    content: dict[str, object] = {"reason": reason}
+    if outcomes is not None:
+        content["outcomes"] = [outcome.to_json() for outcome in outcomes]
+    return _AsciiResponse(content, code, headers)
+
+
+class _AsciiResponse(JSONResponse):
+    """JSON without characters that have no UTF-8, such as half a surrogate pair, which a request may bring."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode("ascii")

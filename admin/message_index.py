@@ -1,0 +1,89 @@
+"""Which entry has a message's index, from the table `entries`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from admin.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from streaming.tables import Tables
+from tracker.commands import MAX_BATCH_INDEX
+
+
+class NoSuchIndex(DelayLakeError):
+    """No entry of the topic that is in the table has the index."""
+
+
+class IndexNotRecorded(DelayLakeError):
+    """The broker has not told the index of every entry: it has no AppendIndexMetadataInterceptor, or had none."""
+
+
+class PartitionedTopic(DelayLakeError):
+    """A partitioned topic has indexes by partition."""
+
+
+EXPIRED = MessageRef(-1, -1)
+
+
+class MessageIndex:
+    """Finds entries by index, after PIP-415. May be used by several threads.
+
+    An entry is in the table some seconds after it came. Each index of a batch gives the batch's entry.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._lock = threading.Lock()
+
+    def find(self, topic: str, partition: int, index: int) -> MessageRef:
+        """The entry of an index, with its partition; EXPIRED for one before the first entry that is known.
+
+        What lies between entries is no user message: it gives the next entry.
+
+        Args:
+            topic: of a route.
+            partition: -1 for a topic that is not partitioned.
+
+        Raises:
+            NoSuchIndex, IndexNotRecorded, PartitionedTopic: it can't be told.
+            deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
+        """
+        of_topic = "topic = '{}'".format(topic.replace("'", "''"))
+        of_partition = f"{of_topic} AND partition = {partition}"
+        # The lower bound lets the reader skip files. A topic that was made anew has its highest ledgers last.
+        near = f"first_index BETWEEN {index - MAX_BATCH_INDEX} AND {index} AND first_index + batch_size > {index}"
+        with self._lock:
+            if found := self._first(f"{of_partition} AND {near} ORDER BY ledger_id DESC", partition):
+                return found
+            return self._between(of_topic, of_partition, partition, index)
+
+    def _between(self, of_topic: str, of_partition: str, partition: int, index: int) -> MessageRef:
+        known = self._rows(
+            'SELECT count(*) AS entries, count(first_index) AS indexed, min(first_index) AS "first",'  # noqa: S608
+            f' max(first_index + batch_size) AS "end" FROM entries WHERE {of_partition}'
+        )[0]
+        if not known["entries"]:
+            if partition < 0 and self._rows(f"SELECT 1 FROM entries WHERE {of_topic} LIMIT 1"):  # noqa: S608
+                raise PartitionedTopic("the topic is partitioned: name a partition")
+            raise NoSuchIndex("no entry of the topic is known yet")
+        if index < 0:
+            raise NoSuchIndex(f"no message has the index {index}")
+        if known["indexed"] < known["entries"]:
+            raise IndexNotRecorded(
+                "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
+            )
+        if index < known["first"]:
+            return EXPIRED
+        if index >= known["end"]:
+            raise NoSuchIndex(f"no message has the index {index} yet; the next is {known['end']}")
+        found = self._first(f"{of_partition} AND first_index > {index} ORDER BY first_index", partition)
+        assert found is not None
+        return found
+
+    def _first(self, condition: str, partition: int) -> MessageRef | None:
+        rows = self._rows(f"SELECT ledger_id, entry_id FROM entries WHERE {condition} LIMIT 1")  # noqa: S608
+        return MessageRef(rows[0]["ledger_id"], rows[0]["entry_id"], partition) if rows else None
+
+    def _rows(self, sql: str) -> list[dict[str, Any]]:
+        return self._tables.query("entries", sql).to_pylist()

@@ -1,0 +1,222 @@
+"""Takes messages back, with the paths and codes of Pulsar's admin API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from admin.async_control_client import AsyncControlClient
+from admin.control_requests import Outcome, cancel_request, skip_requests
+from admin.control_requests import Request as ControlRequest
+from admin.errors import AdminError
+from admin.message_ids import MessageIdError, MessageRef
+from admin.request_bodies import (
+    BadRequest,
+    TooManyIds,
+    parse_cancel,
+    parse_json,
+    parse_message,
+    parse_skip,
+    parse_skip_map,
+    parse_subscriptions,
+)
+from admin.target import Target, TargetTopic
+from admin.topics_schema import (
+    ACKNOWLEDGE_RESPONSES,
+    ACKNOWLEDGE_TEXT,
+    CANCEL_RESPONSES,
+    CANCEL_TEXT,
+    SKIP_BODY,
+    SKIP_MAP_BODY,
+    SKIP_RESPONSES,
+    SKIP_TEXT,
+    TOPIC_PATH,
+    Authoritative,
+    Canceller,
+    DeliverAt,
+    EntryId,
+    LedgerId,
+    Skipper,
+    Subscription,
+    SubscriptionNames,
+    fields_body,
+)
+from conf.settings import Settings
+
+# The codes of outcomes that are no success, gravest first: a call has one code.
+_CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
+_SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
+
+_SHOWN = 5  # outcomes in a reason
+
+router = APIRouter()
+
+
+@router.post(
+    TOPIC_PATH + "/cancelDelayedMessage",
+    summary="Cancel a delayed message",
+    description=CANCEL_TEXT,
+    status_code=204,
+    responses=CANCEL_RESPONSES,
+    openapi_extra=fields_body("ledgerId", "entryId", "deliverAt"),
+)
+async def cancel_delayed_message(
+    request: Request,
+    role: Canceller,
+    target: TargetTopic,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
+    deliver_at: DeliverAt = None,
+    subscription_names: SubscriptionNames = None,
+    authoritative: Authoritative = None,
+) -> Response:
+    try:
+        given = await _given(
+            request, ledgerId=ledger_id, entryId=entry_id, deliverAt=deliver_at, subscriptionNames=subscription_names
+        )
+        cancel, names = parse_cancel(given), parse_subscriptions(given.get("subscriptionNames"))
+    except (BadRequest, MessageIdError) as error:
+        raise AdminError(412, str(error)) from error
+    target.check_subscriptions(names)
+    return await _send(
+        request, [cancel_request(request.app.state.settings, role, target.name, cancel, names)], _CANCEL_CODES
+    )
+
+
+@router.post(
+    TOPIC_PATH + "/acknowledgeMessage",
+    summary="Acknowledge a message",
+    description=ACKNOWLEDGE_TEXT,
+    status_code=204,
+    responses=ACKNOWLEDGE_RESPONSES,
+    openapi_extra=fields_body("ledgerId", "entryId"),
+)
+async def acknowledge_message(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
+    subscription_names: SubscriptionNames = None,
+    authoritative: Authoritative = None,
+) -> Response:
+    try:
+        given = await _given(request, ledgerId=ledger_id, entryId=entry_id, subscriptionNames=subscription_names)
+        message, names = parse_message(given), parse_subscriptions(given.get("subscriptionNames"))
+    except (BadRequest, MessageIdError) as error:
+        raise AdminError(412, str(error)) from error
+    target.check_subscriptions(names)
+    return await _send(
+        request, skip_requests(request.app.state.settings, role, target.name, [message], names), _CANCEL_CODES
+    )
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skipByMessageIds",
+    summary="Skip messages by their ids",
+    description=SKIP_TEXT,
+    status_code=204,
+    responses=SKIP_RESPONSES,
+    openapi_extra=SKIP_BODY,
+)
+async def skip_by_message_ids(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    subscription: Subscription,
+    authoritative: Authoritative = None,
+) -> Response:
+    return await _skip(request, role, target, subscription, parse_skip)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skip/0",
+    summary="Skip entries by a map of ledger ids to entry ids",
+    description=SKIP_TEXT,
+    status_code=204,
+    responses=SKIP_RESPONSES,
+    openapi_extra=SKIP_MAP_BODY,
+)
+async def skip_by_map(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    subscription: Subscription,
+    authoritative: Authoritative = None,
+) -> Response:
+    return await _skip(request, role, target, subscription, parse_skip_map)
+
+
+@router.api_route(
+    "/admin/v2/non-persistent/{rest:path}",
+    methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"],
+    include_in_schema=False,
+)
+async def non_persistent(rest: str) -> Response:
+    code = 406 if rest.endswith("/getMessageIdByIndex") else 405
+    raise AdminError(code, "not for non-persistent topics: they keep no messages")
+
+
+async def _skip(
+    request: Request,
+    role: str,
+    target: Target,
+    subscription: str,
+    parse: Callable[[bytes, int], list[MessageRef]],
+) -> Response:
+    settings: Settings = request.app.state.settings
+    target.check_subscriptions([subscription])
+    try:
+        messages = parse(await request.body(), settings.api.max_ids_per_call)
+    except (BadRequest, MessageIdError) as error:
+        raise AdminError(400, str(error)) from error
+    except TooManyIds as error:
+        raise AdminError(413, str(error)) from error
+    return await _send(request, skip_requests(settings, role, target.name, messages, [subscription]), _SKIP_CODES)
+
+
+async def _given(request: Request, **query: object) -> dict[str, object]:
+    """The parameters of the query, and from the body, a form or JSON, those that it does not have.
+
+    Raises:
+        BadRequest: the body is neither.
+    """
+    body = await request.body()
+    content: dict[str, object] = {}
+    if body.lstrip()[:1] in (b"{", b"["):
+        parsed = parse_json(body)
+        if not isinstance(parsed, dict):
+            raise BadRequest("the body must be an object")
+        content = parsed
+    elif body:
+        try:
+            form = await request.form()
+        except HTTPException as error:
+            raise BadRequest(f"the body is no form: {error.detail}") from error
+        content = {name: form.getlist(name) if name == "subscriptionNames" else form[name] for name in form}
+    return content | {name: value for name, value in query.items() if value is not None}
+
+
+async def _send(request: Request, requests: list[ControlRequest], codes: Mapping[str, int]) -> Response:
+    """Sends commands, waits for what they do, and answers with it."""
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
+    wants_outcomes = "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
+    if failed := [outcome for outcome in outcomes if not outcome.is_done]:
+        results = {outcome.result for outcome in failed}
+        code = next((code for result, code in codes.items() if result in results), 500)
+        raise AdminError(code, _reason(failed, len(outcomes)), outcomes if wants_outcomes else None)
+    if wants_outcomes:
+        return JSONResponse({"outcomes": [outcome.to_json() for outcome in outcomes]})
+    return Response(status_code=204)
+
+
+def _reason(failed: Sequence[Outcome], n: int) -> str:
+    shown = "; ".join(str(outcome) for outcome in failed[:_SHOWN])
+    more = f"; and {len(failed) - _SHOWN:,} more" if len(failed) > _SHOWN else ""
+    others = f" ({n - len(failed):,} of {n:,} done)" if len(failed) < n else ""
+    return f"{shown}{more}{others}"

@@ -1,0 +1,79 @@
+"""`delaylake api`: serves the admin REST API, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import signal
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from conf.errors import DelayLakeError
+from jobs.options import global_options
+
+_BACKLOG = 2048
+
+
+class ApiError(DelayLakeError):
+    """The API can't be served."""
+
+
+def api(
+    context: typer.Context,
+    host: Annotated[str | None, typer.Option(help="The address to serve on; by default the setting api.host.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="By default the setting api.port; 0: any free one.")
+    ] = None,
+) -> None:
+    """Serve the admin REST API. Prints its URL once it answers; needs no JVM, and starts without a broker."""
+    options = global_options(context)
+    settings = options.settings
+    logging.basicConfig(
+        level=logging.INFO if options.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    listener = _listen(settings.api.host if host is None else host, settings.api.port if port is None else port)
+
+    import uvicorn
+
+    from admin.app import create_app
+
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=options.verbose,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(settings.api.answer_timeout_millis / 1000) + 1,
+    )
+    # The server sends itself the signal that ended it once more, which is not to count.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    address, bound_port = listener.getsockname()[:2]
+    print(f"http://{f'[{address}]' if ':' in address else address}:{bound_port}", flush=True)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that connections wait at from now on.
+
+    Raises:
+        ApiError: the address can't be had, or is not this machine's own.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not ipaddress.ip_address(address[0]).is_loopback:
+            raise ApiError(f"{host}: there is no authentication, so serve on a loopback address, such as 127.0.0.1")
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise ApiError(f"can't serve on {host}:{port}: {error.strerror or error} (--host, --port)") from error
+    return listener
