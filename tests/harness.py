@@ -124,6 +124,33 @@ class Job:
         return pa.table(builder.execute(sql.format(table=table)).read_all()).to_pylist()
 
 
+class Api:
+    """`delaylake api` as a process, on a settings file and any free port."""
+
+    def __init__(self, file: Path) -> None:
+        self._log = open(file.with_name("api.log"), "a+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [str(PROGRAM), "--config", str(file), "api", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.log
+
+    @property
+    def log(self) -> str:
+        return Path(self._log.name).read_text()
+
+    def stop(self) -> int:
+        """Ends it with SIGTERM; returns the exit status."""
+        self.process.terminate()
+        status = self.process.wait(timeout=30)
+        self._log.close()
+        return status
+
+
 @dataclass(frozen=True)
 class Received:
     payload: bytes
