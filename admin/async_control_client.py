@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from admin.control_requests import ControlError, Outcome, Request
+from admin.control_requests import ControlError, ControlRequest, Outcome
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome
 
@@ -67,7 +67,7 @@ class AsyncControlClient:
         reader, producer = self._reader, self._producer
         return reader is not None and producer is not None and reader.is_connected() and producer.is_connected()
 
-    async def send(self, requests: Sequence[Request], timeout_seconds: float) -> list[Outcome]:
+    async def send(self, requests: Sequence[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         """Publishes requests and returns their outcomes once all have come.
 
         Raises:
@@ -149,7 +149,7 @@ class AsyncControlClient:
 class _Waiting:
     """A caller, and the requests that it waits for."""
 
-    def __init__(self, requests: Sequence[Request], answered: asyncio.Future[None]) -> None:
+    def __init__(self, requests: Sequence[ControlRequest], answered: asyncio.Future[None]) -> None:
         self.requests = {request.request_id: request for request in requests}
         self.outcomes: list[Outcome] = []
         self.answered = answered

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pulsar
 
-from admin.control_requests import Cancel, ControlError, Outcome, Request, cancel_request, skip_requests
+from admin.control_requests import Cancel, ControlError, ControlRequest, Outcome, cancel_request, skip_requests
 from admin.message_ids import MessageRef
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome
@@ -63,7 +63,7 @@ class ControlClient:
             skip_requests(self._settings, self._issued_by, topic, messages, subscriptions), timeout_seconds
         )
 
-    def _send(self, requests: Sequence[Request], timeout_seconds: float) -> Iterator[Outcome]:
+    def _send(self, requests: Sequence[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands and yields their outcomes until each has all of them."""
         waiting = {request.request_id: request for request in requests}
         for request in requests:

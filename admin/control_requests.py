@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Outcome:
         return " ".join(part for part in (position, self.subscription, self.result, self.reason) if part)
 
 
-class Request:
+class ControlRequest:
     """A command, and the outcomes that it still waits for: one for each message of each subscription."""
 
     def __init__(
@@ -71,7 +72,10 @@ class Request:
     ) -> None:
         self.command = command
         self._done = done
-        self._expected = {(name, m.ledger_id, m.entry_id, m.batch_index) for name in subscriptions for m in messages}
+        # By entry, the subscription and batch index of each outcome.
+        self._expected: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
+        for m in messages:
+            self._expected[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
 
     @property
     def request_id(self) -> str:
@@ -85,7 +89,11 @@ class Request:
         """Takes one of its outcomes; None where that is not the last word on its message."""
         if told.result == Result.WAITING and Result.WAITING not in self._done:
             return None
-        self._expected -= {key for key in self._expected if _answers(told, *key)}
+        entries = list(self._expected) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
+        for entry in entries:
+            left = {key for key in self._expected.pop(entry, ()) if not _answers(told, *key)}
+            if left:
+                self._expected[entry] = left
         return Outcome(
             told.subscription,
             MessageRef(told.ledger_id, told.entry_id, -1, told.batch_index),
@@ -97,7 +105,7 @@ class Request:
 
 def cancel_request(
     settings: Settings, issued_by: str, topic: str, cancel: Cancel, subscriptions: Sequence[str]
-) -> Request:
+) -> ControlRequest:
     """A request to cancel a delayed message, as PIP-423's cancelDelayedMessage.
 
     Args:
@@ -109,19 +117,19 @@ def cancel_request(
             ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
         )
     )
-    return Request(command, [cancel.message], _names(settings, topic, subscriptions), CANCELLED)
+    return ControlRequest(command, [cancel.message], _names(settings, topic, subscriptions), CANCELLED)
 
 
 def skip_requests(
     settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
-) -> list[Request]:
+) -> list[ControlRequest]:
     """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above."""
     requests = []
     for start in range(0, len(messages), MAX_ENTRIES):
         part = messages[start : start + MAX_ENTRIES]
         command = _command(issued_by, topic, subscriptions)
         command.skip.CopyFrom(SkipMessages(entries=[_skip_entry(message) for message in part]))
-        requests.append(Request(command, part, _names(settings, topic, subscriptions), SKIPPED))
+        requests.append(ControlRequest(command, part, _names(settings, topic, subscriptions), SKIPPED))
     return requests
 
 
@@ -154,11 +162,9 @@ def _skip_entry(message: MessageRef) -> SkipEntry:
     return entry
 
 
-def _answers(told: ControlOutcome, subscription: str, ledger_id: int, entry_id: int, batch_index: int) -> bool:
-    """Whether an outcome answers for a message of a subscription."""
+def _answers(told: ControlOutcome, subscription: str, batch_index: int) -> bool:
+    """Whether an outcome for an entry answers for one of its messages, or all (-1), of a subscription."""
     if told.subscription and subscription not in ("", told.subscription):
-        return False
-    if told.ledger_id >= 0 and (ledger_id, entry_id) != (told.ledger_id, told.entry_id):
         return False
     if told.batch_index < 0 or told.batch_index == batch_index:
         return True

@@ -9,8 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from admin.async_control_client import AsyncControlClient
-from admin.control_requests import Outcome, cancel_request, skip_requests
-from admin.control_requests import Request as ControlRequest
+from admin.control_requests import ControlRequest, Outcome, cancel_request, skip_requests
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
 from admin.request_bodies import (

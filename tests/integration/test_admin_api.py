@@ -46,6 +46,7 @@ class Service:
     plain = f"persistent://{NAMESPACE}/plain"
     parted = f"persistent://{NAMESPACE}/parted"
     trimmed = f"persistent://{TRIMMED_NAMESPACE}/trimmed"
+    indexed = f"persistent://{NAMESPACE}/indexed"
     empty = f"persistent://{NAMESPACE}/empty"
 
     def __init__(self, broker: EmbeddedBroker, client: pulsar.Client, folder: Path) -> None:
@@ -65,6 +66,7 @@ class Service:
             {"source": self.plain, "subscriptions": [{"name": "a"}, {"name": "b"}, {"name": "x", "type": "Exclusive"}]},
             {"source": self.parted, "subscriptions": [{"name": "a"}]},
             {"source": self.trimmed, "subscriptions": [{"name": "a"}]},
+            {"source": self.indexed, "subscriptions": [{"name": "a"}]},
             {"source": self.empty, "subscriptions": [{"name": "a"}]},
         ]
         self.collector = Collector(client).collect(f"{self.plain}-a").collect(f"{self.plain}-b")
@@ -253,7 +255,7 @@ def test_skip_takes_every_form_of_ids(service: Service) -> None:
     done(service.post(service.plain, "subscription/a/skip/0", json={str(message.ledger_id): str(message.entry_id)}))
     many = [service.send()[0] for _ in range(50)]
     done(service.skip([str(m) for m in many]))
-    assert len(service.skip([f"1:{i}" for i in range(1_001)]).json()["reason"]) < 200
+    assert "1,000" in reason(service.skip([f"1:{i}" for i in range(1_001)]), 413)
 
 
 def test_partitions_are_found_by_ledger_or_named(service: Service) -> None:
@@ -297,11 +299,12 @@ def test_each_of_many_concurrent_calls_gets_its_own_answer(service: Service) -> 
 
 
 def test_an_index_gives_what_the_broker_gives(service: Service) -> None:
-    expected = {service.trimmed: 1 + 3 + 1, service.plain: 0, f"{service.parted}-partition-0": 0}
-    for topic in expected:
-        for n in (1, 4, 3):
+    compared = [service.trimmed, service.indexed, f"{service.parted}-partition-0"]
+    for topic in compared:
+        single = service.client.create_producer(topic)
+        for n in (2, 4, 3):
             service.send_batch(topic, n)
-            service.client.create_producer(topic).send(b"alone")
+            single.send(b"alone")
             service.roll_ledger(topic)
         service.send_batch(topic, 2)
 
@@ -311,13 +314,17 @@ def test_an_index_gives_what_the_broker_gives(service: Service) -> None:
     def of_api(topic: str, index: int) -> httpx.Response:
         return service.http.get(f"{path_of(topic)}/getMessageIdByIndex?index={index}")
 
-    for topic in expected:
-        n = next(i for i in range(100_000) if of_broker(topic, i).status_code == 404)
-        assert n >= 13
+    for topic in compared:
+        n = next(i for i in range(1_000) if of_broker(topic, i).status_code == 404)
+        assert n >= 14
         wait_until(lambda topic=topic, n=n: of_api(topic, n - 1).status_code == 200, 30, f"{topic}\n{service.job.log}")
         ledgers = set()
         for index in range(-2, n + 3):
             ours, theirs = of_api(topic, index), of_broker(topic, index)
+            if (topic, index) == (service.indexed, 0):
+                # Of a first entry that is a batch, the broker gives what is before its last index as expired. PIP-415
+                # gives the entry for each of its indexes.
+                theirs = of_broker(topic, 1)
             assert ours.status_code == theirs.status_code, (topic, index, ours.text, theirs.text)
             if ours.status_code == 200:
                 same = {name: theirs.json()[name] for name in ("ledgerId", "entryId", "partitionIndex")}
@@ -344,10 +351,10 @@ def test_an_index_gives_what_the_broker_gives(service: Service) -> None:
         check=True,
     )
     over_rest = topics(
-        service, "get-message-id-by-index", "--index", "0", service.plain, "--admin-url", service.api.url
+        service, "get-message-id-by-index", "--index", "0", service.indexed, "--admin-url", service.api.url
     )
     assert shown.stdout == over_rest.stdout
-    found = of_broker(service.plain, 0).json()
+    found = of_broker(service.indexed, 0).json()
     assert shown.stdout.strip() == f"{found['ledgerId']}:{found['entryId']}:-1:-1"
 
 
@@ -366,7 +373,6 @@ def test_the_command_line_says_the_same_over_rest(service: Service) -> None:
     position = ["-l", str(one.ledger_id), "-e", str(one.entry_id)]
     commands = [
         ["cancel-delayed-message", service.plain, *position, "-t", str(due), "-s", "a,b", "--output", "json"],
-        ["cancel-delayed-message", service.plain, "-l", "1", "-e", "99999", "-t", str(due), "-s", "a"],
         ["acknowledgeMessage", service.plain, *position],
         ["skip-messages", service.plain, "-s", "a", "--messageId-triplet", str(two), "--messageId-triplet", str(one)],
         ["skip-messages", service.plain, "-s", "x", "--messageId-triplet", str(two)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from admin.control_requests import Cancel, Request, cancel_request, skip_requests
+from admin.control_requests import Cancel, ControlRequest, cancel_request, skip_requests
 from admin.message_ids import MessageRef
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome, Result
@@ -17,11 +17,11 @@ def told(result: int, subscription: str = "a", entry_id: int = 2, batch_index: i
     )
 
 
-def skip(*messages: MessageRef, subscriptions: tuple[str, ...] = ("a",)) -> Request:
+def skip(*messages: MessageRef, subscriptions: tuple[str, ...] = ("a",)) -> ControlRequest:
     return skip_requests(SETTINGS, "tester", TOPIC, messages, subscriptions)[0]
 
 
-def results(request: Request, *outcomes: ControlOutcome) -> list[str | None]:
+def results(request: ControlRequest, *outcomes: ControlOutcome) -> list[str | None]:
     taken = [request.take(outcome) for outcome in outcomes]
     return [outcome and outcome.result for outcome in taken]
 
