@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 from yaml import YAMLError
 
@@ -113,6 +113,15 @@ class ApiSettings(Section):
     answer_timeout_millis: PositiveMillis = 10_000
     max_ids_per_call: Annotated[int, Field(gt=0, le=100_000)] = 1_000
     max_body_bytes: Annotated[int, Field(gt=0)] = 1 << 20
+    tls_certificate_file: Path | None = None
+    tls_key_file: Path | None = None
+    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = None
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> ApiSettings:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file go together")
+        return self
 
 
 class Subscription(Section):
@@ -152,6 +161,47 @@ class Route(Section):
         return f"{self.source}-rejects"
 
 
+class Operation(StrEnum):
+    """What a role may do. ADMIN includes all others."""
+
+    SKIP = "skip"
+    CANCEL = "cancel"
+    READ = "read"
+    ADMIN = "admin"
+
+
+class Role(Section):
+    """What the bearers of a role may do; `*` in a role or topic stands for any characters."""
+
+    role: Annotated[str, Field(min_length=1)]
+    operations: Annotated[tuple[Operation, ...], Field(min_length=1)]
+    topics: Annotated[tuple[Annotated[str, Field(pattern=r"^(\*|persistent://\S+)$")], ...], Field(min_length=1)]
+
+
+PublicAlgorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
+
+
+class AuthSettings(Section):
+    """Who may use the admin API. The keys and claims are those of Pulsar's token authentication."""
+
+    enabled: bool = False
+    token_secret_key: SecretStr | None = None
+    token_public_key: str | None = None
+    token_public_alg: PublicAlgorithm = "RS256"  # noqa: S105
+    token_auth_claim: Annotated[str, Field(min_length=1)] = "sub"  # noqa: S105
+    token_audience_claim: str | None = None
+    token_audience: str | None = None
+    roles: tuple[Role, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> AuthSettings:
+        if self.enabled and (self.token_secret_key is None) == (self.token_public_key is None):
+            raise ValueError("enabled needs either token_secret_key or token_public_key")
+        if (self.token_audience_claim is None) != (self.token_audience is None):
+            raise ValueError("token_audience_claim and token_audience go together")
+        return self
+
+
 class Settings(BaseSettings):
     """All settings. Precedence: environment, then the file, then the defaults."""
 
@@ -166,6 +216,7 @@ class Settings(BaseSettings):
     tracker: TrackerSettings = TrackerSettings()
     release: ReleaseSettings = ReleaseSettings()
     api: ApiSettings = ApiSettings()
+    auth: AuthSettings = AuthSettings()
     routes: tuple[Route, ...] = ()
 
     @model_validator(mode="after")
@@ -217,7 +268,8 @@ def _one_line(error: ValidationError) -> str:
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
         return f"{name} = {first['input']!r}: no such setting"
-    shown = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
+    hidden = isinstance(first["input"], dict | BaseModel) or "secret" in name
+    shown = "" if hidden else f" = {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{name}{shown}: {message[0].lower()}{message[1:]}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
@@ -83,6 +85,21 @@ REJECTS = pa.schema(
     ]
 )
 
+REFUSALS = pa.schema(
+    [
+        ("refused_at", pa.int64()),
+        ("role", pa.string()),  # null where not known
+        ("address", pa.string()),
+        ("method", pa.string()),
+        ("path", pa.string()),
+        ("topic", pa.string()),  # null: the call names none
+        ("operation", pa.string()),
+        ("code", pa.int32()),
+        ("reason", pa.string()),
+    ]
+)
+
+# The job's own, which are there once it has run.
 SCHEMAS = {
     "delayed_index": DELAYED_INDEX,
     "outcomes": OUTCOMES,
@@ -98,6 +115,7 @@ _STATISTICS = {
     "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
     "entries": "topic,partition,ledger_id,entry_id,first_index",
     "rejects": "topic,ledger_id,entry_id,publish_time",
+    "refusals": "refused_at,role,topic",
 }
 
 
@@ -117,9 +135,9 @@ class Tables:
     def path(self, name: str) -> str:
         return f"{local_path(self._warehouse)}/{name}"
 
-    def create(self) -> None:
+    def create(self, schemas: Mapping[str, pa.Schema] = SCHEMAS) -> None:
         """Creates the tables that do not exist yet."""
-        for name, schema in SCHEMAS.items():
+        for name, schema in schemas.items():
             DeltaTable.create(
                 self.path(name),
                 schema=schema,
@@ -138,12 +156,13 @@ class Tables:
             name: the table.
             rows: in the table's columns.
             versions: for each writer (an application id) the number of the write; it rises from write to write.
+                Empty: rows that no replay can repeat.
 
         Returns:
             whether the rows were written now; false where every writer has already written this number or a later one.
         """
         table = self._open(name)
-        if all((table.transaction_version(app) or -1) >= version for app, version in versions.items()):
+        if versions and all((table.transaction_version(app) or -1) >= version for app, version in versions.items()):
             return False
         write_deltalake(
             table,

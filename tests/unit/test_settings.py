@@ -62,6 +62,17 @@ def test_an_unknown_section_is_named(write) -> None:
         (f"routes: [{{source: '{ORDERS}', subscriptions: []}}]", "routes.0.subscriptions"),
         (f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a}}, {{name: a}}]}}]", "names must differ"),
         (f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a, type: Bogus}}]}}]", "'Bogus': "),
+        ("api: {rate_limit: lots}", "api.rate_limit = 'lots': "),
+        ("api: {rate_limit: 0/second}", "api.rate_limit = '0/second': "),
+        ("api: {tls_key_file: key.pem}", "api: tls_certificate_file and tls_key_file go together"),
+        ("auth: {enabled: true}", "auth: enabled needs either token_secret_key or token_public_key"),
+        ("auth: {enabled: true, token_secret_key: a, token_public_key: b}", "auth: enabled needs either"),
+        ("auth: {token_public_alg: HS256}", "auth.token_public_alg = 'HS256': "),
+        ("auth: {token_public_alg: none}", "auth.token_public_alg = 'none': "),
+        ("auth: {token_audience: pulsar}", "auth: token_audience_claim and token_audience go together"),
+        ("auth: {roles: [{role: a, operations: [write], topics: ['*']}]}", "auth.roles.0.operations.0 = 'write': "),
+        ("auth: {roles: [{role: a, operations: [skip], topics: [orders]}]}", "auth.roles.0.topics.0 = 'orders': "),
+        ("auth: {roles: [{role: a, operations: [], topics: ['*']}]}", "auth.roles.0.operations"),
     ],
 )
 def test_a_wrong_value_is_said_with_its_name_and_what_is_allowed(write, text: str, expected: str) -> None:
@@ -108,3 +119,15 @@ def test_a_file_uri_is_a_local_path_and_any_other_stays(monkeypatch: pytest.Monk
     assert local_path("file:./warehouse") == str(tmp_path / "warehouse")
     assert local_path("file:///data/x") == "/data/x"
     assert local_path("s3a://bucket/x") == "s3a://bucket/x"
+
+
+def test_a_secret_is_in_no_error_and_not_in_what_the_job_hands_on(write) -> None:
+    assert message(write("auth: {token_secret_key: [hunter2]}")).endswith(
+        "auth.token_secret_key: input should be a valid string"
+    )
+    assert "hunter2" not in message(write("auth: {token_secret_key: hunter2, enabled: maybe}"))
+    settings = load_settings(write("auth: {token_secret_key: hunter2}"))
+    assert settings.auth.token_secret_key is not None
+    assert settings.auth.token_secret_key.get_secret_value() == "hunter2"
+    assert "hunter2" not in settings.model_dump_json() + repr(settings)
+    assert Settings.model_validate_json(settings.model_dump_json()).routes == settings.routes

@@ -1,0 +1,143 @@
+"""Who calls the admin API, and what each may do: tokens, roles, rate limits, and where it may be served."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+
+from limits import parse
+from limits.storage import MemoryStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+
+from admin.tokens import TokenError, TokenVerifier
+from conf.errors import DelayLakeError
+from conf.settings import ApiSettings, AuthSettings, Operation, Role
+
+BEARER = "Bearer "
+
+_PARTITION = re.compile(r"-partition-\d+$")
+
+
+class SecurityError(DelayLakeError):
+    """The API can't be served as the settings have it. The message is one line."""
+
+
+class Roles:
+    """What each role may do.
+
+    Args:
+        roles: as in the settings. A role that fits several of them may do what any of them allows.
+    """
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self._rules = [
+            (_pattern([role.role]), frozenset(role.operations), _pattern(role.topics), "*" in role.topics)
+            for role in roles
+        ]
+
+    def allow(self, role: str, operation: Operation, topic: str | None) -> bool:
+        """Whether a role may do an operation on a topic; None: on what is of no single topic.
+
+        Who may use a partitioned topic may use its partitions.
+        """
+        names = [] if topic is None else [topic, _PARTITION.sub("", topic)]
+        return any(
+            roles.fullmatch(role)
+            and not operations.isdisjoint((operation, Operation.ADMIN))
+            and (is_for_all or any(topics.fullmatch(name) for name in names))
+            for roles, operations, topics, is_for_all in self._rules
+        )
+
+
+class Authenticator:
+    """Finds out a caller's role from its token.
+
+    Raises:
+        TokenKeyError: the key in the settings can't be used.
+    """
+
+    def __init__(self, settings: AuthSettings) -> None:
+        self._verifier = TokenVerifier.from_settings(settings)
+
+    def role(self, authorization: str | None, token: str | None) -> str:
+        """The role of a request.
+
+        Args:
+            authorization: the header of that name.
+            token: the parameter of that name, which counts where there is no header, as at the broker.
+
+        Raises:
+            TokenError: there is no token, or it is not accepted.
+        """
+        if authorization is None:
+            if token is None:
+                raise TokenError("a token is needed (Authorization: Bearer ...)")
+            authorization = token if token.startswith(BEARER) else BEARER + token
+        if not authorization.startswith(BEARER):
+            raise TokenError("the Authorization header must be: Bearer, a space, a token")
+        return self._verifier.role(authorization.removeprefix(BEARER))
+
+
+class RateLimit:
+    """So many calls in so much time, for each caller. Counts are kept in this process.
+
+    Args:
+        limit: such as `100/second`.
+    """
+
+    def __init__(self, limit: str) -> None:
+        self._limit = parse(limit)
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+
+    def take(self, kind: str, caller: str) -> int:
+        """Counts a call of a role or an address (`kind`). 0: it may go on; else how many seconds to wait."""
+        if self._limiter.hit(self._limit, kind, caller):
+            return 0
+        reset_time = self._limiter.get_window_stats(self._limit, kind, caller).reset_time
+        return max(1, math.ceil(reset_time - time.time()))
+
+
+def check_address(host: str, auth: AuthSettings) -> None:
+    """Refuses to serve without authentication beyond this machine.
+
+    Raises:
+        SecurityError: the host is not, or not only, a loopback address.
+    """
+    if auth.enabled:
+        return
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SecurityError(f"{host!r} is no address to serve on: {error.strerror}") from error
+    if not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found):
+        raise SecurityError(f"{host!r} can be reached from other machines: set auth.enabled, or serve on 127.0.0.1")
+
+
+def tls_options(settings: ApiSettings) -> dict[str, str]:
+    """What uvicorn needs to serve https; nothing where no certificate is set.
+
+    Raises:
+        SecurityError: the certificate and its key can't be used.
+    """
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    if certificate is None or key is None:
+        return {}
+    try:
+        # No password: nobody is there to be asked for it.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password=lambda: b"")
+    except OSError as error:
+        raise SecurityError(
+            f"can't serve https with api.tls_certificate_file {certificate} and api.tls_key_file {key}: "
+            f"{error.strerror or error}"
+        ) from error
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
+def _pattern(patterns: Sequence[str]) -> re.Pattern[str]:
+    """What fits any of the patterns, in which `*` stands for any characters."""
+    return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)
