@@ -13,7 +13,17 @@ MAX_ID_BYTES = 128  # Pulsar's longest, with an ack set, is well below
 
 MAX_INT64 = 2**63 - 1
 _VARINT, _LENGTH_DELIMITED = 0, 2
-_FIELDS = {1: "ledgerId", 2: "entryId", 3: "partition", 4: "batch_index", 6: "batch_size", 7: "first_chunk_message_id"}
+_FIELDS = {
+    1: "ledgerId",
+    2: "entryId",
+    3: "partition",
+    4: "batch_index",
+    5: "ack_set",
+    6: "batch_size",
+    7: "first_chunk_message_id",
+}
+_INT32 = (3, 4, 6)
+_ACK_SET, _FIRST_CHUNK = 5, 7
 
 
 class MessageIdError(DelayLakeError):
@@ -88,35 +98,47 @@ def decode(data: bytes) -> MessageRef:
         raise MessageIdError(f"a message id has 1 to {MAX_ID_BYTES} bytes, not {len(data)}")
     found: dict[int, int] = {}
     for field, value in _fields(data):
-        if field == 5:
-            continue  # the ack set says what is left of a batch, not which message is meant
-        if field not in _FIELDS:
-            raise MessageIdError(f"a message id has no field {field}")
+        if field == _ACK_SET:
+            continue  # it says what is left of a batch, not which message is meant
         if field in found:
             raise MessageIdError(f"a message id has its field {_FIELDS[field]} once")
+        if field in _INT32 and not -(2**31) <= value < 2**31:
+            raise MessageIdError(f"{_FIELDS[field]} {value} is out of range")
         found[field] = value
     if 1 not in found or 2 not in found:
         raise MessageIdError("a message id has a ledger id and an entry id")
     batch_index, batch_size = found.get(4, -1), found.get(6, 0)
     if batch_size < 0 or (batch_size and batch_index >= batch_size):
         raise MessageIdError(f"batch index {batch_index} of a batch of {batch_size}")
+    if _FIRST_CHUNK in found and batch_index >= 0:
+        raise MessageIdError("a message in chunks is in no batch")
     return message_ref(found[1], found[2], found.get(3, -1), batch_index)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """Each field's number and value; of one with a length, the value is not looked at."""
+    """Each field's number and value; of one with a length, the length."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
-        field, kind = tag >> 3, tag & 7
-        value, at = _varint(data, at)
-        if kind == _LENGTH_DELIMITED and field in (5, 7):
+        field, kind = data[at] >> 3, data[at] & 7
+        value, at = _varint(data, at + 1)
+        if kind == _LENGTH_DELIMITED and field in (_ACK_SET, _FIRST_CHUNK):
+            part = data[at : at + value] if value >= 0 else b""
             at += value
             if value < 0 or at > len(data):
                 raise MessageIdError("the message id ends too early")
-        elif kind != _VARINT or field == 7:
+            _check_part(field, part)
+        elif kind != _VARINT or field not in _FIELDS or field == _FIRST_CHUNK:
             raise MessageIdError("the bytes are no message id")
         yield field, value
+
+
+def _check_part(field: int, part: bytes) -> None:
+    if field == _FIRST_CHUNK:
+        decode(part)
+    else:
+        at = 0
+        while at < len(part):
+            _, at = _varint(part, at)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
