@@ -14,6 +14,8 @@ from admin.async_control_client import AsyncControlClient
 from admin.errors import answer_errors
 from admin.message_index import MessageIndex
 from admin.middleware import BodyLimit, PulsarPaths
+from admin.policy import Policy, check_policies
+from admin.refusals import Refusals
 from conf.settings import Settings
 from streaming.tables import Tables
 
@@ -29,11 +31,16 @@ class _AdminApi(FastAPI):
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application. It connects to the broker when it is started, in the background, and again whenever it must."""
+    """The application. It connects to the broker when it is started, in the background, and again whenever it must.
+
+    Raises:
+        TokenKeyError: the key for tokens can't be used.
+        PolicyError: a route declares no policy.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncControlClient(settings) as app.state.control:
+        async with AsyncControlClient(settings) as app.state.control, refusals:
             yield
 
     app = _AdminApi(
@@ -44,9 +51,12 @@ def create_app(settings: Settings) -> FastAPI:
         " `/admin/persistent/{property}/{cluster}/{namespace}/{topic}/...`, also after `/admin/v1`.",
         lifespan=lifespan,
         redirect_slashes=False,
+        redoc_url=None,
     )
     app.state.settings = settings
     app.state.tables = Tables(settings.warehouse)
+    refusals = Refusals(Tables(settings.warehouse))
+    app.state.policy = Policy(settings, refusals)
     app.state.message_index = MessageIndex(app.state.tables)
     app.include_router(topics_api.router, tags=["topics"])
     app.include_router(index_api.router, tags=["topics"])
@@ -54,4 +64,5 @@ def create_app(settings: Settings) -> FastAPI:
     answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)
+    check_policies(app)
     return app

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from admin.errors import AdminError, error_responses
+from admin.policy import open_to_all
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(open_to_all)])
 
 
 @router.get("/healthz", summary="The process is up")

@@ -122,11 +122,10 @@ def _fields(data: bytes) -> Iterator[tuple[int, int]]:
         field, kind = data[at] >> 3, data[at] & 7
         value, at = _varint(data, at + 1)
         if kind == _LENGTH_DELIMITED and field in (_ACK_SET, _FIRST_CHUNK):
-            part = data[at : at + value] if value >= 0 else b""
-            at += value
-            if value < 0 or at > len(data):
+            start, at = at, at + value
+            if not start <= at <= len(data):
                 raise MessageIdError("the message id ends too early")
-            _check_part(field, part)
+            _check_part(field, data[start:at])
         elif kind != _VARINT or field not in _FIELDS or field == _FIRST_CHUNK:
             raise MessageIdError("the bytes are no message id")
         yield field, value

@@ -1,26 +1,153 @@
-"""What a call to the admin API needs to be allowed, and who calls."""
+"""What a route of the admin API asks of its callers. Each declares it: `requires(operation)`, or `open_to_all`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from enum import StrEnum
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.security import HTTPBearer
 
+from admin.refusals import Refusal, Refusals
+from admin.security import Authenticator, RateLimit, Roles
+from admin.tokens import TokenError
+from conf.errors import DelayLakeError
+from conf.settings import Operation, Settings
+
+# Without authentication there are no roles; commands say so in `issued_by`.
 ANONYMOUS = "anonymous"
 
-
-class Operation(StrEnum):
-    SKIP = "skip"
-    CANCEL = "cancel"
-    READ = "read"
-    ADMIN = "admin"
+# Of the framework, which takes no dependencies.
+OPEN_PATHS = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect"})
 
 
-def requires(operation: Operation) -> Callable[[Request], Awaitable[str]]:
-    """A dependency for the routes that do an operation; it gives the caller's role. Everyone may do everything."""
+# So that the API's description tells of tokens; the policy itself reads them.
+_BEARER = HTTPBearer(bearerFormat="JWT", auto_error=False, description="A token of Pulsar's, where they are required.")
 
-    async def role(request: Request) -> str:
-        return ANONYMOUS
 
-    return role
+class PolicyError(DelayLakeError):
+    """A route declares no policy."""
+
+
+class Policy:
+    """Lets calls pass, or refuses them: 401 who you are, 403 what you may, 429 how often.
+
+    Raises:
+        TokenKeyError: the key in the settings can't be used.
+    """
+
+    def __init__(self, settings: Settings, refusals: Refusals) -> None:
+        auth = settings.auth
+        self._authenticator = Authenticator(auth) if auth.enabled else None
+        self._roles = Roles(auth.roles)
+        self._rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
+        self._refusals = refusals
+
+    def check(self, request: Request, operation: Operation) -> str:
+        """The caller's role.
+
+        Raises:
+            HTTPException: the call is refused.
+        """
+        role = None
+        topic = topic_of(request)
+        address = request.client.host if request.client else "unknown"
+        try:
+            role = self._role(request, address)
+            if self._authenticator and not self._roles.allow(role, operation, topic):
+                raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
+        except HTTPException as refusal:
+            # Reads change nothing, and a rate limit is there to keep work low.
+            if operation is not Operation.READ and refusal.status_code != 429:
+                self._refusals.add(
+                    Refusal(
+                        role,
+                        address,
+                        request.method,
+                        request.url.path,
+                        topic,
+                        operation,
+                        refusal.status_code,
+                        refusal.detail,
+                    )
+                )
+            raise
+        return role
+
+    def _role(self, request: Request, address: str) -> str:
+        if self._authenticator is None:
+            self._count("address", address)
+            return ANONYMOUS
+        try:
+            role = self._authenticator.role(request.headers.get("authorization"), request.query_params.get("token"))
+        except TokenError as error:
+            self._count("address", address)
+            raise HTTPException(401, str(error), {"WWW-Authenticate": "Bearer"}) from None
+        self._count("role", role)
+        return role
+
+    def _count(self, kind: str, caller: str) -> None:
+        if self._rate_limit and (wait := self._rate_limit.take(kind, caller)):
+            raise HTTPException(429, "too many calls: wait, and call again", {"Retry-After": str(wait)})
+
+
+class requires:
+    """A dependency: the caller's role, if it may do the operation on the topic that the path names.
+
+    `role: Annotated[str, Depends(requires(Operation.SKIP))]`
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+
+    async def __call__(self, request: Request, _: Annotated[object, Depends(_BEARER)]) -> str:
+        policy: Policy = request.app.state.policy
+        return policy.check(request, self.operation)
+
+
+async def open_to_all() -> None:
+    """A dependency that lets everyone pass: `dependencies=[Depends(open_to_all)]`."""
+
+
+def topic_of(request: Request) -> str | None:
+    """The full name of the topic that a path names; None: it names none.
+
+    The calls act on this name, too: what is allowed and what is done are about one topic.
+    """
+    parts = [request.path_params.get(name) for name in ("property", "cluster", "tenant", "namespace", "topic")]
+    if parts[-1] is None:
+        return None
+    return "persistent://" + "/".join(part for part in parts if part is not None)
+
+
+def policy_of(route: RouteContext) -> Operation | None:
+    """What a route asks for; None: nothing, it is declared open.
+
+    Raises:
+        PolicyError: it declares no policy.
+    """
+    if isinstance(route.original_route, APIRoute):
+        calls = _calls(route.dependant)
+        if open_to_all in calls:
+            return None
+        for call in calls:
+            if isinstance(call, requires):
+                return call.operation
+    elif route.path in OPEN_PATHS:
+        return None
+    raise PolicyError(f"the route {route.path} declares no policy")
+
+
+def check_policies(app: FastAPI) -> None:
+    """Refuses to serve an app with a route that declares no policy.
+
+    Raises:
+        PolicyError: there is one.
+    """
+    for route in iter_route_contexts(app.routes):
+        policy_of(route)
+
+
+def _calls(dependant: Dependant) -> list[object]:
+    return [call for dependency in dependant.dependencies for call in (dependency.call, *_calls(dependency))]

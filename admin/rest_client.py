@@ -11,7 +11,9 @@ import httpx
 
 from admin.control_requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
 from admin.message_ids import MessageRef
+from conf.settings import PulsarSettings
 from proto.delaylake_pb2 import Result
+from streaming.pulsar_client import http_client
 from tracker.commands import full_name
 
 _CONNECTIONS = 16
@@ -23,12 +25,13 @@ class RestClient:
     Args:
         url: where the API is served.
         max_ids_per_call: of the API.
+        pulsar: the section that has the token and the certificates, which are the broker's, too.
     """
 
-    def __init__(self, url: str, max_ids_per_call: int) -> None:
+    def __init__(self, url: str, max_ids_per_call: int, pulsar: PulsarSettings) -> None:
         self._url = url.rstrip("/")
         self._max_ids = max_ids_per_call
-        self._http = httpx.Client(headers={"Prefer": "return=representation"}, trust_env=False)
+        self._http = http_client(pulsar, headers={"Prefer": "return=representation"})
 
     def __enter__(self) -> RestClient:
         return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import math
 import re
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from conf.settings import ApiSettings, AuthSettings, Operation, Role
 
 BEARER = "Bearer "
 
+_TOKEN = re.compile(r"([?&]token=)[^&]*")
 _PARTITION = re.compile(r"-partition-\d+$")
 
 
@@ -102,31 +103,25 @@ class RateLimit:
         return max(1, math.ceil(reset_time - time.time()))
 
 
-def check_address(host: str, auth: AuthSettings) -> None:
-    """Refuses to serve without authentication beyond this machine.
+def check_address(address: str, auth: AuthSettings) -> None:
+    """Refuses to serve other machines without authentication.
 
     Raises:
-        SecurityError: the host is not, or not only, a loopback address.
+        SecurityError: the IP address is not a loopback address.
     """
-    if auth.enabled:
-        return
-    try:
-        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise SecurityError(f"{host!r} is no address to serve on: {error.strerror}") from error
-    if not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found):
-        raise SecurityError(f"{host!r} can be reached from other machines: set auth.enabled, or serve on 127.0.0.1")
+    if not auth.enabled and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise SecurityError(f"{address} can be reached from other machines: set auth.enabled, or serve on 127.0.0.1")
 
 
-def tls_options(settings: ApiSettings) -> dict[str, str]:
-    """What uvicorn needs to serve https; nothing where no certificate is set.
+def check_certificate(settings: ApiSettings) -> None:
+    """Makes sure that the certificate, if one is set, and its key can be used.
 
     Raises:
-        SecurityError: the certificate and its key can't be used.
+        SecurityError: they can't.
     """
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
-    if certificate is None or key is None:
-        return {}
+    if certificate is None:
+        return
     try:
         # No password: nobody is there to be asked for it.
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password=lambda: b"")
@@ -135,7 +130,13 @@ def tls_options(settings: ApiSettings) -> dict[str, str]:
             f"can't serve https with api.tls_certificate_file {certificate} and api.tls_key_file {key}: "
             f"{error.strerror or error}"
         ) from error
-    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
+def hide_tokens(record: logging.LogRecord) -> bool:
+    """A filter for the server's log of accesses, which has the queries in it."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(_TOKEN.sub(r"\1...", value) if isinstance(value, str) else value for value in record.args)
+    return True
 
 
 def _pattern(patterns: Sequence[str]) -> re.Pattern[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -12,6 +12,7 @@ from admin.async_control_client import AsyncControlClient
 from admin.control_requests import ControlRequest, Outcome, cancel_request, skip_requests
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
+from admin.policy import open_to_all
 from admin.request_bodies import (
     BadRequest,
     TooManyIds,
@@ -153,6 +154,7 @@ async def skip_by_map(
     "/admin/v2/non-persistent/{rest:path}",
     methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"],
     include_in_schema=False,
+    dependencies=[Depends(open_to_all)],
 )
 async def non_persistent(rest: str) -> Response:
     code = 406 if rest.endswith("/getMessageIdByIndex") else 405

@@ -9,7 +9,8 @@ from pydantic import BaseModel, WithJsonSchema
 
 from admin.errors import error_responses
 from admin.message_ids import MAX_INT64
-from admin.policy import Operation, requires
+from admin.policy import requires
+from conf.settings import Operation
 
 TOPIC_PATH = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 

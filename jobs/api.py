@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import signal
 import socket
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from conf.errors import DelayLakeError
 from jobs.options import global_options
+
+if TYPE_CHECKING:
+    from conf.settings import AuthSettings
 
 _BACKLOG = 2048
 
@@ -37,11 +39,17 @@ def api(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    listener = _listen(settings.api.host if host is None else host, settings.api.port if port is None else port)
+    listener = _listen(
+        settings.api.host if host is None else host, settings.api.port if port is None else port, settings.auth
+    )
 
     import uvicorn
 
     from admin.app import create_app
+    from admin.security import check_certificate, hide_tokens
+
+    check_certificate(settings.api)
+    logging.getLogger("uvicorn.access").addFilter(hide_tokens)
 
     config = uvicorn.Config(
         create_app(settings),
@@ -51,25 +59,30 @@ def api(
         proxy_headers=False,
         ws="none",
         timeout_graceful_shutdown=math.ceil(settings.api.answer_timeout_millis / 1000) + 1,
+        ssl_certfile=settings.api.tls_certificate_file,
+        ssl_keyfile=settings.api.tls_key_file,
     )
     # The server sends itself the signal that ended it once more, which is not to count.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     address, bound_port = listener.getsockname()[:2]
-    print(f"http://{f'[{address}]' if ':' in address else address}:{bound_port}", flush=True)
+    scheme = "https" if settings.api.tls_certificate_file else "http"
+    print(f"{scheme}://{f'[{address}]' if ':' in address else address}:{bound_port}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, auth: AuthSettings) -> socket.socket:
     """A socket that connections wait at from now on.
 
     Raises:
-        ApiError: the address can't be had, or is not this machine's own.
+        ApiError: the address can't be had.
+        SecurityError: other machines can reach it, and there is no authentication.
     """
+    from admin.security import check_address
+
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not ipaddress.ip_address(address[0]).is_loopback:
-            raise ApiError(f"{host}: there is no authentication, so serve on a loopback address, such as 127.0.0.1")
+        check_address(str(address[0]), auth)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

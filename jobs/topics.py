@@ -174,7 +174,7 @@ def _client(options: GlobalOptions) -> Client:
 def _rest_client(options: GlobalOptions, url: str) -> RestClient:
     from admin.rest_client import RestClient
 
-    return RestClient(url, options.settings.api.max_ids_per_call)
+    return RestClient(url, options.settings.api.max_ids_per_call, options.settings.pulsar)
 
 
 def _run(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:

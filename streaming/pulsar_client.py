@@ -77,6 +77,26 @@ def token_reader(file: Path) -> Callable[[], str]:
     return read
 
 
+def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
+    """A client for HTTP that sends the token and trusts the certificates of the `pulsar` section.
+
+    Raises:
+        PulsarError: the token file or the certificates can't be read.
+    """
+    import httpx
+
+    verify: ssl.SSLContext | bool = True
+    if settings.trust_certs_file is not None:
+        try:
+            verify = ssl.create_default_context(cafile=settings.trust_certs_file)
+        except OSError as error:
+            raise PulsarError(
+                f"can't read the certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file"
+            ) from error
+    auth = _bearer(token_reader(settings.token_file)) if settings.token_file is not None else None
+    return httpx.Client(auth=auth, verify=verify, trust_env=False, **options)
+
+
 class AdminClient:
     """The few calls to Pulsar's admin REST API that are needed here. One connection pool; safe in several threads.
 
@@ -85,21 +105,8 @@ class AdminClient:
     """
 
     def __init__(self, settings: PulsarSettings, timeout_seconds: float = DEFAULT_ADMIN_TIMEOUT_SECONDS) -> None:
-        import httpx
-
-        verify: ssl.SSLContext | bool = True
-        if settings.trust_certs_file is not None:
-            try:
-                verify = ssl.create_default_context(cafile=settings.trust_certs_file)
-            except OSError as error:
-                raise PulsarError(
-                    f"can't read the certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file"
-                ) from error
-        auth = _bearer(token_reader(settings.token_file)) if settings.token_file is not None else None
         self.url = settings.admin_url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=f"{self.url}/admin/v2/", auth=auth, verify=verify, timeout=timeout_seconds, trust_env=False
-        )
+        self._http = http_client(settings, base_url=f"{self.url}/admin/v2/", timeout=timeout_seconds)
 
     def __enter__(self) -> Self:
         return self
