@@ -21,7 +21,6 @@ ANONYMOUS = "anonymous"
 # Of the framework, which takes no dependencies.
 OPEN_PATHS = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect"})
 
-
 # So that the API's description tells of tokens; the policy itself reads them.
 _BEARER = HTTPBearer(bearerFormat="JWT", auto_error=False, description="A token of Pulsar's, where they are required.")
 
@@ -51,27 +50,20 @@ class Policy:
             HTTPException: the call is refused.
         """
         role = None
-        topic = topic_of(request)
+        path = request.path_params
+        topic = topic_name(path["tenant"], path["namespace"], path["topic"]) if "topic" in path else None
         address = request.client.host if request.client else "unknown"
         try:
             role = self._role(request, address)
+            if not self._authenticator and operation is not Operation.READ and _is_from_another_site(request):
+                raise HTTPException(403, "without authentication no page of another site may call")
             if self._authenticator and not self._roles.allow(role, operation, topic):
                 raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
         except HTTPException as refusal:
             # Reads change nothing, and a rate limit is there to keep work low.
             if operation is not Operation.READ and refusal.status_code != 429:
-                self._refusals.add(
-                    Refusal(
-                        role,
-                        address,
-                        request.method,
-                        request.url.path,
-                        topic,
-                        operation,
-                        refusal.status_code,
-                        refusal.detail,
-                    )
-                )
+                call = (role, address, request.method, request.url.path, topic, operation)
+                self._refusals.add(Refusal(*call, refusal.status_code, refusal.detail))
             raise
         return role
 
@@ -110,15 +102,15 @@ async def open_to_all() -> None:
     """A dependency that lets everyone pass: `dependencies=[Depends(open_to_all)]`."""
 
 
-def topic_of(request: Request) -> str | None:
-    """The full name of the topic that a path names; None: it names none.
+def topic_name(tenant: str, namespace: str, topic: str) -> str:
+    """The topic that a path names: what is allowed and what is done go by this one name."""
+    return f"persistent://{tenant}/{namespace}/{topic}"
 
-    The calls act on this name, too: what is allowed and what is done are about one topic.
-    """
-    parts = [request.path_params.get(name) for name in ("property", "cluster", "tenant", "namespace", "topic")]
-    if parts[-1] is None:
-        return None
-    return "persistent://" + "/".join(part for part in parts if part is not None)
+
+def _is_from_another_site(request: Request) -> bool:
+    """Whether a browser says that the call is made by a page of another origin: any page can reach 127.0.0.1."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def policy_of(route: RouteContext) -> Operation | None:

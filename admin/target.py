@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 
 from admin.errors import AdminError
+from admin.policy import topic_name
 from conf.settings import Route, Settings
 from tracker.commands import resolve_topic
 
@@ -40,7 +41,7 @@ def target(
         AdminError: 404, it is neither the source topic of a route nor a partition of one.
     """
     settings: Settings = request.app.state.settings
-    name = f"persistent://{tenant}/{namespace}/{topic}"
+    name = topic_name(tenant, namespace, topic)
     source, partition = resolve_topic(name, {route.source for route in settings.routes})
     route = settings.route(source) if source else None
     if route is None:

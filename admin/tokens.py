@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key, lo
 
 from conf.errors import DelayLakeError
 from conf.settings import AuthSettings, local_path
+from tracker.commands import MAX_NAME_BYTES
 
 MAX_TOKEN_BYTES = 16_384  # what is longer is not even looked at
 
@@ -92,6 +93,8 @@ class TokenVerifier:
             role = role[0]  # as the broker does
         if not isinstance(role, str) or not role.strip() or not role.isprintable():
             raise TokenError("the token names no role")
+        if len(role.encode()) > MAX_NAME_BYTES:
+            raise TokenError(f"the token's role has more than {MAX_NAME_BYTES:,} bytes")
         return role
 
     def _claims(self, token: str) -> dict[str, Any]:

@@ -232,3 +232,17 @@ def test_a_refusal_is_kept_as_it_was(tmp_path: Path) -> None:
         "code": 403,
         "reason": f"the role read-role may not skip on {topic}",
     }
+
+
+def test_without_authentication_everyone_may_all_but_not_from_another_site(tmp_path: Path) -> None:
+    path = "/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
+    index = "/admin/v2/persistent/shop/web/orders/getMessageIdByIndex"
+    with TestClient(create_app(settings(tmp_path, auth={})), base_url="http://127.0.0.1:8081") as client:
+        assert client.post(path).status_code == 412
+        assert client.post(path, headers={"Authorization": "Bearer x"}).status_code == 412
+        assert client.post(path, headers={"Origin": "http://127.0.0.1:8081"}).status_code == 412
+        for origin in ("https://example.org", "http://127.0.0.1:9999", "null"):
+            assert client.post(path, headers={"Origin": origin}).status_code == 403
+            assert client.get(index, headers={"Origin": origin}).status_code == 404
+    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT role, code FROM refusals").to_pylist()
+    assert kept == [{"role": "anonymous", "code": 403}] * 3

@@ -145,6 +145,7 @@ PUBLIC = {"token_public_key": encoded(der(RSA))}
         (forged({"alg": "HS256", "crit": ["exp"]}, {"sub": "billing"}, SECRET), {}, "the token is not accepted"),
         (token("billing", RSA, "RS256"), {}, "the token is not accepted"),
         (token("x" * 20_000), {}, "the token is too long"),
+        (token("ä" * 513), {}, "the token's role has more than 1,024 bytes"),
         (forged({"alg": "HS256"}, {}, SECRET), {}, "the token names no role"),
         (token(""), {}, "the token names no role"),
         (token("a\nb"), {}, "the token names no role"),
