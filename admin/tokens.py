@@ -112,7 +112,7 @@ class TokenVerifier:
             raise TokenError("the token has expired") from None
         except jwt.ImmatureSignatureError:
             raise TokenError("the token is not valid yet") from None
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+        except jwt.PyJWTError:
             # Whoever made it up need not know what is wrong with it.
             raise TokenError("the token is not accepted") from None
 

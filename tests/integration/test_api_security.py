@@ -37,8 +37,7 @@ def content(folder: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("clean_environment")
-def test_the_api_is_served_with_tls_and_tokens(tmp_path: Path) -> None:
+def test_the_api_is_served_with_tls_and_tokens(delaylake, tmp_path: Path) -> None:
     tls = certificate(tmp_path)
     files = {"tls_certificate_file": str(tls.tls_certificate_file), "tls_key_file": str(tls.tls_key_file)}
     file = tmp_path / "settings.yaml"
@@ -56,6 +55,15 @@ def test_the_api_is_served_with_tls_and_tokens(tmp_path: Path) -> None:
             assert http.post(ACKNOWLEDGE, headers={"Authorization": f"Bearer {token('ops-1')}"}).status_code == 412
         with httpx.Client(trust_env=False) as http, pytest.raises(httpx.HTTPError):
             http.get(url.replace("https://0.0.0.0", "http://127.0.0.1") + "/healthz")
+        client = tmp_path / "client.yaml"
+        own_token = tmp_path / "token"
+        pulsar_section = {"token_file": str(own_token), "trust_certs_file": files["tls_certificate_file"]}
+        client.write_text(yaml.safe_dump({"pulsar": pulsar_section}))
+        for role, code in (("dev", 403), ("ops-1", 503)):
+            own_token.write_text(token(role))
+            url = url.replace("0.0.0.0", "127.0.0.1")
+            command = ["topics", "acknowledgeMessage", ORDERS, "-l", "1", "-e", "2", "--admin-url", url]
+            assert f"error: {code}: " in delaylake("--config", str(client), *command).stderr
         api.terminate()
         assert api.wait(30) == 0
     finally:
@@ -64,6 +72,7 @@ def test_the_api_is_served_with_tls_and_tokens(tmp_path: Path) -> None:
     kept = Tables(f"file:{tmp_path}/warehouse").query("refusals", "SELECT * FROM refusals ORDER BY code").to_pylist()
     assert [(row["code"], row["role"], row["address"]) for row in kept] == [
         (401, None, "127.0.0.1"),
+        (403, "dev", "127.0.0.1"),
         (403, "dev", "127.0.0.1"),
     ]
 

@@ -168,6 +168,13 @@ def test_the_forged_tokens_are_well_made() -> None:
     assert jwt.decode(by_public_key, text, algorithms=["HS256"]) == {"sub": "billing"}
 
 
+def test_the_list_of_algorithms_counts_whatever_the_key() -> None:
+    sent = token("billing")
+    assert TokenVerifier(SECRET, ["HS256"]).role(sent) == "billing"
+    with pytest.raises(TokenError):
+        TokenVerifier(SECRET, ["RS256"]).role(sent)
+
+
 def test_what_is_valid_now_is_taken_whatever_else_it_says() -> None:
     sent = token("billing", exp=NOW + 3600, nbf=NOW - 1, iat=NOW + 3600, aud="elsewhere", iss="someone", jti=7)
     assert verifier().role(sent) == "billing"
