@@ -66,11 +66,18 @@ WITH delivered AS (
     SELECT {_KEY}, subscription, count(*) AS times
     FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
 ),
-taken_back AS (SELECT DISTINCT * FROM (
-    SELECT topic, partition, ledger_id, entry_id, subscription, batch_index FROM outcomes WHERE result = 'APPLIED'
-) AS applied)
+taken_back AS (
+    SELECT topic, partition, ledger_id, entry_id, subscription, batch_index, max(sequence) AS sequence FROM outcomes
+    WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP')
+    GROUP BY topic, partition, ledger_id, entry_id, subscription, batch_index
+),
+restored AS (
+    SELECT {_KEY}, subscription, max(sequence) AS sequence FROM (SELECT *, {_MESSAGE} FROM outcomes) AS o
+    WHERE result = 'APPLIED' AND operation = 'RESTORE'
+    GROUP BY {_KEY}, subscription
+)
 SELECT m.*, s.subscription, coalesce(d.times, 0) AS times,
-       one.entry_id IS NOT NULL OR whole.entry_id IS NOT NULL AS is_taken_back
+       greatest(coalesce(one.sequence, -1), coalesce(whole.sequence, -1)) > coalesce(r.sequence, -1) AS is_taken_back
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
 LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
@@ -80,6 +87,8 @@ LEFT JOIN taken_back AS one ON one.topic = m.topic AND one.partition = m.partiti
 LEFT JOIN taken_back AS whole ON whole.topic = m.topic AND whole.partition = m.partition
     AND whole.ledger_id = m.ledger_id AND whole.entry_id = m.entry_id AND whole.batch_index = -1
     AND whole.subscription = s.subscription
+LEFT JOIN restored AS r ON r.topic = m.topic AND r.partition = m.partition AND r.ledger_id = m.ledger_id
+    AND r.entry_id = m.entry_id AND r.message = m.message AND r.subscription = s.subscription
 """  # noqa: S608
 
 _POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS position"

@@ -27,7 +27,7 @@ NOT_ALLOWED: Result
 INVALID: Result
 
 class ControlCommand(_message.Message):
-    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "cancel", "skip")
+    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "cancel", "skip", "reschedule", "restore", "pause", "resume")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,10 @@ class ControlCommand(_message.Message):
     ISSUED_BY_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
+    RESCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscriptions: _containers.RepeatedScalarFieldContainer[str]
@@ -42,7 +46,11 @@ class ControlCommand(_message.Message):
     issued_by: str
     cancel: CancelDelayedMessage
     skip: SkipMessages
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ...) -> None: ...
+    reschedule: RescheduleMessages
+    restore: RestoreMessages
+    pause: PauseSubscriptions
+    resume: ResumeSubscriptions
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "deliver_at")
@@ -60,6 +68,28 @@ class SkipMessages(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
     def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
 
+class RescheduleMessages(_message.Message):
+    __slots__ = ("entries", "deliver_at")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
+    deliver_at: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ..., deliver_at: _Optional[int] = ...) -> None: ...
+
+class RestoreMessages(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
+
+class PauseSubscriptions(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeSubscriptions(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SkipEntry(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "batch_indexes", "partition")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +103,7 @@ class SkipEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +113,7 @@ class ControlOutcome(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     APPLIED_AT_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -92,4 +123,5 @@ class ControlOutcome(_message.Message):
     result: Result
     reason: str
     applied_at: int
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ...) -> None: ...
+    operation: str
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ...) -> None: ...

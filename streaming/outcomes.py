@@ -48,6 +48,7 @@ class OutcomePublisher:
                 result=row["result"],
                 reason=row["reason"] or "",
                 applied_at=now,
+                operation=row["operation"],
             )
             producer.send_async(
                 outcome.SerializeToString(),

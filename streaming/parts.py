@@ -14,10 +14,14 @@ MESSAGES = "messages"  # body: packed rows, as in all the others
 SEGMENT = "segment"
 COMMANDS = "commands"
 REQUEST_IDS = "request_ids"  # body: JSON
+SWITCHES = "switches"  # body: JSON
 FOUND = "found"
+KEPT = "kept"
 NO_COMMANDS = "no_commands"
 REBUILT = "rebuilt"  # body: JSON
 REBUILT_TAKEN = "rebuilt_taken"
+REBUILT_MOVED = "rebuilt_moved"
+REBUILT_WAITING = "rebuilt_waiting"
 
 # A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
 SCHEMA = StructType(

@@ -15,11 +15,26 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from conf.settings import TrackerSettings
 from streaming.clock import Offset
-from streaming.parts import COMMANDS, FOUND, MESSAGES, NO_COMMANDS, REBUILT, REBUILT_TAKEN, REQUEST_IDS, SEGMENT, TICK
+from streaming.parts import (
+    COMMANDS,
+    FOUND,
+    KEPT,
+    MESSAGES,
+    NO_COMMANDS,
+    REBUILT,
+    REBUILT_MOVED,
+    REBUILT_TAKEN,
+    REBUILT_WAITING,
+    REQUEST_IDS,
+    SEGMENT,
+    SWITCHES,
+    TICK,
+)
 from tracker.commands import COMMANDS as COMMAND_ROWS
+from tracker.commands import Switch
 from tracker.control import KNOWN
 from tracker.messages import concat, pack, unpack
-from tracker.rebuilt import TAKEN, Rebuilt
+from tracker.rebuilt import MOVED, TAKEN, Rebuilt
 from tracker.shard import Intake, Shard
 from tracker.store import Key
 from tracker.taken_back import Compression
@@ -49,7 +64,17 @@ _KEY = StructType(
 )
 _VALUE = StructType([StructField("value", BinaryType())])
 
-_TABLES = (MESSAGES, SEGMENT, COMMANDS, FOUND, NO_COMMANDS, REBUILT_TAKEN)
+_TABLES = (
+    MESSAGES,
+    SEGMENT,
+    COMMANDS,
+    FOUND,
+    KEPT,
+    NO_COMMANDS,
+    REBUILT_TAKEN,
+    REBUILT_MOVED,
+    REBUILT_WAITING,
+)
 
 _PART_ROWS = 20_000
 
@@ -106,6 +131,7 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         started = time.perf_counter()
         offset: Offset | None = None
         request_ids: list[str] = []
+        switches: list[Switch] = []
         rebuilt: Rebuilt | None = None
         tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
         for row in rows:
@@ -113,9 +139,13 @@ class DelayedDeliveryProcessor(StatefulProcessor):
                 offset = Offset.from_json(json.loads(row.body))
             elif row.kind == REQUEST_IDS:
                 request_ids = json.loads(row.body)
+            elif row.kind == SWITCHES:
+                switches = [Switch(**switch) for switch in json.loads(row.body)]
             elif row.kind == REBUILT:
                 meta = json.loads(row.body)
-                rebuilt = Rebuilt(meta["sealed"], meta["unwanted"], request_ids=meta["request_ids"])
+                rebuilt = Rebuilt(
+                    meta["sealed"], meta["unwanted"], request_ids=meta["request_ids"], paused=meta["paused"]
+                )
             else:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
@@ -134,7 +164,15 @@ class DelayedDeliveryProcessor(StatefulProcessor):
             concat(tables[COMMANDS], COMMAND_ROWS),
             request_ids,
             concat(tables[FOUND], KNOWN),
-            rebuilt and replace(rebuilt, taken=concat(tables[REBUILT_TAKEN], TAKEN)),
+            concat(tables[KEPT]),
+            switches,
+            rebuilt
+            and replace(
+                rebuilt,
+                taken=concat(tables[REBUILT_TAKEN], TAKEN),
+                moved=concat(tables[REBUILT_MOVED], MOVED),
+                waiting=concat(tables[REBUILT_WAITING], COMMAND_ROWS),
+            ),
             concat(tables[NO_COMMANDS]),
         )
         effects = shard.apply(offset.to_tick(), intake)

@@ -17,12 +17,14 @@ from deltalake import DeltaTable
 
 from conf.settings import Settings
 from streaming.clock import Offset
+from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.pulsar_client import connect
 from streaming.receiver import Position
 from streaming.routes import subscription_names
-from streaming.tables import DELIVERIES, Tables
+from streaming.tables import DELAYED_INDEX, DELIVERIES, Tables
+from tracker.commands import COMMANDS, RESCHEDULE
 from tracker.messages import int64
-from tracker.rebuilt import REBUILT_KEPT_MILLIS, TAKEN
+from tracker.rebuilt import MOVED, REBUILT_KEPT_MILLIS, TAKEN
 from tracker.request_log import KEPT_MILLIS
 from tracker.shards import shard_of
 
@@ -37,19 +39,41 @@ _BOOKED = """
 SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries GROUP BY topic, partition, ledger_id
 """
 
-# What was delivered, cancelled or skipped; batch_index -1 is a whole entry, or a message that is one.
-_DONE = """
-SELECT topic, subscription, ledger_id, entry_id, batch_index, deliver_at FROM deliveries
+# What was delivered, cancelled or skipped; batch_index -1 is a whole entry, or a message that is one. A delivery can't
+# be undone: its sequence is beyond any.
+_DONE = f"""
+SELECT topic, subscription, ledger_id, entry_id, batch_index, deliver_at, {2**62} AS sequence FROM deliveries
 UNION ALL
-SELECT topic, subscription, ledger_id, entry_id, batch_index, deliver_at FROM delayed_index WHERE operation = 'CANCEL'
+SELECT topic, subscription, ledger_id, entry_id, batch_index, deliver_at, sequence FROM delayed_index
+WHERE operation = 'CANCEL'
 UNION ALL
-SELECT topic, subscription, ledger_id, entry_id, batch_index, 0 FROM outcomes
-WHERE result IN ('APPLIED', 'ALREADY_APPLIED') AND ledger_id >= 0
+SELECT topic, subscription, ledger_id, entry_id, batch_index, 0, coalesce(sequence, 0) FROM outcomes
+WHERE result IN ('APPLIED', 'ALREADY_APPLIED') AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
+"""  # noqa: S608
+
+# Messages that were restored, or moved, for a subscription; of each the last time.
+_UNDONE = """
+SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, sequence, deliver_at FROM delayed_index
+WHERE operation IN ('RESTORE', 'MOVE')
+UNION ALL
+SELECT topic, subscription, ledger_id, entry_id, batch_index,
+       CASE operation WHEN 'RESCHEDULE' THEN 'MOVE' ELSE operation END, sequence, coalesce(deliver_at, 0) FROM outcomes
+WHERE result = 'APPLIED' AND operation IN ('RESTORE', 'RESCHEDULE')
+"""
+
+_SWITCHES = """
+SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND operation IN ('PAUSE', 'RESUME')
+ORDER BY sequence
 """
 
 _PENDING = """
-SELECT topic, ledger_id, entry_id, batch_index, batch_size, deliver_at FROM delayed_index WHERE operation = 'DELAY'
+SELECT topic, partition, ledger_id, entry_id, batch_index, batch_size, deliver_at, subscription,
+       coalesce(sequence, 0) AS sequence
+FROM delayed_index WHERE operation = 'DELAY'
 """
+
+# (topic, subscription, ledger_id, entry_id, message); a message alone in its entry is number 0
+_Key = tuple[str, str, int, int, int]
 
 
 def rebuild(settings: Settings, tables: Tables, checkpoint: Path) -> dict[str, int]:
@@ -70,9 +94,14 @@ def rebuild(settings: Settings, tables: Tables, checkpoint: Path) -> dict[str, i
 
     now = time.time_ns() // 1_000_000
     names = subscription_names(settings)
-    taken = _taken(tables.sql(_DONE), names, now)
+    tick = _last_tick(tables)
+    restored, moves = _undone(tables.sql(_UNDONE))
+    done = _without_restored(tables.sql(_DONE), restored, tables)
+    taken = _taken(done, names, now)
+    waiting = _complete_moves(tables, moves, done, booked, names, tick)
+    moved = _moved(moves, names, now)
     pending = tables.sql(_PENDING)
-    is_pending, is_unwanted = _pending(pending, taken, names)
+    is_pending, is_unwanted = _pending(pending, taken, moves, names)
     due = int64(pending, "deliver_at")
     first_due = int(due[is_pending].min()) if is_pending.any() else now
     waits = due >= first_due
@@ -83,15 +112,15 @@ def rebuild(settings: Settings, tables: Tables, checkpoint: Path) -> dict[str, i
 
     folder = checkpoint / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(taken, folder / "taken.parquet")
-    tick = int(tables.sql("SELECT coalesce(max(batch_id), 0) AS t FROM deliveries")["t"][0].as_py())
-    tick = max(tick, int(tables.sql("SELECT coalesce(max(bucket_id), 0) AS t FROM delayed_index")["t"][0].as_py()))
+    for name, rows in ((REBUILT_TAKEN, taken), (REBUILT_MOVED, moved), (REBUILT_WAITING, waiting)):
+        pq.write_table(rows, folder / f"{name}.parquet")
     offset = Offset(tick=tick, load_horizon=first_due, positions={name: str(p) for name, p in booked.items()})
     meta = {
         "offset": offset.to_json(),
         "sealed": sealed.tolist(),
         "unwanted": unwanted.tolist(),
         "request_ids": request_ids["request_id"].to_pylist(),
+        "paused": _paused(tables.sql(_SWITCHES), names),
         "now": now,
     }
     (folder / "meta.json").write_text(json.dumps(meta))
@@ -115,20 +144,18 @@ class Rebuilt:
         meta = self._folder / "meta.json"
         return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
 
-    def inputs(self, shards: int) -> list[tuple[dict[str, Any], pa.Table]]:
-        """For each shard the counts and request ids, and the rows that are taken back or delivered."""
+    def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
+        """For each shard the counts, request ids and pauses, and by kind its rows."""
         meta = json.loads((self._folder / "meta.json").read_text())
-        taken = pq.read_table(self._folder / "taken.parquet").cast(TAKEN)
-        shard = shard_of(int64(taken, "ledger_id"), int64(taken, "entry_id"), shards)
+        kinds = ((REBUILT_TAKEN, TAKEN), (REBUILT_MOVED, MOVED), (REBUILT_WAITING, COMMANDS))
+        tables = {kind: pq.read_table(self._folder / f"{kind}.parquet").cast(schema) for kind, schema in kinds}
+        shard = {
+            kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
+        }
         return [
             (
-                {
-                    "sealed": meta["sealed"][i],
-                    "unwanted": meta["unwanted"][i],
-                    "request_ids": meta["request_ids"],
-                    "now": meta["now"],
-                },
-                taken.filter(pa.array(shard == i)),
+                {**meta, "sealed": meta["sealed"][i], "unwanted": meta["unwanted"][i]},
+                {kind: rows.filter(pa.array(shard[kind] == i)) for kind, rows in tables.items()},
             )
             for i in range(shards)
         ]
@@ -158,7 +185,139 @@ def _remove_unbooked(tables: Tables, booked: dict[str, Position]) -> None:
         elif row["ledger_id"] == last.ledger_id:
             conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
     if conditions:
-        DeltaTable(tables.path("delayed_index")).delete(f"operation = 'DELAY' AND ({' OR '.join(conditions)})")
+        # A moved row does not come again; its message waits for it.
+        DeltaTable(tables.path("delayed_index")).delete(
+            f"operation = 'DELAY' AND sequence IS NULL AND ({' OR '.join(conditions)})"
+        )
+
+
+def _last_tick(tables: Tables) -> int:
+    """The last tick that any table has rows of."""
+    columns = [("deliveries", "batch_id"), ("outcomes", "batch_id"), ("delayed_index", "bucket_id")]
+    return max(int(tables.sql(f"SELECT coalesce(max({c}), 0) AS t FROM {n}")["t"][0].as_py()) for n, c in columns)  # noqa: S608
+
+
+def _keys(rows: pa.Table) -> list[_Key]:
+    columns = (rows[c].to_pylist() for c in ("topic", "subscription", "ledger_id", "entry_id", "batch_index"))
+    return [(*key, max(batch_index, 0)) for *key, batch_index in zip(*columns, strict=True)]
+
+
+def _undone(rows: pa.Table) -> tuple[dict[_Key, int], dict[_Key, dict[str, Any]]]:
+    """The sequence of each message's last restore, and its last move."""
+    restored: dict[_Key, int] = {}
+    moves: dict[_Key, dict[str, Any]] = {}
+    for key, row in zip(_keys(rows), rows.to_pylist(), strict=True):
+        if row["operation"] == "RESTORE":
+            restored[key] = max(row["sequence"], restored.get(key, 0))
+        elif key not in moves or moves[key]["sequence"] < row["sequence"]:
+            moves[key] = row
+    return restored, moves
+
+
+def _without_restored(done: pa.Table, restored: dict[_Key, int], tables: Tables) -> pa.Table:
+    """What is done, without the messages that were restored later; the rest of their entries one by one."""
+    if not restored:
+        return done
+    last: dict[_Key, int] = {}
+    for key, index, sequence in zip(
+        _keys(done), done["batch_index"].to_pylist(), done["sequence"].to_pylist(), strict=True
+    ):
+        key = (*key[:4], -1) if index < 0 else key
+        last[key] = max(sequence, last.get(key, 0))
+    entries = {key[:4] for key in restored}
+    sizes = {
+        (row["ledger_id"], row["entry_id"]): row["n"]
+        for row in tables.sql(
+            "SELECT ledger_id, entry_id, max(batch_size) AS n FROM delayed_index WHERE operation = 'DELAY' "
+            "GROUP BY ledger_id, entry_id"
+        ).to_pylist()
+    }
+    rows = []
+    for row in done.to_pylist():
+        entry = (row["topic"], row["subscription"], row["ledger_id"], row["entry_id"])
+        if entry not in entries:
+            rows.append(row)
+            continue
+        of_entry = range(sizes.get((row["ledger_id"], row["entry_id"]), 1))
+        for message in of_entry if row["batch_index"] < 0 else [row["batch_index"]]:
+            taken = max(last.get((*entry, message), 0), last.get((*entry, -1), 0))
+            if taken > restored.get((*entry, message), -1):
+                rows.append({**row, "batch_index": message if len(of_entry) > 1 else row["batch_index"]})
+    return pa.Table.from_pylist(rows, schema=done.schema)
+
+
+def _complete_moves(
+    tables: Tables,
+    moves: dict[_Key, dict[str, Any]],
+    done: pa.Table,
+    booked: dict[str, Position],
+    names: dict[str, list[str]],
+    tick: int,
+) -> pa.Table:
+    """Writes down the rows of moves that were not sealed.
+
+    Returns:
+        commands for the messages that come in again, which are taken out of the moves.
+    """
+    if not moves:
+        return COMMANDS.empty_table()
+    rows = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
+    sealed = {(*key, s) for key, s in zip(_keys(rows), rows["sequence"].to_pylist(), strict=True) if s is not None}
+    any_row = {key[2:]: i for i, key in enumerate(_keys(rows))}
+    finished = set(_keys(done.filter(pc.greater_equal(done["sequence"], 2**62))))
+    missing, waiting = [], []
+    for key, move in list(moves.items()):
+        if (*key, move["sequence"]) in sealed or key in finished:
+            continue
+        if (i := any_row.get(key[2:])) is not None:
+            extra = {name: move[name] for name in ("deliver_at", "subscription", "sequence")}
+            missing.append({**rows.slice(i, 1).to_pylist()[0], **extra, "bucket_id": tick})
+        else:
+            del moves[key]
+            if key[1] in names.get(key[0], ()):
+                waiting.append(_reschedule(move, names))
+    if missing:
+        found = pa.Table.from_pylist(missing, schema=DELAYED_INDEX)
+        tables.append("delayed_index", found, {f"rebuild-{time.time_ns()}": 1})
+    return pa.Table.from_pylist(waiting, schema=COMMANDS)
+
+
+def _reschedule(move: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        **{name: move[name] for name in ("topic", "ledger_id", "entry_id", "batch_index", "deliver_at")},
+        "request_id": f"rebuild-{move['sequence']}",
+        "kind": RESCHEDULE,
+        "operation": RESCHEDULE.upper(),
+        "partition": -1,
+        "subscriptions": 1 << names[move["topic"]].index(move["subscription"]),
+        "issued_by": "rebuild",
+        "issued_at": 0,
+    }
+
+
+def _moved(moves: dict[_Key, dict[str, Any]], names: dict[str, list[str]], now: int) -> pa.Table:
+    """The moves as the shards keep them."""
+    rows = [
+        {
+            **{name: move[name] for name in ("ledger_id", "entry_id", "batch_index", "sequence", "deliver_at")},
+            "subscription": names[move["topic"]].index(move["subscription"]),
+            "until": max(move["deliver_at"], now + REBUILT_KEPT_MILLIS),
+        }
+        for move in moves.values()
+        if move["subscription"] in names.get(move["topic"], ())
+    ]
+    return pa.Table.from_pylist(rows, schema=MOVED)
+
+
+def _paused(switches: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
+    """By topic the subscriptions that are paused, as bits."""
+    paused: dict[str, int] = {}
+    for row in switches.to_pylist():
+        if row["subscription"] in names.get(row["topic"], ()):
+            bit = 1 << names[row["topic"]].index(row["subscription"])
+            before = paused.get(row["topic"], 0)
+            paused[row["topic"]] = before | bit if row["operation"] == "PAUSE" else before & ~bit
+    return {topic: bits for topic, bits in paused.items() if bits}
 
 
 def _taken(done: pa.Table, names: dict[str, list[str]], now: int) -> pa.Table:
@@ -183,20 +342,32 @@ def _taken(done: pa.Table, names: dict[str, list[str]], now: int) -> pa.Table:
     return unique.rename_columns([*keys, "until"]).select(TAKEN.names).cast(TAKEN)
 
 
-def _pending(pending: pa.Table, taken: pa.Table, names: dict[str, list[str]]) -> tuple[np.ndarray, np.ndarray]:
+def _pending(
+    pending: pa.Table, taken: pa.Table, moves: dict[_Key, dict[str, Any]], names: dict[str, list[str]]
+) -> tuple[np.ndarray, np.ndarray]:
     """Which rows a subscription still wants, and which none does."""
     by_message = _count(
         taken.filter(pc.greater_equal(taken["batch_index"], 0)), ["ledger_id", "entry_id", "batch_index"]
     )
     by_entry = _count(taken.filter(pc.less(taken["batch_index"], 0)), ["ledger_id", "entry_id"])
-    wanted = np.array([len(names.get(topic, ())) for topic in pending["topic"].to_pylist()], dtype=np.int64)
-    keys = zip(*(pending[c].to_pylist() for c in ("ledger_id", "entry_id", "batch_index")), strict=True)
-    # A subscription may have taken back the entry and single messages of it: then it counts once.
-    counts = np.array(
-        [len(by_entry.get((ledger, e), set()) | by_message.get((ledger, e, b), set())) for ledger, e, b in keys],
-        dtype=np.int64,
-    )
-    return counts < wanted, counts >= wanted
+    own = [
+        {s for s, of_topic_name in enumerate(of_topic) if name in (None, of_topic_name)}
+        for of_topic, name in zip(
+            (names.get(topic, []) for topic in pending["topic"].to_pylist()),
+            pending["subscription"].to_pylist(),
+            strict=True,
+        )
+    ]
+    last = {key: move["sequence"] for key, move in moves.items()}
+    is_wanted = np.zeros(pending.num_rows, dtype=np.bool_)
+    columns = (pending[c].to_pylist() for c in ("topic", "ledger_id", "entry_id", "batch_index", "sequence"))
+    for i, (topic, ledger, e, b, sequence) in enumerate(zip(*columns, strict=True)):
+        wants = own[i] - by_entry.get((ledger, e), set()) - by_message.get((ledger, e, b), set())
+        if last:
+            # Of a message's rows, a subscription wants that of its last move.
+            wants = {s for s in wants if last.get((topic, names[topic][s], ledger, e, max(b, 0)), 0) == sequence}
+        is_wanted[i] = bool(wants)
+    return is_wanted, ~is_wanted
 
 
 def _count(taken: pa.Table, keys: list[str]) -> dict[tuple[int, ...], set[int]]:

@@ -355,6 +355,8 @@ class _ChunkBuilder:
                 list(properties.items()),
                 payload,
                 reason,
+                None,
+                None,
             )
         )
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming.tables import DELAYED_INDEX, Tables
-from tracker.commands import command_positions
+from tracker.commands import RESCHEDULE, RESTORE, command_positions
 from tracker.control import KNOWN
 from tracker.messages import MESSAGES
 from tracker.time_slots import SLOT_MILLIS
@@ -67,12 +67,31 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
             KNOWN,
         ).join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
         for name, version, columns, condition in (
-            (LOOKED_UP[0], versions[0], ", ".join(KNOWN.names), " AND operation = 'DELAY'"),
+            (LOOKED_UP[0], versions[0], ", ".join(KNOWN.names), " AND operation = 'DELAY' AND sequence IS NULL"),
             (LOOKED_UP[1], versions[1], _ENTRY_AS_KNOWN, ""),
         )
     )
     delivered = entries.join(index, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
     return pa.concat_tables([index.select(KNOWN.names), delivered.select(KNOWN.names)]).cast(KNOWN)
+
+
+def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
+    """Sealed rows of the messages that commands reschedule or restore, as messages.
+
+    Args:
+        versions: of the tables LOOKED_UP.
+    """
+    wanted = command_positions(commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE]))))
+    if not wanted.num_rows:
+        return MESSAGES.empty_table()
+    rows = tables.query(
+        "delayed_index",
+        f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'",  # noqa: S608
+        versions[0],
+    )
+    entries = set(zip(wanted["ledger_id"].to_pylist(), wanted["entry_id"].to_pylist(), strict=True))
+    positions = zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
+    return from_index(rows.filter(pa.array([position in entries for position in positions], pa.bool_())))
 
 
 def _near(wanted: pa.Table) -> str:
@@ -107,7 +126,6 @@ def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
     n = messages.num_rows
     extra = {
         "operation": pa.array(["DELAY"] * n, pa.string()),
-        "subscription": pa.nulls(n, pa.string()),
         "bucket_id": pa.array([bucket_id] * n, pa.int64()),
     }
     columns = [extra[f.name] if f.name in extra else messages[f.name] for f in DELAYED_INDEX]
@@ -115,10 +133,9 @@ def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
-    """What was taken back, as CANCEL rows of the delayed index."""
+    """What was taken back, and given back, as CANCEL and RESTORE rows of the delayed index."""
     n = cancels.num_rows
     values = {
-        "operation": pa.array(["CANCEL"] * n, pa.string()),
         "bucket_id": pa.array([bucket_id] * n, pa.int64()),
         **{name: cancels[name] for name in cancels.column_names},
     }

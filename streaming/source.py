@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,18 @@ from streaming.parts import (
     ARROW_SCHEMA,
     COMMANDS,
     FOUND,
+    KEPT,
     NO_COMMANDS,
     REBUILT,
-    REBUILT_TAKEN,
     REQUEST_IDS,
     SCHEMA,
     SEGMENT,
+    SWITCHES,
     split,
 )
 from streaming.rebuild import Rebuilt
 from streaming.routes import command_routes
-from streaming.segments import find_entries, read_segment
+from streaming.segments import find_entries, find_rows, read_segment
 from streaming.tables import Tables
 from tracker.commands import decode
 from tracker.messages import pack, unpack
@@ -138,16 +139,21 @@ class DelayedDeliveryReader(DataSourceStreamReader):
 
     def _read_rebuilt(self) -> list[tuple[int, str, bytes]]:
         parts = []
-        for key, (meta, taken) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
-            parts += [(key, REBUILT, json.dumps(meta).encode()), (key, REBUILT_TAKEN, pack(taken))]
+        for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
+            parts.append((key, REBUILT, json.dumps(meta).encode()))
+            parts += [(key, kind, pack(table)) for kind, table in tables.items()]
         return parts
 
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
         decoded = decode(unpack(partition.messages), command_routes(self._settings))
         found = find_entries(self._tables, partition.versions, decoded.commands)
+        kept = find_rows(self._tables, partition.versions, decoded.commands)
         request_ids = json.dumps(decoded.request_ids).encode()
+        switches = json.dumps([asdict(switch) for switch in decoded.switches]).encode()
         return [
             *((key, REQUEST_IDS, request_ids) for key in self._shard_keys),
+            *((key, SWITCHES, switches) for key in self._shard_keys if decoded.switches),
+            *split(kept, KEPT, self._shard_keys),
             *split(decoded.commands, COMMANDS, self._shard_keys),
             *split(found, FOUND, self._shard_keys),
             *split(decoded.rejects, NO_COMMANDS, self._shard_keys),

@@ -21,8 +21,9 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("entry_id"),
         MESSAGES.field("batch_index"),
         MESSAGES.field("batch_size"),
-        ("operation", pa.string()),  # DELAY or CANCEL
-        ("subscription", pa.string()),  # of a CANCEL
+        ("operation", pa.string()),  # DELAY, CANCEL or RESTORE
+        MESSAGES.field("subscription"),
+        MESSAGES.field("sequence"),
         ("bucket_id", pa.int64()),
         MESSAGES.field("key"),
         MESSAGES.field("ordering_key"),
@@ -50,6 +51,9 @@ OUTCOMES = pa.schema(
         *_POSITION,
         ("result", pa.string()),
         ("reason", pa.string()),
+        ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, PAUSE, RESUME
+        ("deliver_at", pa.int64()),  # of a RESCHEDULE the new time
+        ("sequence", pa.int64()),  # rises with each command that is applied
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("applied_at", pa.int64()),

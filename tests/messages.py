@@ -56,11 +56,13 @@ def command(
     cancel_at: int | None = None,
     topic: str = TOPIC,
     partition: int = -1,
+    kind: str | None = None,
 ) -> dict[str, object]:
-    """A row of COMMANDS: a cancel where a time is given, else a skip."""
+    """A row of COMMANDS: of the given kind, else a cancel where a time is given, else a skip."""
+    kind = kind or (SKIP if cancel_at is None else CANCEL)
     return {
         "request_id": request_id,
-        "kind": SKIP if cancel_at is None else CANCEL,
+        "kind": kind,
         "topic": topic,
         "partition": partition,
         "subscriptions": sum(1 << s for s in subscriptions),
@@ -70,6 +72,7 @@ def command(
         "deliver_at": cancel_at or 0,
         "issued_by": "tester",
         "issued_at": 1,
+        "operation": kind.upper(),
         "subscription": None,
         "result": None,
         "reason": None,

@@ -27,13 +27,19 @@ class Chunks:
             self.n_chunks += 1
             self.n_rows += rows.num_rows
 
-    def take_all(self) -> pa.Table:
-        """All rows; there are none left then."""
+    def all(self) -> pa.Table:
+        """All rows; they stay."""
         chunks = []
         for chunk in range(self.n_chunks):
             data = self._store.get(self._table, (chunk, 0))
             assert data is not None, f"{self._table} has lost its part {chunk}"
             chunks.append(unpack(data))
+        return concat(chunks, self._schema)
+
+    def take_all(self) -> pa.Table:
+        """All rows; there are none left then."""
+        rows = self.all()
+        for chunk in range(self.n_chunks):
             self._store.remove(self._table, (chunk, 0))
         self.n_chunks = self.n_rows = 0
-        return concat(chunks, self._schema)
+        return rows

@@ -16,8 +16,13 @@ from tracker.index_bits import MAX_ENTRY_ID
 from tracker.messages import MESSAGES
 from tracker.schedule import MAX_TIME_MILLIS
 
+# Kinds of commands, as the fields of ControlCommand.
 CANCEL = "cancel"
 SKIP = "skip"
+RESCHEDULE = "reschedule"
+RESTORE = "restore"
+PAUSE = "pause"
+RESUME = "resume"
 ANSWER = "answer"  # nothing to apply: only to be answered, with the row's result
 
 REPEATED = "the request id has been applied"
@@ -41,9 +46,10 @@ COMMANDS = pa.schema(
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
-        ("deliver_at", pa.int64()),  # of a cancel, as the command has it; 0 for a skip
+        ("deliver_at", pa.int64()),  # of a cancel, as the command has it; of a reschedule, the new time; else 0
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
+        ("operation", pa.string()),  # the kind in capitals, of an answer that of its command
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
         ("reason", pa.string()),  # of an answer
@@ -62,10 +68,23 @@ OUTCOMES = pa.schema(
         ("batch_index", pa.int32()),
         ("result", pa.int32()),
         ("reason", pa.string()),
+        ("operation", pa.string()),
+        ("deliver_at", pa.int64()),  # of a reschedule that is applied, the new time
+        ("sequence", pa.int64()),  # rises from command to command; null where nothing was applied
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
     ]
 )
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Pauses or resumes subscriptions of a topic."""
+
+    request_id: str
+    topic: str
+    subscriptions: int  # bit i: the i-th
+    is_paused: bool
 
 
 @dataclass(frozen=True)
@@ -86,6 +105,7 @@ class Decoded:
     commands: pa.Table  # COMMANDS
     request_ids: list[str]  # of the commands that have something to apply, in the control topic's order
     rejects: pa.Table  # MESSAGES with a reason
+    switches: list[Switch]
 
 
 class InvalidCommand(ValueError):
@@ -111,17 +131,19 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     rows: list[tuple[object, ...]] = []
     seen: dict[str, None] = {}
     reasons: list[str | None] = []
+    switches: list[Switch] = []
     for payload in messages["payload"].to_pylist():
         command = ControlCommand()
         reason = None
         try:
             command.ParseFromString(payload or b"")
             _check_request_id(command.request_id)
-            of_command = _rows(command, routes)
+            of_command, switch = _rows(command, routes)
             if command.request_id in seen:
                 of_command = [_as_repeated(row) for row in of_command]
-            elif any(row[_KIND] != ANSWER for row in of_command):
+            elif switch is not None or any(row[_KIND] != ANSWER for row in of_command):
                 seen[command.request_id] = None
+                switches += [switch] if switch is not None else []
             rows += of_command
         except DecodeError:
             reason = "the bytes are no command"
@@ -137,7 +159,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     )
     columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(COMMANDS)
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, COMMANDS, strict=True)], schema=COMMANDS)
-    return Decoded(table, list(seen), with_reason.filter(pa.array(rejected)))
+    return Decoded(table, list(seen), with_reason.filter(pa.array(rejected)), switches)
 
 
 def _check_request_id(request_id: str) -> None:
@@ -147,7 +169,7 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def _rows(command: ControlCommand, routes: Routes) -> list[tuple[object, ...]]:
+def _rows(command: ControlCommand, routes: Routes) -> tuple[list[tuple[object, ...]], Switch | None]:
     operation = command.WhichOneof("operation")
     if operation is None:
         raise InvalidCommand("no operation, or one that is not known here")
@@ -155,20 +177,24 @@ def _rows(command: ControlCommand, routes: Routes) -> list[tuple[object, ...]]:
     positions = list(_positions(command))
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
-        return _answers(command, command.topic, [None], Result.NOT_FOUND, f"no route has the topic {command.topic!r}")
+        reason = f"no route has the topic {command.topic!r}"
+        return _answers(command, command.topic, [None], Result.NOT_FOUND, reason), None
     subscriptions = routes[topic]
     rows: list[tuple[object, ...]] = []
     known = {s.name for s in subscriptions}
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in known]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
     chosen = {i: s for i, s in enumerate(subscriptions) if not command.subscriptions or s.name in command.subscriptions}
-    if operation == "skip":
+    if operation == SKIP:
         refused = [s.name for s in chosen.values() if s.is_cumulative]
         reason = "the subscription acknowledges cumulatively: no single message"
         rows += _answers(command, topic, refused, Result.NOT_ALLOWED, reason)
         chosen = {i: s for i, s in chosen.items() if not s.is_cumulative}
     mask = sum(1 << i for i in chosen)
-    kind, deliver_at = (CANCEL, command.cancel.deliver_at) if operation == "cancel" else (SKIP, 0)
+    if operation in (PAUSE, RESUME):
+        rows += _answers(command, topic, [s.name for s in chosen.values()], Result.APPLIED, "")
+        return rows, Switch(command.request_id, topic, mask, operation == PAUSE) if mask else None
+    deliver_at = getattr(getattr(command, operation), "deliver_at", 0)
     if mask:
         for entry_partition, ledger_id, entry_id, batch_index in positions:
             if partition >= 0 and entry_partition not in (-1, partition):
@@ -179,7 +205,7 @@ def _rows(command: ControlCommand, routes: Routes) -> list[tuple[object, ...]]:
             rows.append(
                 (
                     command.request_id,
-                    kind,
+                    operation,
                     topic,
                     max(partition, entry_partition),
                     mask,
@@ -189,12 +215,13 @@ def _rows(command: ControlCommand, routes: Routes) -> list[tuple[object, ...]]:
                     deliver_at,
                     command.issued_by,
                     command.issued_at,
+                    operation.upper(),
                     None,
                     None,
                     None,
                 )
             )
-    return rows
+    return rows, None
 
 
 def _check_names(command: ControlCommand) -> None:
@@ -216,11 +243,17 @@ def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int]]:
             raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
         yield -1, cancel.ledger_id, cancel.entry_id, -1
         return
-    if not command.skip.entries:
-        raise InvalidCommand("a skip of no entries")
-    if sum(len(entry.batch_indexes) or 1 for entry in command.skip.entries) > MAX_MESSAGES:
-        raise InvalidCommand(f"a skip of more than {MAX_MESSAGES:,} messages")
-    for entry in command.skip.entries:
+    operation = str(command.WhichOneof("operation"))
+    if operation in (PAUSE, RESUME):
+        return
+    named = getattr(command, operation)
+    if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
+        raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
+    if not named.entries:
+        raise InvalidCommand(f"a {operation} of no entries")
+    if sum(len(entry.batch_indexes) or 1 for entry in named.entries) > MAX_MESSAGES:
+        raise InvalidCommand(f"a {operation} of more than {MAX_MESSAGES:,} messages")
+    for entry in named.entries:
         _check(entry.ledger_id, entry.entry_id)
         partition = entry.partition if entry.HasField("partition") else -1
         for batch_index in dict.fromkeys(entry.batch_indexes) or [-1]:
@@ -263,7 +296,8 @@ def _answers(
     names = (name if len(name.encode()) <= MAX_NAME_BYTES else "" for name in (topic, command.issued_by))
     topic, issued_by = names
     head = (command.request_id, ANSWER, topic, -1, 0, *position, 0, issued_by, command.issued_at)
-    return [(*head, subscription, result, reason) for subscription in subscriptions]
+    operation = (command.WhichOneof("operation") or "").upper()
+    return [(*head, operation, subscription, result, reason) for subscription in subscriptions]
 
 
 def _as_repeated(row: tuple[object, ...]) -> tuple[object, ...]:

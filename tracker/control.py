@@ -1,9 +1,9 @@
-"""Applies cancels and skips, after PIP-423."""
+"""Applies cancels and skips, after PIP-423, and what undoes them; moves messages to other times."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from proto.delaylake_pb2 import Result
 from tracker.chunks import Chunks
-from tracker.commands import ANSWER, CANCEL, OUTCOMES, SKIP
-from tracker.messages import BoolArray, Int64Array, concat, int64, is_rejected, where
+from tracker.commands import ANSWER, CANCEL, OUTCOMES, RESCHEDULE, RESTORE, SKIP, Switch
+from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where
+from tracker.moved import HELD_MILLIS, Moved
 from tracker.rebuilt import Rebuilt, take_back
 from tracker.request_log import RequestLog
 from tracker.store import Store
@@ -39,18 +40,23 @@ KNOWN = pa.schema(
 # The time of delivery of a known message that has been handed out long ago, or rejected.
 PAST = 0
 
-# Rows of type CANCEL for the delayed index.
+# Rows of type CANCEL and RESTORE for the delayed index.
 CANCELS = pa.schema(
     [
+        ("operation", pa.string()),
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),
         ("subscription", pa.string()),
+        ("sequence", pa.int64()),
         ("deliver_at", pa.int64()),
     ]
 )
+
+# Of a sequence, the bits that count a tick's commands; the others are the tick.
+SEQUENCE_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,19 @@ class Moment:
     now: int  # ms since the epoch
     released: int
     passed: int
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Commands, and the known messages that each names: `command` and `row` are indexes, a pair each."""
+
+    commands: pa.Table
+    command: Int64Array
+    known: pa.Table
+    row: Int64Array
+    is_released: BoolArray  # of each known message
+    kept: pa.Table
+    kept_row: Int64Array  # of each known message its row in `kept`, -1: none
 
 
 class Control:
@@ -91,13 +110,23 @@ class Control:
         self._subscriptions = subscriptions
         self._margin = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
-        meta = json.loads(self._saved) if self._saved else [0, 0, 0]
+        meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
         self.taken_back = TakenBack(store, compression)
+        self._moved = Moved(store)
+        self._moves: list[pa.Table] = []
+        self._sequence = 0
         self._waiting = WaitingCommands(store)
         self._requests = RequestLog(store)
         self._cancels = Chunks(store, "cancels", CANCELS, meta[0], meta[1])
         # Messages that wait although no subscription wants them any more.
         self.unwanted: int = meta[2]
+        # By topic the subscriptions that are paused, as bits.
+        self._paused: dict[str, int] = meta[3]
+
+    @property
+    def has_exceptions(self) -> bool:
+        """Whether there are messages that a subscription does not want, or not as they came."""
+        return bool(self.taken_back) or bool(self._moved)
 
     @property
     def waiting(self) -> int:
@@ -105,15 +134,57 @@ class Control:
         return len(self._waiting)
 
     def wants(self, rows: pa.Table) -> Int64Array:
-        """For each message the subscriptions that still want it, as bits."""
+        """For each row the subscriptions that still want it, as bits: none, where its message has another row now."""
         topics = rows["topic"].combine_chunks().dictionary_encode()
         masks = [(1 << len(self._subscriptions.get(topic, ()))) - 1 for topic in topics.dictionary.to_pylist()]
         wants = np.array(masks, dtype=np.int64)[topics.indices.to_numpy()] if rows.num_rows else np.zeros(0, np.int64)
-        if self.taken_back and rows.num_rows:
-            position = _position(rows)
-            for subscription in range(max(masks, default=0).bit_length()):
-                wants[self.taken_back.contains(subscription, *position)] &= ~(1 << subscription)
+        if not self.has_exceptions or not rows.num_rows:
+            return wants
+        position = _position(rows)
+        sequence = np.zeros(rows.num_rows, np.int64)
+        if "sequence" in rows.column_names:
+            sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
+            wants &= self._own(rows)
+        for subscription in range(max(masks, default=0).bit_length()):
+            is_left = self.taken_back.contains(subscription, *position)
+            is_left |= self._moved.find(subscription, *position)[0] != sequence
+            wants[is_left] &= ~(1 << subscription)
         return wants
+
+    def moved_to(self, known: pa.Table) -> set[int]:
+        """The times that messages have been moved to."""
+        times: set[int] = set()
+        for subscription in range(max(map(len, self._subscriptions.values()), default=0) if self._moved else 0):
+            times.update(self._moved.find(subscription, *_position(known))[1].tolist())
+        return times
+
+    def take_moves(self) -> pa.Table:
+        """Removes and returns the rows of messages that were moved, to be tracked at their new times."""
+        moves = concat(self._moves)
+        self._moves = []
+        return moves
+
+    def hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
+        """Moves what paused subscriptions want of due rows beyond all times; returns what the others want."""
+        if not self._paused or not rows.num_rows:
+            return wants
+        topics = rows["topic"].to_pylist()
+        paused = wants & np.array([self._paused.get(topic, 0) for topic in topics], dtype=np.int64)
+        for subscription in range(int(paused.max(initial=0)).bit_length()):
+            held = np.flatnonzero(paused >> subscription & 1)
+            times = np.full(len(held), HELD_MILLIS)
+            self._move(rows.take(pa.array(held)), subscription, times, self._next_sequence(moment))
+        return wants & ~paused
+
+    def _own(self, rows: pa.Table) -> Int64Array:
+        """For each row the subscriptions that it is for, as bits."""
+        own = np.full(rows.num_rows, -1, dtype=np.int64)
+        restricted = np.flatnonzero(pc.is_valid(rows["subscription"]).to_numpy(zero_copy_only=False))
+        some = rows.select(["topic", "subscription"]).take(pa.array(restricted)).to_pylist() if len(restricted) else []
+        for i, row in zip(restricted.tolist(), some, strict=True):
+            names = self._subscriptions.get(row["topic"], ())
+            own[i] = 1 << names.index(row["subscription"]) if row["subscription"] in names else 0
+        return own
 
     def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:
         """Applies the commands that waited for these messages, before they are tracked; returns the outcomes."""
@@ -121,10 +192,8 @@ class Control:
         if not commands.num_rows:
             return OUTCOMES.empty_table()
         known = messages.select(KNOWN.names)
-        # What no subscription wants when it comes is not tracked, and so not counted.
-        unwanted = self.unwanted
-        outcomes, unmatched = self._apply(commands.drop_columns("tick"), known, is_rejected(messages))
-        self.unwanted = unwanted
+        commands = commands.drop_columns("tick")
+        outcomes, unmatched = self._apply(commands, known, is_rejected(messages), messages, moment)
         return concat([outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOMES)
 
     def apply(
@@ -134,6 +203,8 @@ class Control:
         known: pa.Table,
         is_new: BoolArray,
         moment: Moment,
+        kept: pa.Table | None = None,
+        switches: Sequence[Switch] = (),
     ) -> pa.Table:
         """Applies commands; returns their outcomes.
 
@@ -142,19 +213,30 @@ class Control:
             request_ids: those of all shards' commands.
             known: the messages that they name, as far as they are known: all those of an entry, or none.
             is_new: which of these came in only in this tick.
+            kept: rows of the messages that are to be rescheduled or restored, with the columns of MESSAGES.
+            switches: of all shards' commands.
         """
         if not request_ids and not commands.num_rows:
             return OUTCOMES.empty_table()
         repeated = self._requests.contains(commands["request_id"].to_pylist())
+        is_known = self._requests.contains([switch.request_id for switch in switches])
+        for switch in (s for s, known_id in zip(switches, is_known.tolist(), strict=True) if not known_id):
+            paused = self._paused.get(switch.topic, 0)
+            bits = switch.subscriptions
+            self._paused[switch.topic] = paused | bits if switch.is_paused else paused & ~bits
+        self._paused = {topic: bits for topic, bits in self._paused.items() if bits}
         self._requests.add(request_ids, moment.now)
         outcomes = [self._answer(where(commands, repeated), Result.ALREADY_APPLIED, "the request id has been applied")]
         commands = where(commands, ~repeated)
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
-        outcomes.append(self._answer(where(commands, is_answer)))
+        answers = self._answer(where(commands, is_answer))
+        sequences = pa.array([self._next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
+        outcomes.append(_with(answers, sequence=sequences))
         commands = where(commands, ~is_answer)
 
         is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
-        applied, unmatched = self._apply(commands, known, is_released)
+        kept = MESSAGES.empty_table() if kept is None else kept
+        applied, unmatched = self._apply(commands, known, is_released, kept, moment)
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._wait(unmatched, moment)
@@ -164,9 +246,9 @@ class Control:
         """Gives up on messages that can no longer come; returns the outcomes."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
-            is_skip = pc.equal(rows["kind"], SKIP).to_numpy(zero_copy_only=False)
+            is_cancel = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
             is_past = int64(rows, "deliver_at") + self._margin <= moment.released
-            return (int64(rows, "tick") <= moment.passed) & (is_skip | is_past)
+            return (int64(rows, "tick") <= moment.passed) & (~is_cancel | is_past)
 
         expired = self._waiting.take_where(is_expired)
         return self._answer(expired, Result.NOT_FOUND, "no such message has come")
@@ -175,18 +257,29 @@ class Control:
         """Begins with what was taken back, or delivered, before."""
         take_back(self.taken_back, rebuilt.taken)
         self.taken_back.save()
+        for (subscription,), moved in _groups(rebuilt.moved, ["subscription"]):
+            sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
+            self._moved.put(subscription, *_position(moved), sequences, times, int64(moved, "until"))
+        self._paused = dict(rebuilt.paused)
+        self._waiting.add(rebuilt.waiting, 0)
         self.unwanted = rebuilt.unwanted
         self._requests.add(rebuilt.request_ids, now)
 
     def take_cancels(self) -> pa.Table:
-        """Removes and returns the rows of type CANCEL that are to be sealed."""
+        """Removes and returns the rows of type CANCEL, RESTORE and MOVE that are to be sealed."""
         return self._cancels.take_all()
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets what is past at the cutoff."""
+        self.taken_back.drop_expired(cutoff)
+        self._moved.drop_expired(cutoff)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
         self.taken_back.save()
+        self._moved.save()
         self._waiting.save()
-        data = json.dumps([self._cancels.n_chunks, self._cancels.n_rows, self.unwanted]).encode()
+        data = json.dumps([self._cancels.n_chunks, self._cancels.n_rows, self.unwanted, self._paused]).encode()
         if data != self._saved:
             self._store.put(_META, (0, 0), data)
             self._saved = data
@@ -205,13 +298,43 @@ class Control:
             self._answer(waiting, Result.WAITING, "no such message has come yet"),
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
-        due = np.maximum(int64(waiting, "deliver_at") - self._margin, moment.now)
-        times = pa.array(due[_each_subscription(waiting, self._subscriptions)[0]])
-        self._cancels.add(_cancel_rows(outcomes[2], times))
+        taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
+        index, names = _each_subscription(taking, self._subscriptions)
+        due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
+        rows = _with(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+        self._add_operations("CANCEL", rows, self._next_sequence(moment), due)
         return outcomes
 
-    def _apply(self, commands: pa.Table, known: pa.Table, is_released: BoolArray) -> tuple[pa.Table, pa.Table]:
-        """Takes back what commands name; returns the outcomes, and the commands whose entry is not known."""
+    def _add_operations(self, operation: str, rows: pa.Table, sequence: int, deliver_at: Int64Array) -> None:
+        """Keeps rows for the delayed index."""
+        n = rows.num_rows
+        values = {
+            **{name: rows[name] for name in CANCELS.names if name in rows.column_names},
+            "operation": pa.array([operation] * n, pa.string()),
+            "sequence": pa.array([sequence] * n, pa.int64()),
+            "deliver_at": pa.array(deliver_at),
+        }
+        self._cancels.add(pa.table([values[f.name] for f in CANCELS], schema=CANCELS))
+
+    def _move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int) -> None:
+        """Gives messages another row, at another time, for one subscription."""
+        position, n = _position(rows), rows.num_rows
+        until = int64(rows, "deliver_at") + self._margin
+        self._moved.put(subscription, *position, np.full(n, sequence), times, until)
+        names = pa.array([self._subscriptions[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
+        sequences = pa.array([sequence] * n, pa.int64())
+        moved = _with(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
+        self._moves.append(moved)
+        self._add_operations("MOVE", moved, sequence, times)
+
+    def _next_sequence(self, moment: Moment) -> int:
+        self._sequence = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
+        return self._sequence
+
+    def _apply(
+        self, commands: pa.Table, known: pa.Table, is_released: BoolArray, kept: pa.Table, moment: Moment
+    ) -> tuple[pa.Table, pa.Table]:
+        """Does what commands say to known messages; returns the outcomes, and the commands whose entry is not known."""
         command, row = _match(commands, known)
         unmatched = np.ones(commands.num_rows, np.bool_)
         unmatched[command] = False
@@ -222,54 +345,82 @@ class Control:
         command, row = command[is_named], row[is_named]
         order = np.lexsort((row_index[is_named], command))
         command, row = command[order], row[order]
+        kept_row = _rows_of(known, kept)
+        for start, end in _runs(commands):
+            first, last = np.searchsorted(command, [start, end])
+            part = slice(first, last)
+            if first < last:
+                pairs = _Pairs(commands, command[part], known, row[part], is_released, kept, kept_row)
+                outcomes += self._apply_run(pairs, moment)
+        return concat(outcomes, OUTCOMES), where(commands, unmatched)
 
-        rows = known.take(pa.array(row))
-        released = is_released[row]
-        is_whole = int64(commands, "batch_index")[command] < 0
+    def _apply_run(self, pairs: _Pairs, moment: Moment) -> list[pa.Table]:
+        """Applies commands of one kind, each to the messages that it names."""
+        commands, command, row = pairs.commands, pairs.command, pairs.row
+        kind = commands["kind"][int(command[0])].as_py()
+        sequence = self._next_sequence(moment)
+        rows = pairs.known.take(pa.array(row))
+        # Only a command that takes back whole entries is answered, and kept, by entry.
+        is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
         masks = int64(commands, "subscriptions")[command]
-        until = int64(rows, "deliver_at") + self._margin
+        due = int64(rows, "deliver_at")
         ledgers, entries, indexes = _position(rows)
         sizes = int64(rows, "batch_size")
-        changed = np.zeros(len(command), np.bool_)
+        _, distinct = np.unique(row, return_index=True)
+        originals = rows.take(pa.array(distinct))
+        wanted = self.wants(originals) != 0
+        outcomes = []
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             chosen = np.flatnonzero(masks >> subscription & 1)
-            taken = self.taken_back.contains(subscription, ledgers[chosen], entries[chosen], indexes[chosen])
-            result = np.where(
-                taken, Result.ALREADY_APPLIED, np.where(released[chosen], Result.TOO_LATE, Result.APPLIED)
-            )
+            at = ledgers[chosen], entries[chosen], indexes[chosen]
+            taken = self.taken_back.contains(subscription, *at)
+            moves, moved_to = self._moved.find(subscription, *at)
+            is_late = np.where(moves > 0, moved_to <= moment.released, pairs.is_released[row[chosen]])
+            is_kept = pairs.kept_row[row[chosen]] >= 0
+            result, reason = _results(kind, taken, is_late, is_kept)
             applied = np.flatnonzero(result == Result.APPLIED)
             _, first = np.unique(row[chosen[applied]], return_index=True)
             repeated = np.ones(len(applied), np.bool_)
             repeated[first] = False
             result[applied[repeated]] = Result.ALREADY_APPLIED
             applied = applied[~repeated]
+            # Rows of earlier moves: another one that is not wanted, or one that is wanted again.
+            self.unwanted += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
             collapsed, starts = _entry_results(command[chosen], is_whole[chosen], result)
-            as_entry = (collapsed[applied] | (indexes[chosen[applied]] < 0)).astype(np.bool_)
             now = chosen[applied]
-            whole, single = now[as_entry], now[~as_entry]
-            self.taken_back.add_entries(subscription, ledgers[whole], entries[whole], until[whole])
-            self.taken_back.add_messages(
-                subscription, ledgers[single], entries[single], indexes[single], sizes[single], until[single]
-            )
-            changed[now] = True
+            times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
+            until = np.maximum(due[chosen], moved_to) + self._margin
+            if kind == RESTORE:
+                self.taken_back.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
+            elif kind == RESCHEDULE:
+                moving = pairs.kept.take(pa.array(pairs.kept_row[row[now]]))
+                self._move(moving, subscription, times[applied], sequence)
+            else:
+                as_entry = (collapsed[applied] | (indexes[now] < 0)).astype(np.bool_)
+                whole, single = now[as_entry], now[~as_entry]
+                ends = until[applied]
+                self.taken_back.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
+                self.taken_back.add_messages(
+                    subscription, ledgers[single], entries[single], indexes[single], sizes[single], ends[~as_entry]
+                )
+            told = self._outcomes(pairs, chosen, result, reason, collapsed, starts, subscription)
+            is_applied = pc.equal(told["result"], int(Result.APPLIED))
+            new_times = times[np.flatnonzero(starts | ~collapsed)] if kind == RESCHEDULE else None
             outcomes.append(
-                self._outcomes(
-                    commands, command[chosen], rows.take(pa.array(chosen)), result, collapsed, starts, subscription
+                _with(
+                    told,
+                    sequence=pc.if_else(is_applied, sequence, None),
+                    deliver_at=told["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
                 )
             )
-        self._count_unwanted(rows, row, changed)
-        result_table = concat(outcomes, OUTCOMES)
-        applied_outcomes = result_table.filter(pc.equal(result_table["result"], int(Result.APPLIED)))
-        self._cancels.add(_cancel_rows(applied_outcomes, _times_of(applied_outcomes, known)))
-        return result_table, where(commands, unmatched)
-
-    def _count_unwanted(self, rows: pa.Table, row: Int64Array, changed: BoolArray) -> None:
-        """Counts the messages that the last subscription does not want any more."""
-        _, first = np.unique(row[changed], return_index=True)
-        if len(first):
-            touched = rows.take(pa.array(np.flatnonzero(changed)[first]))
-            self.unwanted += int((self.wants(touched) == 0).sum())
+            if kind != RESCHEDULE:
+                done = told.filter(is_applied)
+                operation = "RESTORE" if kind == RESTORE else "CANCEL"
+                self._add_operations(operation, done, sequence, _times_of(done, pairs.known))
+        still_wanted = self.wants(originals) != 0
+        self.unwanted += int((wanted & ~still_wanted).sum()) - int((~wanted & still_wanted).sum())
+        return outcomes
 
     def _out_of_batch(
         self, commands: pa.Table, command: Int64Array, batch_index: Int64Array, size: Int64Array, is_named: BoolArray
@@ -286,33 +437,31 @@ class Control:
 
     def _outcomes(
         self,
-        commands: pa.Table,
-        command: Int64Array,
-        rows: pa.Table,
+        pairs: _Pairs,
+        chosen: Int64Array,
         result: Int64Array,
+        reason: Sequence[str],
         collapsed: BoolArray,
         starts: BoolArray,
         subscription: int,
     ) -> pa.Table:
-        """A row for each command and message, and one for an entry whose messages share a result."""
+        """A row for each chosen command and message, and one for an entry whose messages share a result."""
         kept = np.flatnonzero(starts | ~collapsed)
-        of_command = commands.take(pa.array(command[kept]))
-        of_row = rows.take(pa.array(kept))
-        results = result[kept]
+        of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
+        of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
         names = [self._subscriptions[topic][subscription] for topic in of_command["topic"].to_pylist()]
-        reasons = pa.array(np.where(results == Result.TOO_LATE, "released", ""), pa.string())
+        n = len(kept)
         values = {
-            "request_id": of_command["request_id"],
-            "topic": of_command["topic"],
+            **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
             "subscription": pa.array(names, pa.string()),
             "partition": of_row["partition"],
             "ledger_id": of_row["ledger_id"],
             "entry_id": of_row["entry_id"],
             "batch_index": pa.array(np.where(collapsed[kept], -1, int64(of_row, "batch_index")), pa.int32()),
-            "result": pa.array(results, pa.int32()),
-            "reason": reasons,
-            "issued_by": of_command["issued_by"],
-            "issued_at": of_command["issued_at"],
+            "result": pa.array(result[kept], pa.int32()),
+            "reason": pa.array([reason[i] for i in kept.tolist()], pa.string()),
+            "deliver_at": pa.nulls(n, pa.int64()),
+            "sequence": pa.nulls(n, pa.int64()),
         }
         return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
 
@@ -323,8 +472,9 @@ class Control:
         index, names = _each_subscription(commands, self._subscriptions)
         rows = commands.take(pa.array(index))
         n = rows.num_rows
-        values = {name: rows[name] for name in OUTCOMES.names}
+        values = {name: rows[name] for name in OUTCOMES.names if name != "sequence"}
         values["subscription"] = pa.array(names, pa.string())
+        values["sequence"] = values["deliver_at"] = pa.nulls(n, pa.int64())
         if result is not None:
             values["result"] = pa.array([int(result)] * n, pa.int32())
             values["reason"] = pa.array([reason] * n, pa.string())
@@ -353,6 +503,71 @@ def with_released(found: pa.Table) -> pa.Table:
     ]
     is_stand_in = (int64(found, "batch_index") < 0) & (int64(found, "batch_size") > 1)
     return pa.concat_tables([where(found, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])
+
+
+def _runs(commands: pa.Table) -> list[tuple[int, int]]:
+    """Where runs of commands of one kind, and of one new time, start and end."""
+    if not commands.num_rows:
+        return []
+    kinds = [
+        ("take back", 0) if kind in (CANCEL, SKIP) else (kind, time)
+        for kind, time in zip(commands["kind"].to_pylist(), commands["deliver_at"].to_pylist(), strict=True)
+    ]
+    starts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    return list(zip(starts, [*starts[1:], len(kinds)], strict=True))
+
+
+def _results(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArray) -> tuple[Int64Array, list[str]]:
+    """What a command of a kind does to messages of one subscription, and why it does not."""
+    if kind == RESTORE:
+        cases = [
+            (~taken, Result.ALREADY_APPLIED, ""),
+            (is_late, Result.TOO_LATE, "its time is past"),
+            (~is_kept, Result.TOO_LATE, "not kept any more"),
+        ]
+    elif kind == RESCHEDULE:
+        cases = [
+            (taken, Result.INVALID, "taken back: restore it first"),
+            (is_late, Result.TOO_LATE, "released"),
+            (~is_kept, Result.TOO_LATE, "not kept any more"),
+        ]
+    else:
+        cases = [(taken, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
+    conditions = [condition for condition, _, _ in cases]
+    result = np.select(conditions, [int(r) for _, r, _ in cases], int(Result.APPLIED))
+    reason = np.select(conditions, [text for _, _, text in cases], "")
+    return result.astype(np.int64), reason.tolist()
+
+
+def _rows_of(known: pa.Table, kept: pa.Table) -> Int64Array:
+    """For each known message the first of the kept rows that is of it, -1 where there is none."""
+    if not kept.num_rows:
+        return np.full(known.num_rows, -1, dtype=np.int64)
+    there: dict[tuple[int, int, int], int] = {}
+    for i, position in enumerate(_keys(kept)):
+        there.setdefault(position, i)
+    return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+
+
+def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
+    """Positions; a message alone in its entry counts as the first of a batch."""
+    ledgers, entries, indexes = _position(rows)
+    return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
+
+
+def _groups(rows: pa.Table, columns: list[str]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+    """The rows by their values in some columns."""
+    keys = list(zip(*(rows[c].to_pylist() for c in columns), strict=True))
+    for key in dict.fromkeys(keys):
+        yield key, where(rows, np.array([k == key for k in keys], dtype=np.bool_))
+
+
+def _with(rows: pa.Table, **columns: pa.Array) -> pa.Table:
+    """The rows with other values in some columns."""
+    for name, values in columns.items():
+        i = rows.schema.get_field_index(name)
+        rows = rows.set_column(i, rows.schema.field(i), values)
+    return rows
 
 
 def _match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
@@ -417,11 +632,7 @@ def _each_subscription(
     return np.array(index, dtype=np.int64), names
 
 
-def _cancel_rows(outcomes: pa.Table, deliver_at: pa.Array) -> pa.Table:
-    return outcomes.select(CANCELS.names[:-1]).append_column(CANCELS.field("deliver_at"), deliver_at)
-
-
-def _times_of(outcomes: pa.Table, known: pa.Table) -> pa.Array:
+def _times_of(outcomes: pa.Table, known: pa.Table) -> Int64Array:
     """When the entries of outcomes are due: the last of an entry's known messages."""
     times: dict[tuple[int, int], int] = {}
     for ledger, entry, due in zip(
@@ -429,7 +640,7 @@ def _times_of(outcomes: pa.Table, known: pa.Table) -> pa.Array:
     ):
         times[ledger, entry] = max(due, times.get((ledger, entry), 0))
     positions = zip(outcomes["ledger_id"].to_pylist(), outcomes["entry_id"].to_pylist(), strict=True)
-    return pa.array([times[position] for position in positions], pa.int64())
+    return np.array([times[position] for position in positions], dtype=np.int64)
 
 
 def _position(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:

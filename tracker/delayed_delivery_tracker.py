@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 
 from tracker.index_bits import MAX_ENTRY_ID, IndexBits
-from tracker.messages import BoolArray, Int64Array, in_order, int64, where
+from tracker.messages import BoolArray, Int64Array, concat, in_order, int64, where
 from tracker.mutable_bucket import MutableBucket
 from tracker.store import Store
 from tracker.time_slots import TimeSlots
@@ -77,12 +78,25 @@ class DelayedDeliveryTracker:
         is_new = ~self._bits.contains(ledger_ids, entry_ids)
         if not is_new.all():
             delayed, ledger_ids, entry_ids = where(delayed, is_new), ledger_ids[is_new], entry_ids[is_new]
-        deliver_at = int64(delayed, "deliver_at")
-        self._bits.add(ledger_ids, entry_ids, deliver_at)
-        is_near = deliver_at < self._near_until
-        self._slots.add(where(delayed, is_near))
-        self._mutable.add(where(delayed, ~is_near))
+        self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
+        self._add(delayed)
         return due
+
+    def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
+        """Takes further rows of known messages in; returns those that are due at the cutoff or before."""
+        is_due = int64(rows, "deliver_at") <= cutoff
+        self._add(where(rows, ~is_due))
+        return where(rows, is_due)
+
+    def find(self, times: Iterable[int]) -> pa.Table:
+        """What waits here and may be due at one of the times."""
+        return concat([self._mutable.all(), *self._slots.find(times)])
+
+    def _add(self, delayed: pa.Table) -> None:
+        if delayed.num_rows:
+            is_near = int64(delayed, "deliver_at") < self._near_until
+            self._slots.add(where(delayed, is_near))
+            self._mutable.add(where(delayed, ~is_near))
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position is known: added, and its ledger not past."""

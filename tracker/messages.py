@@ -31,6 +31,8 @@ MESSAGES = pa.schema(
         ("properties", pa.map_(pa.string(), pa.string())),
         ("payload", pa.binary()),
         ("reason", pa.string()),  # why the message is rejected; null: it is not
+        ("subscription", pa.string()),  # the only one that the row is for; null: all of its topic's
+        ("sequence", pa.int64()),  # of the command that moved the message to this time; null: it is where it came
     ]
 )
 

@@ -38,6 +38,10 @@ class MutableBucket:
             self._earliest = min(earliest, self._earliest) if len(self) else earliest
             self._chunks.add(rows)
 
+    def all(self) -> pa.Table:
+        """All rows; they stay."""
+        return self._chunks.all()
+
     def take_all(self) -> pa.Table:
         """All rows; the bucket is empty then."""
         return self._chunks.take_all()

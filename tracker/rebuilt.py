@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from tracker.commands import COMMANDS
 from tracker.messages import int64, where
 from tracker.taken_back import TakenBack
 
@@ -26,6 +27,20 @@ TAKEN = pa.schema(
 )
 
 
+# Messages that were moved, as `tracker.moved` keeps them. `until`: ms since the epoch.
+MOVED = pa.schema(
+    [
+        ("subscription", pa.int32()),  # its number in its route
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int32()),
+        ("sequence", pa.int64()),
+        ("deliver_at", pa.int64()),
+        ("until", pa.int64()),
+    ]
+)
+
+
 @dataclass(frozen=True)
 class Rebuilt:
     """A shard's part of what was rebuilt."""
@@ -34,6 +49,9 @@ class Rebuilt:
     unwanted: int = 0  # those of them that no subscription wants
     taken: pa.Table = field(default_factory=TAKEN.empty_table)
     request_ids: Sequence[str] = ()
+    moved: pa.Table = field(default_factory=MOVED.empty_table)
+    paused: Mapping[str, int] = field(default_factory=dict)  # by topic its subscriptions, as bits
+    waiting: pa.Table = field(default_factory=COMMANDS.empty_table)  # for messages that come in again
 
 
 def take_back(taken_back: TakenBack, rows: pa.Table) -> None:

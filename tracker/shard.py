@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tracker.commands import COMMANDS, OUTCOMES
+from tracker.commands import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
 from tracker.control import CANCELS, KNOWN, PAST, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
@@ -49,6 +50,8 @@ class Intake:
     commands: pa.Table = field(default_factory=COMMANDS.empty_table)
     request_ids: Sequence[str] = ()  # of the commands of all shards
     found: pa.Table = field(default_factory=KNOWN.empty_table)  # messages that commands name, as far as they are booked
+    kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows of messages to reschedule or restore
+    switches: Sequence[Switch] = ()  # of the commands of all shards
     rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
 
@@ -109,16 +112,19 @@ class Shard:
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = intake.messages
         rejected = is_rejected(messages)
+        # After a rebuild messages may come again that are done with.
+        is_done = self._control.wants(messages) == 0 if self._control.has_exceptions else np.zeros_like(rejected)
         outcomes = [self._control.arrive(messages, moment)]
         taken = _past_where(rejected, messages)
         known, is_new = self._known(intake, taken)
         self._entries.add(taken, tick.turn if is_turn else tick.turn + 1)
         effects.rejects = where(messages, rejected)
-        wanted = where(messages, ~rejected)
-        if self._control.taken_back:
-            wanted = where(wanted, self._control.wants(wanted) != 0)
-        short_notice = self._tracker.add_messages(wanted, tick.cutoff)
-        outcomes.append(self._control.apply(intake.commands, intake.request_ids, known, is_new, moment))
+        short_notice = self._tracker.add_messages(where(messages, ~rejected & ~is_done), tick.cutoff)
+        kept = self._kept(intake, messages, known)
+        outcomes.append(
+            self._control.apply(intake.commands, intake.request_ids, known, is_new, moment, kept, intake.switches)
+        )
+        moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
 
         if is_turn or self._tracker.number_of_unsealed_messages >= self._min_index_count:
             effects.bucket = self._tracker.seal(tick.load_horizon, tick.near_until)
@@ -130,13 +136,15 @@ class Shard:
         effects.outcomes = concat(outcomes, OUTCOMES)
 
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
-        n_short = self._release(tick, effects, False, in_order(pa.concat_tables([effects.rejects, short_notice])))
-        n_planned = self._release(tick, effects, True, planned)
+        at_once = in_order(pa.concat_tables([effects.rejects, short_notice, moved]))
+        n_short = self._release(tick, effects, False, at_once, moment)
+        n_planned = self._release(tick, effects, True, planned, moment)
+        self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
         effects.rejects = concat([effects.rejects, intake.no_commands])
         if is_turn:
             # Not before what is due has been handed out: after a long pause it may be long due.
             self._tracker.drop_expired(tick.cutoff)
-            self._control.taken_back.drop_expired(tick.cutoff)
+            self._control.drop_expired(tick.cutoff)
         effects.status = {
             "tick": tick.tick,
             "now": tick.now,
@@ -175,14 +183,31 @@ class Shard:
         is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
         return pa.concat_tables([new, recent, booked.select(KNOWN.names)]).cast(KNOWN), is_new
 
-    def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table) -> int:
+    def _kept(self, intake: Intake, messages: pa.Table, known: pa.Table) -> pa.Table:
+        """Rows of the known messages that commands reschedule or restore, wherever they are."""
+        kinds = pc.is_in(intake.commands["kind"], pa.array([RESCHEDULE, RESTORE]))
+        if not pc.any(kinds).as_py():
+            return MESSAGES.empty_table()
+        wanted = intake.commands.filter(kinds).select(["ledger_id", "entry_id"])
+        wanted = wanted.group_by(["ledger_id", "entry_id"]).aggregate([])
+        known = known.join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
+        times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
+        entries = {*zip(wanted["ledger_id"].to_pylist(), wanted["entry_id"].to_pylist(), strict=True)}
+        found = []
+        for rows in (messages, self._tracker.find(times), intake.kept):
+            positions = zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
+            found.append(where(rows, np.array([position in entries for position in positions], dtype=np.bool_)))
+        return concat(found)
+
+    def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment) -> int:
         """Hands rows out to the subscriptions that want them; returns how many."""
         if not rows.num_rows:
             return 0
         rejected = is_rejected(rows)
         wants = np.where(rejected, 0, self._control.wants(rows))
+        self._control.unwanted -= int((~rejected & (wants == 0)).sum())
+        wants = self._control.hold(rows, wants, moment)
         is_wanted = rejected | (wants != 0)
-        self._control.unwanted -= int((~is_wanted).sum())
         rows = where(rows.append_column("wants", pa.array(wants)), is_wanted)
         if rows.num_rows:
             release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))

@@ -85,8 +85,8 @@ class TakenBack:
             if overlap := bits.whole & BitMap(entries):
                 taken[rows] = np.isin(entries, np.array(overlap.to_array()))
             if bits.part:
-                codes = _codes(entry_ids[rows], batch_indexes[rows])
-                taken[rows] |= np.array([code in bits.part for code in codes.tolist()], dtype=np.bool_)
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                taken[rows] |= np.array([code in bits.part for code in wanted.tolist()], dtype=np.bool_)
         return taken
 
     def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:
@@ -111,7 +111,7 @@ class TakenBack:
         """Takes single messages of batches back. An entry all of whose messages are taken back is so as a whole."""
         for ledger, rows in by_ledger(ledger_ids):
             bits = self._load(ledger, subscription)
-            bits.part.update(_codes(entry_ids[rows], batch_indexes[rows]))
+            bits.part.update(codes(entry_ids[rows], batch_indexes[rows]))
             for entry, size in set(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True)):
                 first = entry << _BATCH_BITS
                 if bits.part.range_cardinality(first, first + size) == size:
@@ -119,10 +119,28 @@ class TakenBack:
                     bits.whole.add(entry)
             self._touch(ledger, subscription, int(until[rows].max()))
 
+    def remove(
+        self,
+        subscription: int,
+        ledger_ids: Int64Array,
+        entry_ids: Int64Array,
+        batch_indexes: Int64Array,
+        batch_sizes: Int64Array,
+    ) -> None:
+        """Gives messages back. The others of an entry that was taken back whole stay so."""
+        for ledger, rows in by_ledger(ledger_ids):
+            bits = self._load(ledger, subscription)
+            sizes = dict(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True))
+            for entry in sizes.keys() & set(bits.whole & BitMap(sizes)):
+                bits.whole.discard(entry)
+                bits.part.add_range(entry << _BATCH_BITS, (entry << _BATCH_BITS) + sizes[entry])
+            bits.part.difference_update(BitMap64(codes(entry_ids[rows], batch_indexes[rows])))
+            self._changed.add((ledger, subscription))
+
     def drop_expired(self, cutoff: int) -> None:
         """Forgets the ledgers of which everything taken back is past at the cutoff."""
         for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
-            for subscription in _subscriptions(self._ledgers.pop(ledger)[0]):
+            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
                 self._bits.pop((ledger, subscription), None)
                 self._changed.discard((ledger, subscription))
                 self._store.remove(_TABLE, (ledger, subscription))
@@ -132,7 +150,7 @@ class TakenBack:
         for ledger in {ledger for ledger, _ in self._changed}:
             entry = self._ledgers[ledger]
             entry[2] = entry[3] = 0
-            for subscription in _subscriptions(entry[0]):
+            for subscription in subscriptions_of(entry[0]):
                 if (ledger, subscription) in self._changed:
                     data = self._pack(self._load(ledger, subscription))
                     self._store.put(_TABLE, (ledger, subscription), data)
@@ -197,9 +215,11 @@ def _arrow_codec(codec: str) -> str:
     return {"LZ4": "lz4_raw", "ZSTD": "zstd", "SNAPPY": "snappy"}[codec]
 
 
-def _codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
+def codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
+    """A number for each message of a ledger; a message alone in its entry counts as the first of a batch."""
     return (entry_ids << _BATCH_BITS) | np.maximum(batch_indexes, 0)
 
 
-def _subscriptions(mask: int) -> list[int]:
+def subscriptions_of(mask: int) -> list[int]:
+    """The numbers of the bits that are set."""
     return [i for i in range(mask.bit_length()) if mask >> i & 1]

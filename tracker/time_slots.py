@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 
@@ -56,6 +58,11 @@ class TimeSlots:
             due.append(rows)
         return in_order(concat(due))
 
+    def find(self, times: Iterable[int]) -> list[pa.Table]:
+        """The rows of the slots of some times; they stay."""
+        slots = {time // SLOT_MILLIS for time in times} & self.meta.keys()
+        return [self._get(slot, chunk) for slot in sorted(slots) for chunk in range(self.meta[slot][0])]
+
     def clear(self) -> None:
         for slot in list(self.meta):
             self._take(slot)
@@ -63,8 +70,11 @@ class TimeSlots:
     def _take(self, slot: int) -> pa.Table:
         chunks = []
         for chunk in range(self.meta.pop(slot)[0]):
-            data = self._store.get(_TABLE, (slot, chunk))
-            assert data is not None, f"slot {slot} has lost its part {chunk}"
-            chunks.append(unpack(data))
+            chunks.append(self._get(slot, chunk))
             self._store.remove(_TABLE, (slot, chunk))
         return concat(chunks)
+
+    def _get(self, slot: int, chunk: int) -> pa.Table:
+        data = self._store.get(_TABLE, (slot, chunk))
+        assert data is not None, f"slot {slot} has lost its part {chunk}"
+        return unpack(data)

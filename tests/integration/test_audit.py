@@ -72,10 +72,18 @@ class Warehouse:
         self._add("rejects", topic, entry_id, batch_index=batch_index, reason="deliverAt is negative: -5")
 
     def outcome(
-        self, topic: str, entry_id: int, *subscriptions: str, batch_index: int = -1, result: str = "APPLIED"
+        self,
+        topic: str,
+        entry_id: int,
+        *subscriptions: str,
+        batch_index: int = -1,
+        result: str = "APPLIED",
+        operation: str = "SKIP",
     ) -> None:
         for subscription in subscriptions:
-            self._add("outcomes", topic, entry_id, batch_index=batch_index, subscription=subscription, result=result)
+            more = {"subscription": subscription, "result": result, "operation": operation}
+            sequence = len(self._rows["outcomes"]) + 1
+            self._add("outcomes", topic, entry_id, batch_index=batch_index, sequence=sequence, **more)
 
     def write(self) -> None:
         for number, (name, rows) in enumerate(self._rows.items(), 1):
@@ -203,6 +211,18 @@ def test_a_command_that_was_not_applied_does_not_account_for_a_message(warehouse
     warehouse.entry(ALERTS, 90)
     warehouse.outcome(ALERTS, 90, "mail", result="TOO_LATE")
     assert only(warehouse.audit(), "lost") == [(ALERTS, "mail", "7:90:-1:-1")]
+
+
+def test_what_was_restored_must_be_delivered_and_may_be_taken_back_again(warehouse: Warehouse) -> None:
+    warehouse.entry(ORDERS, 90, batch_size=2)
+    for batch_index in (0, 1):
+        warehouse.delivered(ORDERS, 90, "audit", batch_index=batch_index)
+    warehouse.outcome(ORDERS, 90, "billing")
+    warehouse.outcome(ORDERS, 90, "billing", batch_index=1, operation="RESTORE")
+    lost = warehouse.audit().findings["lost"]
+    assert (lost["count"], lost["examples"][0]["position"]) == (1, "1:90:-1:1")
+    warehouse.outcome(ORDERS, 90, "billing", batch_index=1)
+    assert warehouse.audit().is_clean
 
 
 def test_two_deliveries_to_a_subscription_are_doubled(warehouse: Warehouse) -> None:

@@ -153,7 +153,7 @@ def test_every_kind_of_command_on_every_kind_of_message(
             request_id="negative", topic=topic, cancel=CancelDelayedMessage(ledger_id=-1, entry_id=2, deliver_at=3)
         ).SerializeToString()
         empty = ControlCommand(request_id="empty", topic=topic).SerializeToString()
-        unknown = ControlCommand(request_id="unknown", topic=topic).SerializeToString() + b"\x62\x02\x08\x01"
+        unknown = ControlCommand(request_id="unknown", topic=topic).SerializeToString() + b"\xc2\x0c\x02\x08\x01"
         for data in (b"\xff\xfe garbage", b"", invalid, empty, unknown):
             raw.send(data)
         wait_until(lambda: len(job.rows("rejects")) == 5, 20, f"five rejects\n{job.log}")

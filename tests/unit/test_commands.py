@@ -99,7 +99,7 @@ def test_without_a_request_id_there_is_nothing_to_answer(payload: bytes) -> None
 
 
 # An operation that a later version may know: field 12, an empty message.
-LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\x62\x00"
+LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\xc2\x0c\x00"
 
 
 @pytest.mark.parametrize(

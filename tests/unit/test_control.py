@@ -155,12 +155,12 @@ def test_a_command_that_is_ahead_of_its_message_waits_and_is_applied(desk: Desk,
     assert desk.expire() == []
 
 
-def test_a_message_that_never_waited_is_not_counted_as_unwanted(desk: Desk) -> None:
-    """What was taken back before it came is not tracked, so that there is nothing to leave out of the count."""
+def test_a_message_that_was_taken_back_before_it_came_is_counted_as_unwanted(desk: Desk) -> None:
+    """It is tracked all the same, so that it can be restored."""
     desk.at(5, 10_000, passed=4)
     desk.apply(command("r", 1, 7, [0, 1]))
     desk.arrive(ALONE)
-    assert desk.control.unwanted == 0
+    assert desk.control.unwanted == 1
 
 
 def test_a_message_that_came_late_is_taken_back_though_its_time_is_past(desk: Desk) -> None:
