@@ -220,7 +220,7 @@ def test_what_was_restored_must_be_delivered_and_may_be_taken_back_again(warehou
     warehouse.outcome(ORDERS, 90, "billing")
     warehouse.outcome(ORDERS, 90, "billing", batch_index=1, operation="RESTORE")
     lost = warehouse.audit().findings["lost"]
-    assert (lost["count"], lost["examples"][0]["position"]) == (1, "1:90:-1:1")
+    assert (lost["count"], lost["examples"][0]["position"]) == (1, "7:90:-1:1")
     warehouse.outcome(ORDERS, 90, "billing", batch_index=1)
     assert warehouse.audit().is_clean
 
