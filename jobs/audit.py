@@ -207,7 +207,9 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
 
 
 def _values(rows: Iterable[tuple[str, str]]) -> str:
-    return ", ".join("({}, {})".format(*("'" + text.replace("'", "''") + "'" for text in row)) for row in rows)
+    from streaming.tables import literal
+
+    return ", ".join("({}, {})".format(*map(literal, row)) for row in rows)
 
 
 def audit(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import api, audit, broker_commands, demo, produce, rebuild, run, topics
+from jobs import api, audit, broker_commands, demo, pending, produce, rebuild, run, topics
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.add_typer(broker_commands.app, name="broker")
 app.add_typer(topics.app, name="topics")
 app.command("produce")(produce.produce)
+app.command("pending")(pending.pending)
 app.command("run")(run.run)
 app.command("rebuild")(rebuild.rebuild)
 app.command("audit")(audit.audit)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conf.errors import DelayLakeError
+from jobs import pending
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, show
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ def acknowledge_message(
 
 app.command("acknowledgeMessage")(acknowledge_message)
 app.command("acknowledge-message", hidden=True)(acknowledge_message)
+
+
+app.command("cancel-by-filter")(pending.cancel_by_filter)
+app.command("skip-by-filter")(pending.skip_by_filter)
 
 
 @app.command("skip-messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
@@ -216,6 +217,46 @@ class Tables:
     def _open_version(self, name: str, version: int) -> DeltaTable:
         table = self._open(name)
         return table if table.version() == version else DeltaTable(self.path(name), version=version)
+
+
+class Snapshot:
+    """One version of some tables, for queries that are to see the same. Its tables are opened in the order given.
+
+    Args:
+        versions: by table; None: the newest.
+
+    Raises:
+        DeltaError: there is no such table, or no such version of it any more.
+    """
+
+    def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
+        self._builder = QueryBuilder()
+        self._tables: dict[str, DeltaTable] = {}
+        for name, version in versions.items():
+            self._tables[name] = DeltaTable(f"{local_path(warehouse)}/{name}", version=version)
+            self._builder.register(name, self._tables[name])
+
+    @property
+    def versions(self) -> dict[str, int]:
+        return {name: int(table.version()) for name, table in self._tables.items()}
+
+    def written_at(self, name: str) -> int:
+        """When the version of a table was written, ms since the epoch."""
+        return int(self._tables[name].history(1)[0]["timestamp"])
+
+    def largest(self, name: str, column: str) -> int | None:
+        """The largest value of a column with statistics, by these alone; None: there are no rows."""
+        files = pa.table(self._tables[name].get_add_actions(flatten=True))
+        return pc.max(files[f"max.{column}"]).as_py() if files.num_rows else None
+
+    def sql(self, sql: str) -> pa.Table:
+        """The rows of a query over the tables, or over those that an earlier one created."""
+        return pa.table(self._builder.execute(sql).read_all())
+
+
+def literal(text: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def exists(warehouse: str, name: str) -> bool:

@@ -1,0 +1,421 @@
+"""What waits: the pending messages of a topic, listed, counted and summed up by SQL over the Delta tables.
+
+A message is pending for a subscription when it is in the delayed index, nothing took it back there, and it has not been
+delivered. What is due in the future has not been delivered, so `deliveries` is read only for what is overdue. The job
+seals what comes in every few seconds, and never what is due at once: see docs/pending.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from deltalake.exceptions import DeltaError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from admin.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from conf.settings import Settings, Subscription
+from streaming.tables import Snapshot, literal
+
+MAX_LIMIT = 1_000  # messages of a page
+
+# What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.
+OVERDUE_MILLIS = 15 * 60 * 1000
+
+_HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
+
+# The order of a listing, of one topic. Ascending.
+_ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition")
+_SHOWN = (*_ORDER, "batch_size", "key", "ordering_key", "properties", "event_time", "publish_time", "producer_name")
+
+# How many more candidates are read where too many of the last ones turned out not to be pending.
+_GROWTH = 8
+_MAX_CANDIDATES = 1_000_000
+
+_Int64 = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class PendingError(DelayLakeError):
+    """The question can't be answered: the topic, the subscription or the cursor is wrong, or there is no table."""
+
+
+class UnknownTopicError(PendingError):
+    """No route has the topic, or the topic has no such subscription."""
+
+
+class PendingFilter(BaseModel):
+    """Which of a topic's pending messages are meant: those to which all that is given applies. Times are ms."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    subscription: str | None = None  # pending for this one; else for any of the topic's
+    key: str | None = None
+    properties: dict[str, str] = {}
+    due_from: _Int64 | None = None
+    due_before: _Int64 | None = None
+    producer_name: str | None = None
+    ledger_id: _Int64 | None = None
+    entry_id: _Int64 | None = None
+
+    @model_validator(mode="after")
+    def _entry_of_a_ledger(self) -> PendingFilter:
+        if self.entry_id is not None and self.ledger_id is None:
+            raise ValueError("an entry id needs a ledger id")
+        return self
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether it says anything about messages, not only about the subscription."""
+        return bool(self.conditions) or self.due_from is not None
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions on a row of the delayed index, but for the lower bound of its time, in SQL."""
+        texts = {"key": self.key, "producer_name": self.producer_name}
+        texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
+        conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
+        numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
+        return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
+
+
+@dataclass(frozen=True)
+class PendingMessage:
+    """A message that waits, and the subscriptions that it waits for. Times are ms since the epoch."""
+
+    ref: MessageRef
+    deliver_at: int
+    subscriptions: tuple[str, ...]
+    batch_size: int
+    key: str | None
+    ordering_key: str | None
+    properties: dict[str, str]
+    event_time: int  # 0: not set
+    publish_time: int
+    producer_name: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "messageId": str(self.ref),
+            "ledgerId": self.ref.ledger_id,
+            "entryId": self.ref.entry_id,
+            "partitionIndex": self.ref.partition,
+            "batchIndex": self.ref.batch_index,
+            "deliverAt": self.deliver_at,
+            "subscriptions": list(self.subscriptions),
+            "key": self.key,
+            "orderingKey": self.ordering_key,
+            "properties": self.properties,
+            "eventTime": self.event_time,
+            "publishTime": self.publish_time,
+            "producerName": self.producer_name,
+        }
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a listing.
+
+    Attributes:
+        version: of the delayed index; the same for all pages of a listing.
+        as_of: when the listing began, ms since the epoch.
+        cursor: continues it; None: there is no more.
+    """
+
+    version: int
+    as_of: int
+    messages: list[PendingMessage]
+    cursor: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "asOf": self.as_of,
+            "messages": [message.to_json() for message in self.messages],
+            "nextCursor": self.cursor,
+        }
+
+
+class _Cursor(BaseModel):
+    """Where a listing goes on, and of which versions of the tables it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    index: _Int64
+    deliveries: _Int64
+    as_of: _Int64
+    asked: str
+    last: tuple[_Int64, _Int64, _Int64, int, int]
+
+    def encode(self) -> str:
+        return urlsafe_b64encode(self.model_dump_json().encode()).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str, asked: str) -> _Cursor:
+        try:
+            cursor = _Cursor.model_validate_json(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, ValidationError):
+            raise PendingError("the cursor is none of a listing: begin the listing again without one") from None
+        if cursor.asked != asked:
+            raise PendingError("the cursor is of a listing with another topic or filter: begin again without one")
+        return cursor
+
+
+class Pending:
+    """What of one topic is pending, as one version of the tables has it.
+
+    Args:
+        topic: as a route names it, or a partition of it.
+        now: what is due later has not been delivered, ms since the epoch.
+
+    Raises:
+        PendingError: there is no such route or subscription, or the tables can't be read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        wanted: PendingFilter | None = None,
+        cursor: str | None = None,
+        now: int | None = None,
+    ) -> None:
+        self._filter = wanted or PendingFilter()
+        self.topic, self._partition, subscriptions = _of_route(settings, topic, self._filter.subscription)
+        self.subscriptions = subscriptions
+        self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
+        self._cursor = _Cursor.decode(cursor, self._asked) if cursor else None
+        self._tables = self._open(settings.warehouse)
+        self.version = self._tables.versions["delayed_index"]
+        self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
+        self._start = self._filter.due_from if self._filter.due_from is not None else self._overdue_from()
+
+    def page(self, limit: int) -> Page:
+        """The next messages of the listing, soonest first.
+
+        Args:
+            limit: at most so many.
+        """
+        found = self._first(limit + 1, self._cursor.last if self._cursor else None)
+        cursor = None
+        if len(found) > limit:
+            del found[limit:]
+            cursor = _Cursor(
+                index=self.version,
+                deliveries=self._tables.versions["deliveries"],
+                as_of=self.as_of,
+                asked=self._asked,
+                last=_key(found[-1]),
+            ).encode()
+        return Page(self.version, self.as_of, found, cursor)
+
+    def count(self) -> int:
+        """How many messages there are."""
+        rows = self._waiting(self._delayed(("deliver_at", "ledger_id", "entry_id", "batch_index")))
+        return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE waits <> 0")["n"][0].as_py())  # noqa: S608
+
+    def stats(self) -> dict[str, Any]:
+        """By subscription how many messages are pending and due soon, when the first and the last are due, and how
+        many commands for what is due later took something back: a message, or a whole entry."""
+        names = [s.name for s in self.subscriptions]
+        columns = []
+        for i in range(len(names)):
+            waits = f"waits & {1 << i} <> 0"
+            columns += [f"count(*) FILTER (WHERE {waits}) AS pending_{i}"]
+            columns += [
+                f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
+                for name, millis in _HORIZONS.items()
+            ]
+            columns += [f"{f}(deliver_at) FILTER (WHERE {waits}) AS {f}_{i}" for f in ("min", "max")]
+        rows = self._waiting(self._delayed(("deliver_at", "ledger_id", "entry_id", "batch_index")))
+        counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
+        taken_back = self._sql(
+            "SELECT subscription, count(*) AS n FROM (SELECT DISTINCT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
+            f"FROM delayed_index WHERE operation = 'CANCEL' AND {self._of_topic} AND deliver_at > {self.as_of}) AS c "
+            "GROUP BY subscription"
+        )
+        cancelled = dict(zip(taken_back["subscription"].to_pylist(), taken_back["n"].to_pylist(), strict=True))
+        written_at = self._tables.written_at("delayed_index")
+        return {
+            "topic": self.topic,
+            "version": self.version,
+            "asOf": self.as_of,
+            "lastWriteAgeMillis": max(0, self.as_of - written_at),
+            "subscriptions": [
+                {
+                    "subscription": name,
+                    "pending": counts[f"pending_{i}"],
+                    **{horizon: counts[f"{horizon}_{i}"] for horizon in _HORIZONS},
+                    "earliest": counts[f"min_{i}"],
+                    "latest": counts[f"max_{i}"],
+                    "takenBack": cancelled.get(name, 0),
+                }
+                for i, name in enumerate(names)
+            ],
+        }
+
+    def _first(self, n: int, after: tuple[int, ...] | None) -> list[PendingMessage]:
+        """The first n messages after a key."""
+        found: list[PendingMessage] = []
+        candidates = n
+        while True:
+            # The soonest rows are quick to find, and only for them is looked up what became of them.
+            rows = self._delayed(_SHOWN, after)
+            self._sql(
+                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({rows}) AS r ORDER BY {', '.join(_ORDER)} "  # noqa: S608
+                f"LIMIT {candidates}"
+            )
+            last = self._sql(f"SELECT {', '.join(_ORDER)} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
+            if not last.num_rows:
+                return found
+            waiting = self._waiting("SELECT * FROM candidates", "candidates")
+            table = self._sql(
+                f"SELECT * FROM ({waiting}) AS p WHERE waits <> 0 ORDER BY {', '.join(_ORDER)} LIMIT {n - len(found)}"  # noqa: S608
+            )
+            found += [self._message(row) for row in table.to_pylist()]
+            count = self._sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
+            if len(found) >= n or count < candidates:
+                return found
+            after = tuple(last.to_pylist()[0].values())
+            candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
+
+    def _delayed(self, columns: Sequence[str], after: tuple[int, ...] | None = None) -> str:
+        """The topic's rows of the delayed index to which the filter applies, and that come after a key."""
+        conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
+        if self._partition is not None:
+            conditions.append(f"partition = {self._partition}")
+        if after is not None:
+            conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
+        return f"SELECT {', '.join(columns)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
+
+    def _waiting(self, rows: str, of: str | None = None) -> str:
+        """Rows of the delayed index with the column `waits`: a bit for each subscription that they are pending for.
+
+        A CANCEL row takes back what is due at its time or before: that of a cancel which waited in vain names an
+        earlier one. A row with batch_index -1 stands for the whole entry.
+
+        Args:
+            of: a table; only what is done with the entries in it is looked at.
+        """
+        names = [s.name for s in self.subscriptions]
+        done = (
+            "SELECT subscription, ledger_id, entry_id, batch_index, deliver_at FROM delayed_index "  # noqa: S608
+            f"WHERE operation = 'CANCEL' AND {self._of_topic} AND deliver_at >= {self._start}"
+        )
+        if self._start <= self.as_of:
+            done += (
+                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at FROM deliveries "  # noqa: S608
+                f"WHERE {self._of_topic} AND deliver_at >= {self._start} AND deliver_at <= {self.as_of}"
+            )
+        if of:
+            done = (
+                f"SELECT d.* FROM ({done}) AS d LEFT SEMI JOIN {of} AS o "  # noqa: S608
+                "ON o.ledger_id = d.ledger_id AND o.entry_id = d.entry_id"
+            )
+        until = [
+            f"max(CASE WHEN subscription = {literal(name)} THEN deliver_at END) AS until_{i}"
+            for i, name in enumerate(names)
+        ]
+        self._sql(
+            f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
+            f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
+        )
+        bits = [
+            f"CASE WHEN coalesce(one.until_{i}, -1) >= i.deliver_at OR coalesce(whole.until_{i}, -1) >= i.deliver_at "
+            f"THEN 0 ELSE {1 << i} END"
+            for i in range(len(names))
+        ]
+        return f"""
+            SELECT i.*, {" + ".join(bits)} AS waits FROM ({rows}) AS i
+            LEFT JOIN done AS one ON one.ledger_id = i.ledger_id AND one.entry_id = i.entry_id
+                AND one.batch_index = i.batch_index
+            LEFT JOIN (SELECT * FROM done WHERE batch_index = -1) AS whole ON whole.ledger_id = i.ledger_id
+                AND whole.entry_id = i.entry_id
+        """  # noqa: S608
+
+    @property
+    def _of_topic(self) -> str:
+        return f"topic = {literal(self.topic)}"
+
+    def _message(self, row: dict[str, Any]) -> PendingMessage:
+        return PendingMessage(
+            ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
+            subscriptions=tuple(s.name for i, s in enumerate(self.subscriptions) if row["waits"] >> i & 1),
+            properties=dict(row["properties"] or ()),
+            **{
+                name: row[name]
+                for name in (
+                    "deliver_at",
+                    "batch_size",
+                    "key",
+                    "ordering_key",
+                    "event_time",
+                    "publish_time",
+                    "producer_name",
+                )
+            },
+        )
+
+    def _overdue_from(self) -> int:
+        """What was due before this has been delivered, also where the job has stood still since its last delivery."""
+        last = self._tables.largest("deliveries", "sent_at")
+        return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
+
+    def _open(self, warehouse: str) -> Snapshot:
+        cursor = self._cursor
+        # The index first: what is delivered after that is at most pending, not lost.
+        versions = {
+            "delayed_index": cursor.index if cursor else None,
+            "deliveries": cursor.deliveries if cursor else None,
+        }
+        try:
+            return Snapshot(warehouse, versions)
+        except DeltaError:
+            raise self._gone() if cursor else PendingError(f"no tables in {warehouse}: has the job run?") from None
+
+    def _sql(self, sql: str) -> Any:
+        try:
+            return self._tables.sql(sql)
+        except (DeltaError, OSError) as error:
+            if "not found" in str(error).lower():
+                raise self._gone() from error
+            raise
+
+    def _gone(self) -> PendingError:
+        return PendingError("the listed version of the tables is gone: begin the listing again without a cursor")
+
+
+def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
+    """A route's topic, the partition that is meant of it (None: all), and the subscriptions that are."""
+    route, partition = settings.route(topic), None
+    base, _, number = topic.rpartition("-partition-")
+    if route is None and base and number.isdecimal():
+        route, partition = settings.route(base), int(number)
+    if route is None:
+        raise UnknownTopicError(f"no route with the source {topic}: see routes in the settings")
+    chosen = [s for s in route.subscriptions if subscription in (None, s.name)]
+    if not chosen:
+        raise UnknownTopicError(f"no subscription {subscription} of {route.source}: see routes in the settings")
+    return route.source, partition, chosen
+
+
+def _key(message: PendingMessage) -> tuple[int, int, int, int, int]:
+    ref = message.ref
+    return message.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition
+
+
+def _comes_after(key: Sequence[int]) -> str:
+    """The condition that a row comes after a key in the order of a listing."""
+    column, value = _ORDER[-len(key)], key[0]
+    if len(key) == 1:
+        return f"{column} > {value}"
+    return f"({column} > {value} OR ({column} = {value} AND {_comes_after(key[1:])}))"
+
+
+def _descending() -> str:
+    return ", ".join(f"{column} DESC" for column in _ORDER)
