@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from admin.control_client import Cancel, Outcome
+from admin.control_requests import Cancel, Outcome
 from admin.message_ids import MessageRef
 from admin.pending import Pending, PendingError, PendingMessage
 from conf.settings import Subscription

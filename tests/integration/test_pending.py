@@ -1,0 +1,118 @@
+"""What waits on a running job: it is listed, counted, taken back by a filter, and what is left is what comes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from admin.control_client import ControlClient
+from admin.control_requests import Cancel
+from admin.message_ids import MessageRef
+from admin.pending import Pending, PendingFilter
+from jobs.broker import EmbeddedBroker
+from tests.conftest import PROGRAM
+from tests.harness import Collector, Job, now, wait_until
+
+
+def test_what_is_listed_and_not_taken_back_by_a_filter_is_what_comes(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    job = Job(
+        tmp_path,
+        broker.settings,
+        [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "x", "type": "Exclusive"}]}],
+        tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 9000},
+    )
+    collector = Collector(pulsar_client).collect(f"{topic}-a").collect(f"{topic}-x")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(PROGRAM), "--config", str(job.file), *arguments, "--output", "json"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def done(*arguments: str) -> Any:
+        result = run(*arguments)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    try:
+        job.start()
+        due = now() + 45_000
+        producer = pulsar_client.create_producer(topic, batching_enabled=False)
+        ids = []
+        for i in range(30):
+            properties = {"deliverAt": str(due + i), "color": "red" if i % 2 else "blue"}
+            sent = producer.send(f"m{i}".encode(), properties=properties, partition_key=f"k{i % 3}")
+            ids.append(MessageRef(sent.ledger_id(), sent.entry_id()))
+        batching = pulsar_client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=2_000)
+        for i, key in enumerate(["left", "left", "right", "right"]):
+            batching.send_async(f"b{i}".encode(), None, properties={"deliverAt": str(due + 100)}, partition_key=key)
+        batching.flush()
+        with ControlClient(job.settings, "tester") as client:
+            assert all(o.is_done for o in client.cancel(topic, [Cancel(ids[0], due)], [], 20))
+            assert all(o.is_done for o in client.cancel(topic, [Cancel(ids[1], due + 1)], ["a"], 20))
+
+        def n_pending(**wanted: str) -> int:
+            return Pending(job.settings, topic, PendingFilter(**wanted)).count()
+
+        wait_until(lambda: (n_pending(subscription="a"), n_pending()) == (32, 33), 20, f"buckets\n{job.log}")
+        listed = done("pending", topic)["messages"]
+        assert [m["messageId"] for m in listed[:29]] == [str(m) for m in ids[1:]]
+        assert [m["batchIndex"] for m in listed[29:]] == [0, 1, 2, 3]
+        assert [m["subscriptions"] for m in listed] == [["x"], *[["a", "x"]] * 32]
+        red = done("pending", topic, "--subscription", "a", "--property", "color=red", "--limit", "3")
+        assert [m["messageId"] for m in red["messages"]] == [str(ids[i]) for i in (3, 5, 7)]
+        late = done("pending", topic, "--due-after", str(due + 20), "--due-before", str(due + 25))
+        assert [m["deliverAt"] for m in late["messages"]] == [due + i for i in range(20, 25)]
+        stats = done("pending", topic, "--stats")["subscriptions"]
+        assert [(s["pending"], s["dueWithinHour"], s["takenBack"]) for s in stats] == [(32, 32, 2), (33, 33, 1)]
+        assert (stats[0]["earliest"], stats[0]["latest"]) == (due + 2, due + 100)
+
+        k1 = ("topics", "cancel-by-filter", topic, "--key", "k1")
+        matching = done(*k1, "--dry-run")
+        assert matching["matched"] == 10
+        assert [m["messageId"] for m in matching["messages"]] == [str(m) for m in ids[1::3]]
+        for refused, reason in (
+            ([*k1], "give --yes or --dry-run"),
+            ([*k1, "--yes", "--max", "9"], "10 messages match, and at most 9 may"),
+            (["topics", "skip-by-filter", topic, "-s", "x", "--key", "k1", "--yes"], "can't be skipped"),
+        ):
+            result = run(*refused)
+            assert (result.returncode, result.stdout) == (1, "")
+            assert reason in result.stderr
+        assert done(*k1, "--yes") == {"matched": 10, "applied": 19, "tooLate": 0}
+
+        # Of a batch a part can be skipped, but not cancelled.
+        left = ("--key", "left", "--yes")
+        assert done("topics", "skip-by-filter", topic, "-s", "a", *left)["applied"] == 2
+        result = run("topics", "cancel-by-filter", topic, "-s", "x", *left)
+        assert (result.returncode, json.loads(result.stdout)) == (
+            1,
+            {"matched": 2, "applied": 0, "tooLate": 0, "notAllowed": 2},
+        )
+        assert result.stderr.strip() == "error: 2 of 2 were not taken back"
+        assert now() < due, "the machine is too slow for this test"
+
+        others = {f"m{i}" for i in range(1, 30) if i % 3 != 1}
+        expected = {"a": others | {"b2", "b3"}, "x": others | {"b0", "b1", "b2", "b3"}}
+        wait_until(
+            lambda: all(len(collector.received[f"{topic}-{s}"]) >= len(expected[s]) for s in "ax"),
+            90,
+            f"what nobody took back\n{job.log}",
+        )
+        wait_until(lambda: n_pending() == 0, 20, f"nothing pending\n{job.log}")
+        for s in "ax":
+            assert sorted(m.payload.decode() for m in collector.received[f"{topic}-{s}"]) == sorted(expected[s])
+        assert job.terminate()[0] == 0
+    finally:
+        collector.stop()
+        job.stop()
