@@ -15,7 +15,7 @@ from conf.settings import Subscription
 MAX_MATCHED = 10_000  # unless more are asked for
 
 # Messages of a call of the control client, so that there is an answer, and progress, before the last one is sent.
-CALL_MESSAGES = 5_000
+CALL_MESSAGES = 20_000
 
 
 class Operation(StrEnum):
