@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from admin import health_api, index_api, topics_api
+from admin import health_api, index_api, pending_api, topics_api
 from admin.async_control_client import AsyncControlClient
 from admin.errors import answer_errors
 from admin.message_index import MessageIndex
@@ -60,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.message_index = MessageIndex(app.state.tables)
     app.include_router(topics_api.router, tags=["topics"])
     app.include_router(index_api.router, tags=["topics"])
+    app.include_router(pending_api.router, tags=["pending messages"])
     app.include_router(health_api.router, tags=["health"])
     answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)

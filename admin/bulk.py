@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from admin.control_requests import Cancel, Outcome
+from admin.control_requests import Cancel, Outcome, Request, cancel_request, skip_requests
 from admin.message_ids import MessageRef
 from admin.pending import Pending, PendingError, PendingMessage
-from conf.settings import Subscription
+from admin.policy import Operation
+from conf.settings import Settings, Subscription
 
 MAX_MATCHED = 10_000  # unless more are asked for
 
 # Messages of a call of the control client, so that there is an answer, and progress, before the last one is sent.
 CALL_MESSAGES = 20_000
-
-
-class Operation(StrEnum):
-    CANCEL = "cancel"
-    SKIP = "skip"
 
 
 class TooManyError(PendingError):
@@ -136,6 +131,13 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
             for i in range(0, len(cancels), CALL_MESSAGES)
         ]
     return Plan(calls, total, impossible, batch_sizes)
+
+
+def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list[Request]:
+    """A call's commands."""
+    names = [call.subscription]
+    cancels = [cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels]
+    return cancels + skip_requests(settings, issued_by, topic, call.skips, names)
 
 
 def _by_entry(messages: Sequence[PendingMessage]) -> Iterator[tuple[tuple[int, int], list[PendingMessage]]]:

@@ -22,6 +22,7 @@ from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from streaming.tables import Snapshot, literal
+from tracker.commands import resolve_topic
 
 MAX_LIMIT = 1_000  # messages of a page
 
@@ -42,7 +43,19 @@ _Int64 = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class PendingError(DelayLakeError):
-    """The question can't be answered: the topic, the subscription or the cursor is wrong, or there is no table."""
+    """The question can't be answered."""
+
+
+class CursorError(PendingError):
+    """The cursor is none of this listing."""
+
+
+class VersionGoneError(PendingError):
+    """The version of the tables that a cursor is of has been removed."""
+
+
+class NoTablesError(PendingError):
+    """There are no tables: the job has not run yet."""
 
 
 class UnknownTopicError(PendingError):
@@ -52,7 +65,7 @@ class UnknownTopicError(PendingError):
 class PendingFilter(BaseModel):
     """Which of a topic's pending messages are meant: those to which all that is given applies. Times are ms."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
 
     subscription: str | None = None  # pending for this one; else for any of the topic's
     key: str | None = None
@@ -160,9 +173,9 @@ class _Cursor(BaseModel):
         try:
             cursor = _Cursor.model_validate_json(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         except (ValueError, ValidationError):
-            raise PendingError("the cursor is none of a listing: begin the listing again without one") from None
+            raise CursorError("the cursor is none of a listing: begin the listing again without one") from None
         if cursor.asked != asked:
-            raise PendingError("the cursor is of a listing with another topic or filter: begin again without one")
+            raise CursorError("the cursor is of a listing with another topic or filter: begin again without one")
         return cursor
 
 
@@ -376,7 +389,7 @@ class Pending:
         try:
             return Snapshot(warehouse, versions)
         except DeltaError:
-            raise self._gone() if cursor else PendingError(f"no tables in {warehouse}: has the job run?") from None
+            raise self._gone() if cursor else NoTablesError(f"no tables in {warehouse}: has the job run?") from None
 
     def _sql(self, sql: str) -> Any:
         try:
@@ -386,22 +399,20 @@ class Pending:
                 raise self._gone() from error
             raise
 
-    def _gone(self) -> PendingError:
-        return PendingError("the listed version of the tables is gone: begin the listing again without a cursor")
+    def _gone(self) -> VersionGoneError:
+        return VersionGoneError("the listed version of the tables is gone: begin the listing again without a cursor")
 
 
 def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
     """A route's topic, the partition that is meant of it (None: all), and the subscriptions that are."""
-    route, partition = settings.route(topic), None
-    base, _, number = topic.rpartition("-partition-")
-    if route is None and base and number.isdecimal():
-        route, partition = settings.route(base), int(number)
+    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
+    route = settings.route(source) if source else None
     if route is None:
         raise UnknownTopicError(f"no route with the source {topic}: see routes in the settings")
     chosen = [s for s in route.subscriptions if subscription in (None, s.name)]
     if not chosen:
         raise UnknownTopicError(f"no subscription {subscription} of {route.source}: see routes in the settings")
-    return route.source, partition, chosen
+    return route.source, None if partition < 0 else partition, chosen
 
 
 def _key(message: PendingMessage) -> tuple[int, int, int, int, int]:

@@ -78,8 +78,8 @@ _DONE: dict[int | str, dict[str, Any]] = {
     200: {"model": _Outcomes, "description": "Done; the outcomes were asked for."},
     204: {"description": "Done."},
 }
-_CALLER = {"_401": "It is not known who calls.", "_403": "The caller may not do this.", "_500": "Internal error."}
-_CHANGES = _CALLER | {
+CALLER_ERRORS = {"_401": "It is not known who calls.", "_403": "The caller may not do this.", "_500": "Internal error."}
+CHANGE_ERRORS = CALLER_ERRORS | {
     "_413": "The body is too large, or has too many ids.",
     "_503": "The broker can't be reached: nothing was done.",
     "_504": "The job has not answered in time. It may still do it: the reason has the request id.",
@@ -90,7 +90,7 @@ CANCEL_TEXT = (
     " kept until two ticks after the time that it names." + _PREFER
 )
 CANCEL_RESPONSES = _DONE | error_responses(
-    **_CHANGES,
+    **CHANGE_ERRORS,
     _404="No such topic or subscription.",
     _405="The topic is not persistent.",
     _412="An id is negative, deliverAt is not positive, or the message could not be cancelled, because it was handed"
@@ -99,7 +99,7 @@ CANCEL_RESPONSES = _DONE | error_responses(
 
 ACKNOWLEDGE_TEXT = "Skips one entry, delayed or not, on all subscriptions or those named." + _PREFER
 ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
-    **_CHANGES,
+    **CHANGE_ERRORS,
     _404="No such topic, subscription or message.",
     _405="The topic is not persistent.",
     _412="An id is negative, the message was handed out already (TOO_LATE), or a subscription's type acknowledges"
@@ -112,7 +112,7 @@ SKIP_TEXT = (
     " delivered. Where some could be skipped and some not, the former are." + _PREFER
 )
 SKIP_RESPONSES = _DONE | error_responses(
-    **_CHANGES,
+    **CHANGE_ERRORS,
     _400="The body is no JSON or in none of the forms, or an id is no message's.",
     _404="No such topic, subscription or message, or the message was handed out already.",
     _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
@@ -123,7 +123,7 @@ INDEX_TEXT = (
     " gives its entry. One that is before the first entry known has expired, and gives -1:-1."
 )
 INDEX_RESPONSES = error_responses(
-    **_CALLER,
+    **CALLER_ERRORS,
     _404="No such topic, or the index is no number, negative, or beyond the last.",
     _405="The topic is partitioned: name a partition.",
     _406="The topic is not persistent.",

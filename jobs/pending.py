@@ -13,9 +13,10 @@ from jobs.options import Output, OutputOption, global_options, show
 from jobs.produce import parse_property, parse_time
 
 if TYPE_CHECKING:
-    from admin.bulk import Call, Operation, Plan, Tally
+    from admin.bulk import Call, Plan, Tally
     from admin.control_client import ControlClient, Outcome
     from admin.pending import Pending, PendingFilter, PendingMessage
+    from admin.policy import Operation
 
 _SHOWN = 20  # messages, of those that are about to be taken back
 
@@ -110,7 +111,7 @@ def cancel_by_filter(
     Meant are those that `delaylake pending` lists. Exit status 1 where some were not cancelled, as those that are
     handed out already.
     """
-    from admin.bulk import Operation
+    from admin.policy import Operation
 
     wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
     _take_back(context, topic, wanted, Operation.CANCEL, dry_run, max_matched, yes, timeout, output)
@@ -137,7 +138,7 @@ def skip_by_filter(
 
     As cancel-by-filter; not for subscriptions that acknowledge cumulatively.
     """
-    from admin.bulk import Operation
+    from admin.policy import Operation
 
     wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
     _take_back(context, topic, wanted, Operation.SKIP, dry_run, max_matched, yes, timeout, output)

@@ -1,0 +1,209 @@
+"""What waits, and taking it back by a filter, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from admin.async_control_client import AsyncControlClient
+from admin.bulk import MAX_MATCHED, CumulativeError, Tally, TooManyError, check, matching, plan, requests
+from admin.errors import AdminError, error_responses
+from admin.pending import (
+    MAX_LIMIT,
+    CursorError,
+    NoTablesError,
+    Pending,
+    PendingError,
+    PendingFilter,
+    UnknownTopicError,
+    VersionGoneError,
+)
+from admin.policy import Operation
+from admin.target import Target, TargetTopic
+from admin.topics_schema import CALLER_ERRORS, CHANGE_ERRORS, TOPIC_PATH, Canceller, Reader, Skipper, Subscription
+from conf.settings import Settings
+
+_SHOWN = 100  # messages of a dry run
+_MOST_MATCHED = 1_000_000
+
+# Commands that are under way together: fewer than the Pulsar client keeps, and answered within the answer timeout.
+_CANCELS_AT_ONCE = 500
+_SKIPS_AT_ONCE = 20  # of a thousand messages each
+
+_CODES: dict[type[PendingError], int] = {
+    CursorError: 400,
+    UnknownTopicError: 404,
+    CumulativeError: 405,
+    VersionGoneError: 410,
+    TooManyError: 412,
+    NoTablesError: 503,
+}
+_MEANT = (
+    "\n\nA message is known here when the job has sealed it, a few seconds after it came; one that is due sooner than"
+    " about ten seconds may never be."
+)
+
+router = APIRouter()
+
+
+class BulkRequest(BaseModel):
+    """What is to be taken back."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
+
+    filter: PendingFilter
+    dry_run: bool = False
+    max: Annotated[int, Field(ge=1, le=_MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+
+
+def pending_filter(
+    due_from: Annotated[int | None, Query(alias="dueFrom", description="Due then or later, ms.")] = None,
+    due_before: Annotated[int | None, Query(alias="dueBefore", description="Due before, ms.")] = None,
+    key: Annotated[str | None, Query(description="With this key.")] = None,
+    subscription: Annotated[str | None, Query(description="Pending for it; none: for any.")] = None,
+    properties: Annotated[list[str] | None, Query(alias="property", description="name=value; repeatable.")] = None,
+    producer_name: Annotated[str | None, Query(alias="producerName", description="Of this producer.")] = None,
+    ledger_id: Annotated[int | None, Query(alias="ledgerId", description="Of this ledger.")] = None,
+    entry_id: Annotated[int | None, Query(alias="entryId", description="Of this entry of the ledger.")] = None,
+) -> PendingFilter:
+    """A dependency: the query's filter."""
+    pairs = [text.partition("=") for text in properties or ()]
+    if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
+        raise AdminError(400, f"property must be name=value: {wrong[0][:80]!r}")
+    try:
+        return PendingFilter(
+            subscription=subscription,
+            key=key,
+            properties={name: value for name, _, value in pairs},
+            due_from=due_from,
+            due_before=due_before,
+            producer_name=producer_name,
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]])) from error
+
+
+Filter = Annotated[PendingFilter, Depends(pending_filter)]
+_READ_ERRORS = CALLER_ERRORS | {
+    "_400": "A parameter is wrong, or the cursor is not of this listing.",
+    "_404": "No such topic or subscription.",
+    "_503": "The tables are not there: the job has not run yet.",
+}
+_BULK_ERRORS = CHANGE_ERRORS | {
+    "_400": "The body is not understood, or its filter says nothing.",
+    "_404": "No such topic or subscription.",
+    "_412": "More messages match than `max`: nothing was done.",
+}
+
+
+@router.get(
+    TOPIC_PATH + "/delayed",
+    summary="The messages that wait, soonest first",
+    description="All pages of a listing are of the version of the tables that the first one was of." + _MEANT,
+    responses=error_responses(**_READ_ERRORS, _410="The listing's version of the tables is gone: begin it again."),
+)
+def list_delayed(
+    request: Request,
+    role: Reader,
+    target: TargetTopic,
+    wanted: Filter,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 100,
+    cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
+) -> dict[str, Any]:
+    try:
+        return _ask(request, target, wanted, cursor).page(limit).to_json()
+    except PendingError as error:
+        raise _refusal(error) from error
+
+
+@router.get(
+    TOPIC_PATH + "/delayed/stats",
+    summary="How many messages wait, by subscription",
+    description="`takenBack` counts messages and whole entries that were, and would be due later." + _MEANT,
+    responses=error_responses(**_READ_ERRORS),
+)
+def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: Filter) -> dict[str, Any]:
+    try:
+        return _ask(request, target, wanted).stats()
+    except PendingError as error:
+        raise _refusal(error) from error
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/cancel",
+    summary="Cancel all messages that match a filter",
+    description="Answers with counts by result. Of a batch on a subscription that acknowledges cumulatively, all"
+    " messages must match." + _MEANT,
+    responses=error_responses(**_BULK_ERRORS, _405="The topic is not persistent."),
+)
+async def cancel_by_filter(
+    request: Request, role: Canceller, target: TargetTopic, subscription: Subscription, body: BulkRequest
+) -> Response:
+    return await _take_back(request, role, target, subscription, body, Operation.CANCEL)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skip",
+    summary="Skip all messages that match a filter",
+    description="Answers with counts by result." + _MEANT,
+    responses=error_responses(
+        **_BULK_ERRORS, _405="The subscription's type acknowledges cumulatively, or the topic is not persistent."
+    ),
+)
+async def skip_by_filter(
+    request: Request, role: Skipper, target: TargetTopic, subscription: Subscription, body: BulkRequest
+) -> Response:
+    return await _take_back(request, role, target, subscription, body, Operation.SKIP)
+
+
+async def _take_back(
+    request: Request, role: str, target: Target, subscription: str, body: BulkRequest, operation: Operation
+) -> Response:
+    target.check_subscriptions([subscription])
+    wanted = body.filter
+    if not wanted.is_selective:
+        raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
+    if wanted.subscription not in (None, subscription):
+        raise AdminError(400, "the filter has another subscription than the path")
+    wanted = wanted.model_copy(update={"subscription": subscription})
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    try:
+        question = await asyncio.to_thread(_ask, request, target, wanted)
+        check(question, operation)
+        if body.dry_run:
+            return JSONResponse(await asyncio.to_thread(_would_match, question))
+        messages = await asyncio.to_thread(matching, question, body.max)
+    except PendingError as error:
+        raise _refusal(error) from error
+    todo = plan(question.subscriptions, messages)
+    tally = Tally(todo)
+    for call in todo.calls:
+        commands = requests(settings, role, question.topic, call)
+        at_once = _CANCELS_AT_ONCE if call.cancels else _SKIPS_AT_ONCE
+        for start in range(0, len(commands), at_once):
+            part = commands[start : start + at_once]
+            for outcome in await client.send(part, settings.api.answer_timeout_millis / 1000):
+                tally.add(outcome)
+    return JSONResponse({"matched": len(messages), **tally.to_json()})
+
+
+def _would_match(question: Pending) -> dict[str, Any]:
+    page = question.page(_SHOWN)
+    return {"matched": question.count(), "messages": page.to_json()["messages"]}
+
+
+def _ask(request: Request, target: Target, wanted: PendingFilter, cursor: str | None = None) -> Pending:
+    return Pending(request.app.state.settings, target.name, wanted, cursor)
+
+
+def _refusal(error: PendingError) -> AdminError:
+    return AdminError(_CODES.get(type(error), 500), str(error))
