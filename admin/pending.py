@@ -233,8 +233,10 @@ class Pending:
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE waits <> 0")["n"][0].as_py())  # noqa: S608
 
     def stats(self) -> dict[str, Any]:
-        """By subscription how many messages are pending and due soon, when the first and the last are due, and how
-        many commands for what is due later took something back: a message, or a whole entry."""
+        """By subscription how many messages are pending and due soon, and when the first and the last are due.
+
+        `takenBack` counts what was taken back of the whole topic and would be due later: messages and whole entries.
+        """
         names = [s.name for s in self.subscriptions]
         columns = []
         for i in range(len(names)):
@@ -309,8 +311,8 @@ class Pending:
     def _waiting(self, rows: str, of: str | None = None) -> str:
         """Rows of the delayed index with the column `waits`: a bit for each subscription that they are pending for.
 
-        A CANCEL row takes back what is due at its time or before: that of a cancel which waited in vain names an
-        earlier one. A row with batch_index -1 stands for the whole entry.
+        Creates the table `done` for it. A CANCEL row takes back what is due at its time or before: that of a cancel
+        which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry.
 
         Args:
             of: a table; only what is done with the entries in it is looked at.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Client = ControlClient | RestClient
 
-app = typer.Typer(help="Cancel, acknowledge, skip and find single messages.", no_args_is_help=True)
+app = typer.Typer(help="Cancel, acknowledge, skip and find messages.", no_args_is_help=True)
 
 _SHOWN = 20
 
@@ -95,8 +95,6 @@ def acknowledge_message(
 
 app.command("acknowledgeMessage")(acknowledge_message)
 app.command("acknowledge-message", hidden=True)(acknowledge_message)
-
-
 app.command("cancel-by-filter")(pending.cancel_by_filter)
 app.command("skip-by-filter")(pending.skip_by_filter)
 
