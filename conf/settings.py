@@ -124,6 +124,27 @@ class ApiSettings(Section):
         return self
 
 
+_WEEK_MILLIS = 7 * 24 * 3600 * 1000
+
+
+class RetentionSettings(Section):
+    """How long rows are kept that nobody needs any more."""
+
+    delayed_index_millis: PositiveMillis = _WEEK_MILLIS
+    deliveries_millis: PositiveMillis = _WEEK_MILLIS
+    outcomes_millis: PositiveMillis = _WEEK_MILLIS
+    entries_millis: PositiveMillis = _WEEK_MILLIS
+    rejects_millis: PositiveMillis = _WEEK_MILLIS
+
+
+class MaintainSettings(Section):
+    automatic: bool = True
+    interval_millis: Annotated[int, Field(ge=1000)] = 60_000
+    retention_interval_millis: Annotated[int, Field(ge=1000)] = 3_600_000
+    min_small_files: Annotated[int, Field(gt=0)] = 10
+    keep_versions_millis: Annotated[int, Field(ge=60_000)] = 6 * 3600 * 1000
+
+
 class Subscription(Section):
     name: Annotated[str, Field(pattern=r"^[^/\s]+$")]
     type: SubscriptionType = SubscriptionType.SHARED
@@ -217,6 +238,8 @@ class Settings(BaseSettings):
     release: ReleaseSettings = ReleaseSettings()
     api: ApiSettings = ApiSettings()
     auth: AuthSettings = AuthSettings()
+    retention: RetentionSettings = RetentionSettings()
+    maintain: MaintainSettings = MaintainSettings()
     routes: tuple[Route, ...] = ()
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
+from streaming.maintenance import lock
 from streaming.rebuild import rebuild
 from streaming.tables import SCHEMAS, Tables, exists
 
@@ -31,7 +32,7 @@ def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[st
     checkpoint = Path(local_path(settings.checkpoint))
     checkpoint.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1):
+        with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1), lock(settings).acquire(timeout=1):
             query = checkpoint / "query"
             if query.exists():
                 if not discards_checkpoint:
@@ -39,4 +40,6 @@ def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[st
                 query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
             return rebuild(settings, Tables(settings.warehouse), checkpoint)
     except Timeout:
-        raise RebuildError(f"a job runs on the checkpoint {checkpoint}: stop it first") from None
+        raise RebuildError(
+            f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"
+        ) from None

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,6 +136,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from py4j.protocol import Py4JError
 
     from conf.settings import local_path
+    from jobs.maintaining import BackgroundMaintenance
     from streaming.query import DelayedDelivery
     from streaming.session import create_session
 
@@ -157,8 +158,9 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
     worker = threading.Thread(target=work, name="job")
     worker.start()
-    while worker.is_alive():
-        worker.join(0.2)
+    with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
+        while worker.is_alive():
+            worker.join(0.2)
     with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more
         spark.stop()
     if failure:

@@ -93,7 +93,7 @@ class DelayedDelivery:
 
     def _run_until_stopped(self, checkpoint: Path) -> None:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
-        tables.create()
+        tables.create(keep_versions_millis=self._settings.maintain.keep_versions_millis)
         if not (checkpoint / "query" / "offsets").exists() and Rebuilt(checkpoint).offset is None:
             _require_empty(tables)
         keys = shard_keys(self._spark, self._settings.tracker.shards)

@@ -114,13 +114,22 @@ SCHEMAS = {
 }
 
 # Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
-_STATISTICS = {
+STATISTICS = {
     "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id",
     "outcomes": "request_id,applied_at,ledger_id,entry_id",
     "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
-    "entries": "topic,partition,ledger_id,entry_id,first_index",
+    "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",
     "rejects": "topic,ledger_id,entry_id,publish_time",
     "refusals": "refused_at,role,topic",
+}
+
+# The column by which a table's rows age, and by which its files are kept sorted.
+TIME = {
+    "delayed_index": "deliver_at",
+    "outcomes": "applied_at",
+    "deliveries": "sent_at",
+    "entries": "publish_time",
+    "rejects": "publish_time",
 }
 
 
@@ -140,19 +149,32 @@ class Tables:
     def path(self, name: str) -> str:
         return f"{local_path(self._warehouse)}/{name}"
 
-    def create(self, schemas: Mapping[str, pa.Schema] = SCHEMAS) -> None:
-        """Creates the tables that do not exist yet."""
+    def create(self, schemas: Mapping[str, pa.Schema] = SCHEMAS, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
+        """Creates the tables that do not exist yet. Nobody may write them meanwhile.
+
+        Args:
+            keep_versions_millis: how long an old version can be read.
+        """
+        kept = {
+            "delta.logRetentionDuration": f"interval {keep_versions_millis} milliseconds",
+            "delta.deletedFileRetentionDuration": f"interval {keep_versions_millis} milliseconds",
+        }
         for name, schema in schemas.items():
-            DeltaTable.create(
+            table = DeltaTable.create(
                 self.path(name),
                 schema=schema,
                 mode="ignore",
                 configuration={
-                    "delta.dataSkippingStatsColumns": _STATISTICS[name],
+                    "delta.dataSkippingStatsColumns": STATISTICS[name],
                     "delta.checkpointInterval": "100",
                     "delta.appendOnly": "false",
+                    # Not within an append: the version that a checkpoint names may be older than the retention.
+                    "delta.enableExpiredLogCleanup": "false",
+                    **kept,
                 },
             )
+            if not kept.items() <= table.metadata().configuration.items():
+                table.alter.set_table_properties(kept)
 
     def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
         """Appends rows in one commit, unless it was done before.

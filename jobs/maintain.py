@@ -1,0 +1,73 @@
+"""`delaylake maintain`: keeps the Delta tables compact and bounded."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.options import Output, OutputOption, global_options, show
+
+if TYPE_CHECKING:
+    from streaming.maintenance import TableReport
+
+
+def maintain(
+    context: typer.Context,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what there is to do, and change nothing.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Merge small files, delete rows past their retention that nobody needs, and vacuum. The job may run meanwhile."""
+    from streaming import maintenance
+
+    if unknown := set(table or []) - set(maintenance.ORDER):
+        raise typer.BadParameter(
+            f"no {unknown.pop()!r}; there are {', '.join(maintenance.ORDER)}", param_hint="--table"
+        )
+    names = [name for name in maintenance.ORDER if not table or name in table]
+    progress = _Progress(sys.stderr.isatty() and output is Output.TEXT)
+    try:
+        reports = maintenance.maintain(global_options(context).settings, names, dry_run, on_progress=progress.show)
+    finally:
+        progress.clear()
+    show(output, [asdict(r) for r in reports], "\n".join(_text(r, dry_run) for r in reports))
+
+
+class _Progress:
+    """One line on a terminal, written over and over."""
+
+    def __init__(self, is_shown: bool) -> None:
+        self._is_shown = is_shown
+
+    def show(self, table: str, step: str, rows: int) -> None:
+        if self._is_shown:
+            print(f"\r\033[K{table}: {rows:,} {step}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _text(report: TableReport, dry_run: bool) -> str:
+    merged, deleted, vacuumed = (
+        f"{n:,} {what}"
+        for n, what in (
+            (report.files_merged, "merged"),
+            (report.rows_deleted, "rows deleted"),
+            (report.files_vacuumed, "old files removed"),
+        )
+    )
+    if report.vacuum_put_off:
+        vacuumed = "no vacuum: the job has stood still for long, and may need old versions when it goes on"
+    if dry_run:
+        return (
+            f"{report.table:14} {report.files_before:,} files, {report.bytes_before:,} bytes; "
+            f"would be: {merged}, {deleted}, {vacuumed}"
+        )
+    return (
+        f"{report.table:14} {report.files_before:,} -> {report.files_after:,} files, "
+        f"{report.bytes_before:,} -> {report.bytes_after:,} bytes; {merged}, {deleted}, {vacuumed}; {report.seconds} s"
+    )

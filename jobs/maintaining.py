@@ -1,0 +1,100 @@
+"""Maintenance beside the running job: a process of its own with the lowest priority, started every so often."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+
+import psutil
+
+from conf.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 5
+
+
+class BackgroundMaintenance:
+    """Used as a context: as long as it is open, merges files where there are many new ones, and deletes what is old.
+
+    A failure is one line in the log; the next try comes at its time.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+
+    def __enter__(self) -> BackgroundMaintenance:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        if (process := self._process) is not None:
+            process.kill()  # each commit is whole, and what is not committed goes with a later vacuum
+        self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        intervals = self._settings.maintain
+        retained_at = -float("inf")
+        while not self._stopping.wait(intervals.interval_millis / 1000):
+            merges_only = time.monotonic() - retained_at < intervals.retention_interval_millis / 1000
+            if not merges_only:
+                retained_at = time.monotonic()
+            try:
+                status, words = self._maintain(["--merges-only"] if merges_only else [])
+            except OSError as error:
+                status, words = 1, str(error)
+            if status and not self._stopping.is_set():
+                _log.warning("maintenance of the tables failed, the job goes on: %s", words)
+            elif words:
+                _log.debug("tables maintained: %s", words)
+
+    def _maintain(self, options: list[str]) -> tuple[int, str]:
+        """Runs it once; returns its exit status and last line."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jobs.maintaining", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if self._stopping.is_set():
+            self._process.kill()
+        printed, _ = self._process.communicate(self._settings.model_dump_json())
+        return self._process.returncode, (printed.strip().splitlines() or [""])[-1]
+
+
+def _main() -> None:
+    """Maintains the tables of the settings that come as JSON on stdin."""
+    process = psutil.Process()
+    process.nice(19)
+    if hasattr(psutil, "IOPRIO_CLASS_IDLE"):
+        with contextlib.suppress(psutil.Error, OSError):
+            process.ionice(psutil.IOPRIO_CLASS_IDLE)
+    settings = Settings(**json.loads(sys.stdin.read()))
+
+    from streaming.maintenance import maintain, needs_maintenance
+    from streaming.tables import Tables
+
+    merges_only = "--merges-only" in sys.argv
+    if not merges_only or needs_maintenance(settings, Tables(settings.warehouse)):
+        reports = maintain(settings, merges_only=merges_only)
+        print(
+            ", ".join(f"{r.table} {r.files_before} -> {r.files_after} files" for r in reports if r.files_merged)
+            + f", {sum(r.rows_deleted for r in reports):,} rows deleted, in {sum(r.seconds for r in reports):.1f} s"
+        )
+
+
+if __name__ == "__main__":
+    _main()
