@@ -173,7 +173,9 @@ class Retention:
         return _is_among(rows, kept, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:
-        return pa.table(self._builder.execute(sql).read_all())
+        rows = pa.table(self._builder.execute(sql).read_all())
+        plain = [pa.field(f.name, pa.string() if pa.types.is_string_view(f.type) else f.type) for f in rows.schema]
+        return rows.cast(pa.schema(plain))
 
 
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
