@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from streaming.table_files import DataFile, TableFiles, new_run
 from tracker.messages import Int64Array, int64
@@ -141,12 +142,16 @@ class _RowGroup:
 
 def _slices(table: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.Table]:
     """The rows of files in order, at most a full file of them at a time; ties may be divided."""
-    groups = [group for file in files for group in _row_groups(table, file)]
+    metadata = {file.path: _metadata(table, file) for file in files}
+    groups = [group for file in files for group in _row_groups(table, file, metadata[file.path])]
     for start, end in _bounds(groups):
+        wanted: dict[str, list[int]] = {}
+        for group in groups:
+            if group.first < end and group.last >= start:
+                wanted.setdefault(group.path, []).append(group.number)
         parts = []
-        for path in dict.fromkeys(g.path for g in groups if g.first < end and g.last >= start):
-            numbers = [g.number for g in groups if g.path == path and g.first < end and g.last >= start]
-            with table.open(path) as file:
+        for path, numbers in wanted.items():
+            with table.open(path, metadata[path]) as file:
                 rows = table.cast(file.read_row_groups(numbers, use_threads=False))
             times = int64(rows, table.time)
             parts.append(rows.filter(pa.array((times >= start) & (times < end))))
@@ -157,15 +162,18 @@ def _slices(table: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.Table]:
             yield from (rows.slice(i, step) for i in range(0, rows.num_rows, step))
 
 
-def _row_groups(table: TableFiles, file: DataFile) -> Iterator[_RowGroup]:
+def _metadata(table: TableFiles, file: DataFile) -> pq.FileMetaData:
     with table.open(file.path) as parquet:
-        metadata = parquet.metadata
-        column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(table.time)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            bounds = group.column(column).statistics
-            first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (file.first, file.last)
-            yield _RowGroup(file.path, number, group.num_rows, group.total_byte_size, first, last)
+        return parquet.metadata
+
+
+def _row_groups(table: TableFiles, file: DataFile, metadata: pq.FileMetaData) -> Iterator[_RowGroup]:
+    column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(table.time)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        bounds = group.column(column).statistics
+        first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (file.first, file.last)
+        yield _RowGroup(file.path, number, group.num_rows, group.total_byte_size, first, last)
 
 
 def _bounds(groups: Sequence[_RowGroup]) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """Which rows of a table nobody needs any more: not the job, not a rebuild, not the audit.
 
-What one table keeps of an entry, the tables that speak for it keep, too. A row of `delayed_index` goes when all its
-subscriptions are done with it; a row of `entries` when nothing of the entry is in `delayed_index`; a row of
-`deliveries`, `outcomes` or `rejects` when neither has it. So the audit finds all that `entries` has accounted for, and
-a rebuild finds done all that is in `delayed_index`.
+A row of `delayed_index` goes when all subscriptions are done with the message; a row of `entries` when `delayed_index`
+has nothing of the entry any more; a row of `deliveries`, `outcomes` or `rejects` when `entries` does not have its entry
+any more. So the audit finds all that `entries` has accounted for, and a rebuild finds done what is in `delayed_index`.
+Of entries that a rebuild takes again from the source topics everything stays.
 """
 
 from __future__ import annotations
@@ -89,12 +89,11 @@ class Retention:
     def _can_go(self, name: str, rows: pa.Table) -> BoolArray:
         if name == "delayed_index":
             is_delay = pc.equal(rows["operation"], "DELAY").to_numpy(zero_copy_only=False)
-            goes = is_delay & self._is_settled(rows)
-            # What was taken back is known by it until its messages are gone.
-            return goes | (~is_delay & self._is_booked(rows) & ~self._is_in("delayed_index", rows))
+            # A CANCEL for a message that has come says what `outcomes` says, too.
+            return np.where(is_delay, self._is_settled(rows), self._is_booked(rows))
         if name == "entries":
             return self._is_booked(rows, or_last=False) & ~self._is_in("delayed_index", rows)
-        unneeded = self._is_booked(rows) & ~self._is_in("delayed_index", rows) & ~self._is_in("entries", rows)
+        unneeded = self._is_booked(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
             is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "ALREADY_APPLIED"]))
             return unneeded | ~is_proof.to_numpy(zero_copy_only=False)

@@ -113,8 +113,9 @@ class TableFiles:
         with self.open(path) as file:
             return self.cast(file.read(columns=columns, use_threads=False))
 
-    def open(self, path: str) -> pq.ParquetFile:
-        return pq.ParquetFile(self._files.open_input_file(path))
+    def open(self, path: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+        """Opens a file; its metadata is not read where it is given."""
+        return pq.ParquetFile(self._files.open_input_file(path), metadata=metadata)
 
     def cast(self, rows: pa.Table) -> pa.Table:
         """Rows with the types of the table's columns, whatever a writer made of them."""
