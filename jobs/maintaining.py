@@ -84,16 +84,17 @@ def _main() -> None:
             process.ionice(psutil.IOPRIO_CLASS_IDLE)
     settings = Settings(**json.loads(sys.stdin.read()))
 
-    from streaming.maintenance import maintain, needs_maintenance
+    from streaming.maintenance import UnderWayError, maintain, needs_maintenance
     from streaming.tables import Tables
 
     merges_only = "--merges-only" in sys.argv
-    if not merges_only or needs_maintenance(settings, Tables(settings.warehouse)):
+    if merges_only and not needs_maintenance(settings, Tables(settings.warehouse)):
+        return
+    with contextlib.suppress(UnderWayError):
         reports = maintain(settings, merges_only=merges_only)
-        print(
-            ", ".join(f"{r.table} {r.files_before} -> {r.files_after} files" for r in reports if r.files_merged)
-            + f", {sum(r.rows_deleted for r in reports):,} rows deleted, in {sum(r.seconds for r in reports):.1f} s"
-        )
+        merged = ", ".join(f"{r.table} {r.files_before} -> {r.files_after} files" for r in reports if r.files_merged)
+        deleted, seconds = sum(r.rows_deleted for r in reports), sum(r.seconds for r in reports)
+        print(f"{merged or 'nothing merged'}, {deleted:,} rows deleted, in {seconds:.1f} s")
 
 
 if __name__ == "__main__":

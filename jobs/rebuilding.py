@@ -32,7 +32,7 @@ def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[st
     checkpoint = Path(local_path(settings.checkpoint))
     checkpoint.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1), lock(settings).acquire(timeout=1):
+        with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1), lock(settings).acquire(timeout=60):
             query = checkpoint / "query"
             if query.exists():
                 if not discards_checkpoint:

@@ -31,6 +31,10 @@ class MaintenanceError(DelayLakeError):
     """Maintenance can't be done. The message is one line."""
 
 
+class UnderWayError(MaintenanceError):
+    """Somebody else does it."""
+
+
 @dataclass
 class TableReport:
     """What was done to a table, or in a dry run would be."""
@@ -49,7 +53,8 @@ class TableReport:
 
 def lock(settings: Settings) -> FileLock:
     """The lock of whoever removes rows or files of the tables. It is released by the system when a process dies."""
-    folder = Path(local_path(settings.checkpoint))
+    warehouse = local_path(settings.warehouse)
+    folder = Path(local_path(settings.checkpoint) if "://" in warehouse else warehouse)
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / "maintain.lock")
 
@@ -78,7 +83,8 @@ def maintain(
         now: ms since the epoch; the time where not given.
 
     Raises:
-        MaintenanceError: it is being done already, or somebody else removes files; or there is no table.
+        UnderWayError: another process does it.
+        MaintenanceError: a table is missing, or somebody else has removed files at the same time.
     """
     now = time.time_ns() // 1_000_000 if now is None else now
     try:
@@ -89,7 +95,7 @@ def maintain(
             retention = None if merges_only else Retention(settings, tables, now)
             return [_Maintenance(settings, tables, name, now, on_progress).run(retention, dry_run) for name in names]
     except Timeout:
-        raise MaintenanceError("maintenance or a rebuild is under way already: wait for its end") from None
+        raise UnderWayError("maintenance or a rebuild is under way already: wait for its end") from None
 
 
 class _Maintenance:
