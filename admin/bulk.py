@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from admin.control_requests import Cancel, Outcome, Request, cancel_request, skip_requests
+from admin.control_requests import Cancel, Outcome, ControlRequest, cancel_request, skip_requests
 from admin.message_ids import MessageRef
 from admin.pending import Pending, PendingError, PendingMessage
 from admin.policy import Operation
@@ -133,7 +133,7 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
     return Plan(calls, total, impossible, batch_sizes)
 
 
-def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list[Request]:
+def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list[ControlRequest]:
     """A call's commands."""
     names = [call.subscription]
     cancels = [cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels]
