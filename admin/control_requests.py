@@ -54,7 +54,8 @@ class Outcome:
         }
 
     def __str__(self) -> str:
-        position = f"{self.message.ledger_id}:{self.message.entry_id}"
+        # An outcome for all that a command names has no position.
+        position = f"{self.message.ledger_id}:{self.message.entry_id}" if self.message.ledger_id >= 0 else ""
         if self.message.batch_index >= 0:
             position += f":{self.message.batch_index}"
         return " ".join(part for part in (position, self.subscription, self.result, self.reason) if part)

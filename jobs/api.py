@@ -62,13 +62,14 @@ def api(
         ssl_certfile=settings.api.tls_certificate_file,
         ssl_keyfile=settings.api.tls_key_file,
     )
-    # The server sends itself the signal that ended it once more, which is not to count.
+    server = uvicorn.Server(config)
+    # For a signal that comes before the server's own handlers are there, or that it raises again when it has ended.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     address, bound_port = listener.getsockname()[:2]
     scheme = "https" if settings.api.tls_certificate_file else "http"
     print(f"{scheme}://{f'[{address}]' if ':' in address else address}:{bound_port}", flush=True)
-    uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int, auth: AuthSettings) -> socket.socket:
