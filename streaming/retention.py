@@ -29,10 +29,15 @@ _LAST_DELIVERIES_MILLIS = 3_600_000
 # A file is written anew when at least this part of its rows goes; else they wait for more.
 _LEAST_PART = 0.3
 
+_MAX_LEDGERS = 200  # named one by one in a query
+
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
 _NEEDED = {
-    "delayed_index": ["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
+    "delayed_index": [
+        *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
+        *["subscription", "sequence"],
+    ],
     "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
     "deliveries": ["topic", "partition", "ledger_id", "entry_id", "sent_at"],
     "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "applied_at"],
@@ -113,10 +118,9 @@ class Retention:
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries "  # noqa: S608
             f"WHERE deliver_at BETWEEN {first} AND {last}"
         )
-        low, high = pc.min_max(rows["ledger_id"]).as_py().values()
         taken = self._query(
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM outcomes "  # noqa: S608
-            f"WHERE result = 'APPLIED' AND ledger_id BETWEEN {low} AND {high}"
+            f"WHERE result = 'APPLIED' AND {_of_ledgers(rows)}"
         )
         settled = np.zeros(rows.num_rows, np.bool_)
         for topic, subscriptions in self._names.items():
@@ -164,11 +168,8 @@ class Retention:
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
         """Which rows are of an entry that `delayed_index` (as DELAY) or `entries` has."""
-        low, high = pc.min_max(rows["ledger_id"]).as_py().values()
         condition = " AND operation = 'DELAY'" if table == "delayed_index" else ""
-        kept = self._query(
-            f"SELECT ledger_id, entry_id FROM {table} WHERE ledger_id BETWEEN {low} AND {high}{condition}"  # noqa: S608
-        )
+        kept = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {_of_ledgers(rows)}{condition}")  # noqa: S608
         return _is_among(rows, kept, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:
@@ -190,6 +191,14 @@ def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
             run = found.file.run if found.file.is_part else new_run()
             added.append(table.write(rows, run, changes_data=True))
     return table.replace([found.file for found in excess], added, changes_data=True)
+
+
+def _of_ledgers(rows: pa.Table) -> str:
+    """A condition that holds for all ledgers of the rows, and for no others where they are few."""
+    ledgers = pc.unique(rows["ledger_id"]).to_pylist()
+    if len(ledgers) > _MAX_LEDGERS:
+        return f"ledger_id BETWEEN {min(ledgers)} AND {max(ledgers)}"
+    return f"ledger_id IN ({', '.join(map(str, ledgers))})"
 
 
 def _is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:

@@ -59,7 +59,7 @@ def make(folder: Path, **retention: int) -> tuple[Settings, Tables]:
         retention=RetentionSettings(**retention),
     )
     tables = Tables(made.warehouse)
-    tables.create(keep_versions_millis=1000)
+    tables.create()
     return made, tables
 
 
@@ -131,9 +131,10 @@ def test_a_dry_run_changes_nothing(sealed: tuple[Settings, Tables]) -> None:
 
 def test_the_transactions_survive_vacuum_and_a_cleaned_log(sealed: tuple[Settings, Tables], tmp_path: Path) -> None:
     made, tables = sealed
+    tables.create(keep_versions_millis=1000)
     maintain(made, now=NOW)
     version, before = tables.version("delayed_index"), content(tables, "delayed_index")
-    time.sleep(1.5)  # the tables keep versions for a second
+    time.sleep(1.5)
     report = next(r for r in maintain(made, now=NOW) if r.table == "delayed_index")
     folder = tmp_path / "warehouse" / "delayed_index"
     assert report.files_vacuumed == 40
@@ -146,6 +147,7 @@ def test_the_transactions_survive_vacuum_and_a_cleaned_log(sealed: tuple[Setting
 
 def test_old_versions_stay_while_the_job_stands_still(sealed: tuple[Settings, Tables], tmp_path: Path) -> None:
     made, tables = sealed
+    tables.create(keep_versions_millis=1000)
     version, before = tables.version("delayed_index"), content(tables, "delayed_index")
     offsets = tmp_path / "checkpoint" / "query" / "offsets"
     offsets.mkdir(parents=True)
