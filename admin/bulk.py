@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from admin.control_requests import Cancel, Outcome, ControlRequest, cancel_request, skip_requests
+from admin.control_requests import Cancel, ControlRequest, Outcome, cancel_request, skip_requests
 from admin.message_ids import MessageRef
 from admin.pending import Pending, PendingError, PendingMessage
 from admin.policy import Operation

@@ -32,8 +32,20 @@ OVERDUE_MILLIS = 15 * 60 * 1000
 _HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
 
 # The order of a listing, of one topic. Ascending.
-_ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition")
-_SHOWN = (*_ORDER, "batch_size", "key", "ordering_key", "properties", "event_time", "publish_time", "producer_name")
+_ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
+_SHOWN = (
+    *_ORDER,
+    "subscription",
+    "batch_size",
+    "key",
+    "ordering_key",
+    "properties",
+    "event_time",
+    "publish_time",
+    "producer_name",
+)
+
+_SEQUENCE = "coalesce(sequence, 0)"
 
 # How many more candidates are read where too many of the last ones turned out not to be pending.
 _GROWTH = 8
@@ -108,6 +120,7 @@ class PendingMessage:
     key: str | None
     ordering_key: str | None
     properties: dict[str, str]
+    sequence: int  # of the command that moved the message to this time; 0: it is where it came
     event_time: int  # 0: not set
     publish_time: int
     producer_name: str
@@ -163,7 +176,7 @@ class _Cursor(BaseModel):
     deliveries: _Int64
     as_of: _Int64
     asked: str
-    last: tuple[_Int64, _Int64, _Int64, int, int]
+    last: tuple[_Int64, _Int64, _Int64, int, int, _Int64]
 
     def encode(self) -> str:
         return urlsafe_b64encode(self.model_dump_json().encode()).decode().rstrip("=")
@@ -229,7 +242,7 @@ class Pending:
 
     def count(self) -> int:
         """How many messages there are."""
-        rows = self._waiting(self._delayed(("deliver_at", "ledger_id", "entry_id", "batch_index")))
+        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE waits <> 0")["n"][0].as_py())  # noqa: S608
 
     def stats(self) -> dict[str, Any]:
@@ -247,7 +260,7 @@ class Pending:
                 for name, millis in _HORIZONS.items()
             ]
             columns += [f"{f}(deliver_at) FILTER (WHERE {waits}) AS {f}_{i}" for f in ("min", "max")]
-        rows = self._waiting(self._delayed(("deliver_at", "ledger_id", "entry_id", "batch_index")))
+        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
         taken_back = self._sql(
             "SELECT subscription, count(*) AS n FROM (SELECT DISTINCT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
@@ -306,26 +319,28 @@ class Pending:
             conditions.append(f"partition = {self._partition}")
         if after is not None:
             conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
-        return f"SELECT {', '.join(columns)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
+        chosen = [f"{_SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
+        return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
     def _waiting(self, rows: str, of: str | None = None) -> str:
         """Rows of the delayed index with the column `waits`: a bit for each subscription that they are pending for.
 
         Creates the table `done` for it. A CANCEL row takes back what is due at its time or before: that of a cancel
-        which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry.
+        which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry. A RESTORE row
+        undoes those before it. A message that was moved is where its last MOVE row says.
 
         Args:
             of: a table; only what is done with the entries in it is looked at.
         """
         names = [s.name for s in self.subscriptions]
         done = (
-            "SELECT subscription, ledger_id, entry_id, batch_index, deliver_at FROM delayed_index "  # noqa: S608
-            f"WHERE operation = 'CANCEL' AND {self._of_topic} AND deliver_at >= {self._start}"
+            f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {_SEQUENCE} AS sequence "  # noqa: S608
+            f"FROM delayed_index WHERE operation <> 'DELAY' AND {self._of_topic} AND deliver_at >= {self._start}"
         )
         if self._start <= self.as_of:
             done += (
-                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at FROM deliveries "  # noqa: S608
-                f"WHERE {self._of_topic} AND deliver_at >= {self._start} AND deliver_at <= {self.as_of}"
+                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0 "  # noqa: S608
+                f"FROM deliveries WHERE {self._of_topic} AND deliver_at >= {self._start} AND deliver_at <= {self.as_of}"
             )
         if of:
             done = (
@@ -333,18 +348,22 @@ class Pending:
                 "ON o.ledger_id = d.ledger_id AND o.entry_id = d.entry_id"
             )
         until = [
-            f"max(CASE WHEN subscription = {literal(name)} THEN deliver_at END) AS until_{i}"
+            f"max(CASE WHEN subscription = {literal(name)} AND operation = '{operation}' THEN {column} END) "
+            f"AS {operation}_{column}_{i}"
             for i, name in enumerate(names)
+            for operation, column in (
+                ("DELIVERED", "deliver_at"),
+                ("CANCEL", "deliver_at"),
+                ("CANCEL", "sequence"),
+                ("RESTORE", "sequence"),
+                ("MOVE", "sequence"),
+            )
         ]
         self._sql(
             f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
             f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
         )
-        bits = [
-            f"CASE WHEN coalesce(one.until_{i}, -1) >= i.deliver_at OR coalesce(whole.until_{i}, -1) >= i.deliver_at "
-            f"THEN 0 ELSE {1 << i} END"
-            for i in range(len(names))
-        ]
+        bits = [f"CASE WHEN {_is_done(i, name)} THEN 0 ELSE {1 << i} END" for i, name in enumerate(names)]
         return f"""
             SELECT i.*, {" + ".join(bits)} AS waits FROM ({rows}) AS i
             LEFT JOIN done AS one ON one.ledger_id = i.ledger_id AND one.entry_id = i.entry_id
@@ -366,6 +385,7 @@ class Pending:
                 name: row[name]
                 for name in (
                     "deliver_at",
+                    "sequence",
                     "batch_size",
                     "key",
                     "ordering_key",
@@ -417,14 +437,32 @@ def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple
     return route.source, None if partition < 0 else partition, chosen
 
 
-def _key(message: PendingMessage) -> tuple[int, int, int, int, int]:
+def _is_done(i: int, name: str) -> str:
+    """The condition that a row (i) is not to be delivered to a subscription, or has been."""
+
+    def last(operation: str, column: str) -> str:
+        both = (f"coalesce({of}.{operation}_{column}_{i}, -1)" for of in ("one", "whole"))
+        return f"greatest({', '.join(both)})"
+
+    is_taken_back = (
+        f"{last('CANCEL', 'deliver_at')} >= i.deliver_at "
+        f"AND {last('CANCEL', 'sequence')} > {last('RESTORE', 'sequence')}"
+    )
+    return (
+        f"i.subscription <> {literal(name)} OR {last('MOVE', 'sequence')} > i.sequence "
+        f"OR {last('DELIVERED', 'deliver_at')} >= i.deliver_at OR ({is_taken_back})"
+    )
+
+
+def _key(message: PendingMessage) -> tuple[int, int, int, int, int, int]:
     ref = message.ref
-    return message.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition
+    return message.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition, message.sequence
 
 
 def _comes_after(key: Sequence[int]) -> str:
     """The condition that a row comes after a key in the order of a listing."""
     column, value = _ORDER[-len(key)], key[0]
+    column = _SEQUENCE if column == "sequence" else column
     if len(key) == 1:
         return f"{column} > {value}"
     return f"({column} > {value} OR ({column} = {value} AND {_comes_after(key[1:])}))"

@@ -71,6 +71,7 @@ def write(tables: Tables, now: int) -> None:
             CANCELS,
             len(taken),
             **same,
+            operation="CANCEL",
             subscription="a",
             ledger_id=ledger[taken],
             entry_id=entry[taken],

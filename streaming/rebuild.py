@@ -51,13 +51,12 @@ SELECT topic, subscription, ledger_id, entry_id, batch_index, 0, coalesce(sequen
 WHERE result IN ('APPLIED', 'ALREADY_APPLIED') AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
 """  # noqa: S608
 
-# Messages that were restored, or moved, for a subscription; of each the last time.
+# Messages that were restored, or moved, for a subscription. A MOVE alone does not say to what time.
 _UNDONE = """
 SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, sequence, deliver_at FROM delayed_index
-WHERE operation IN ('RESTORE', 'MOVE')
+WHERE operation IN ('RESTORE', 'MOVE') OR (operation = 'DELAY' AND sequence IS NOT NULL)
 UNION ALL
-SELECT topic, subscription, ledger_id, entry_id, batch_index,
-       CASE operation WHEN 'RESCHEDULE' THEN 'MOVE' ELSE operation END, sequence, coalesce(deliver_at, 0) FROM outcomes
+SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, sequence, coalesce(deliver_at, 0) FROM outcomes
 WHERE result = 'APPLIED' AND operation IN ('RESTORE', 'RESCHEDULE')
 """
 
@@ -209,9 +208,15 @@ def _undone(rows: pa.Table) -> tuple[dict[_Key, int], dict[_Key, dict[str, Any]]
     for key, row in zip(_keys(rows), rows.to_pylist(), strict=True):
         if row["operation"] == "RESTORE":
             restored[key] = max(row["sequence"], restored.get(key, 0))
-        elif key not in moves or moves[key]["sequence"] < row["sequence"]:
-            moves[key] = row
+        else:
+            row["is_time_known"] = row["operation"] != "MOVE"
+            if key not in moves or _rank(moves[key]) < _rank(row):
+                moves[key] = row
     return restored, moves
+
+
+def _rank(move: dict[str, Any]) -> tuple[int, bool]:
+    return move["sequence"], move["is_time_known"]
 
 
 def _without_restored(done: pa.Table, restored: dict[_Key, int], tables: Tables) -> pa.Table:
@@ -267,7 +272,7 @@ def _complete_moves(
     finished = set(_keys(done.filter(pc.greater_equal(done["sequence"], 2**62))))
     missing, waiting = [], []
     for key, move in list(moves.items()):
-        if (*key, move["sequence"]) in sealed or key in finished:
+        if (*key, move["sequence"]) in sealed or key in finished or not move["is_time_known"]:
             continue
         if (i := any_row.get(key[2:])) is not None:
             extra = {name: move[name] for name in ("deliver_at", "subscription", "sequence")}

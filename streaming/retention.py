@@ -120,7 +120,16 @@ class Retention:
         )
         taken = self._query(
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM outcomes "  # noqa: S608
-            f"WHERE result = 'APPLIED' AND {_of_ledgers(rows)}"
+            f"WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') AND {_of_ledgers(rows)}"
+        )
+        restored = self._query(
+            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM outcomes "  # noqa: S608
+            f"WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {_of_ledgers(rows)}"
+        )
+        moved = self._query(
+            "SELECT topic, subscription, ledger_id, entry_id, batch_index, max(sequence) AS last FROM delayed_index "  # noqa: S608
+            f"WHERE operation = 'MOVE' AND {_of_ledgers(rows)} "
+            "GROUP BY topic, subscription, ledger_id, entry_id, batch_index"
         )
         settled = np.zeros(rows.num_rows, np.bool_)
         for topic, subscriptions in self._names.items():
@@ -128,13 +137,17 @@ class Retention:
             for subscription in subscriptions:
                 own = [
                     done.filter(pc.and_(pc.equal(done["topic"], topic), pc.equal(done["subscription"], subscription)))
-                    for done in (delivered, taken)
+                    for done in (delivered, taken, restored, moved)
                 ]
                 whole = own[1].filter(pc.less(own[1]["batch_index"], 0))
+                is_taken = _is_among(rows, own[1], _MESSAGE) | _is_among(rows, whole, _ENTRY)
+                is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
                 is_of_topic &= (
                     _is_among(rows, own[0], _MESSAGE)
-                    | _is_among(rows, own[1], _MESSAGE)
-                    | _is_among(rows, whole, _ENTRY)
+                    # What was restored has been delivered by now, or taken back again: only the former is looked for.
+                    | (is_taken & ~_is_among(rows, own[2], _MESSAGE))
+                    | is_other.to_numpy(zero_copy_only=False)
+                    | _is_moved_on(rows, own[3])
                 )
             settled |= is_of_topic
         return settled
@@ -176,6 +189,18 @@ class Retention:
         rows = pa.table(self._builder.execute(sql).read_all())
         plain = [pa.field(f.name, pa.string() if pa.types.is_string_view(f.type) else f.type) for f in rows.schema]
         return rows.cast(pa.schema(plain))
+
+
+def _is_moved_on(rows: pa.Table, moved: pa.Table) -> BoolArray:
+    """Which rows are of messages that a later command has given another row."""
+    is_past = np.zeros(rows.num_rows, np.bool_)
+    if moved.num_rows:
+        numbered = _as_int64(rows, _MESSAGE).append_column("row", pa.array(np.arange(rows.num_rows)))
+        others = _as_int64(moved, [*_MESSAGE, "last"])
+        joined = numbered.join(others, _MESSAGE, join_type="inner", use_threads=False)
+        own = pc.fill_null(rows["sequence"], 0).to_numpy()[int64(joined, "row")]
+        is_past[int64(joined, "row")] = int64(joined, "last") > own
+    return is_past
 
 
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:

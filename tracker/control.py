@@ -325,7 +325,8 @@ class Control:
         sequences = pa.array([sequence] * n, pa.int64())
         moved = _with(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
         self._moves.append(moved)
-        self._add_operations("MOVE", moved, sequence, times)
+        # As long as either row counts, this one has to say which.
+        self._add_operations("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
 
     def _next_sequence(self, moment: Moment) -> int:
         self._sequence = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
@@ -358,7 +359,6 @@ class Control:
         """Applies commands of one kind, each to the messages that it names."""
         commands, command, row = pairs.commands, pairs.command, pairs.row
         kind = commands["kind"][int(command[0])].as_py()
-        sequence = self._next_sequence(moment)
         rows = pairs.known.take(pa.array(row))
         # Only a command that takes back whole entries is answered, and kept, by entry.
         is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
@@ -371,6 +371,7 @@ class Control:
         wanted = self.wants(originals) != 0
         outcomes = []
         for subscription in range(int(masks.max(initial=0)).bit_length()):
+            sequence = self._next_sequence(moment)
             chosen = np.flatnonzero(masks >> subscription & 1)
             at = ledgers[chosen], entries[chosen], indexes[chosen]
             taken = self.taken_back.contains(subscription, *at)
@@ -417,7 +418,8 @@ class Control:
             if kind != RESCHEDULE:
                 done = told.filter(is_applied)
                 operation = "RESTORE" if kind == RESTORE else "CANCEL"
-                self._add_operations(operation, done, sequence, _times_of(done, pairs.known))
+                ends = _times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
+                self._add_operations(operation, done, sequence, ends)
         still_wanted = self.wants(originals) != 0
         self.unwanted += int((wanted & ~still_wanted).sum()) - int((~wanted & still_wanted).sum())
         return outcomes
@@ -632,13 +634,11 @@ def _each_subscription(
     return np.array(index, dtype=np.int64), names
 
 
-def _times_of(outcomes: pa.Table, known: pa.Table) -> Int64Array:
-    """When the entries of outcomes are due: the last of an entry's known messages."""
+def _times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
+    """When the entries of outcomes are due: the last of the times of their messages."""
     times: dict[tuple[int, int], int] = {}
-    for ledger, entry, due in zip(
-        known["ledger_id"].to_pylist(), known["entry_id"].to_pylist(), known["deliver_at"].to_pylist(), strict=True
-    ):
-        times[ledger, entry] = max(due, times.get((ledger, entry), 0))
+    for ledger, entry, time in zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), due, strict=True):
+        times[ledger, entry] = max(int(time), times.get((ledger, entry), 0))
     positions = zip(outcomes["ledger_id"].to_pylist(), outcomes["entry_id"].to_pylist(), strict=True)
     return np.array([times[position] for position in positions], dtype=np.int64)
 

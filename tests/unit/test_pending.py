@@ -44,7 +44,8 @@ class Warehouse:
     def cancel(self, rows: Iterable[tuple[str, int, int, int, int]]) -> None:
         """Rows of (subscription, ledger_id, entry_id, batch_index, deliver_at)."""
         names = ("subscription", "ledger_id", "entry_id", "batch_index", "deliver_at")
-        cancels = [{"topic": TOPIC, "partition": -1, **dict(zip(names, row, strict=True))} for row in rows]
+        own = {"operation": "CANCEL", "topic": TOPIC, "partition": -1}
+        cancels = [{**own, **dict(zip(names, row, strict=True))} for row in rows]
         self._append("delayed_index", cancels_to_index(pa.Table.from_pylist(cancels, schema=CANCELS), 1))
 
     def deliver(self, rows: Iterable[tuple[str, int, int, int, int]], **columns: Any) -> None:

@@ -42,7 +42,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     for i in range(5):
         rows = messages([(1, i, DUE + i)], topic=TOPIC, key=f"k{i % 2}", properties=[("n", f"={i}")])
         tables.append("delayed_index", to_index(rows, 1), {"test": i + 1})
-    cancel = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1}
+    cancel = {"operation": "CANCEL", "topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1}
     cancels = pa.Table.from_pylist([cancel | {"subscription": "a", "deliver_at": DUE}], schema=CANCELS)
     tables.append("delayed_index", cancels_to_index(cancels, 1), {"test": 6})
     with served(settings_of(folder)) as client:

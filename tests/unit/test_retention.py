@@ -55,7 +55,9 @@ class Entry:
                 if fate == "delivered":
                     found["deliveries"].append({**own, "sent_at": due + 5})
                 elif fate == "cancelled":
-                    found["outcomes"].append({**own, "result": "APPLIED", "applied_at": self.published + 1})
+                    found["outcomes"].append(
+                        {**own, "result": "APPLIED", "operation": "SKIP", "applied_at": self.published + 1}
+                    )
                     found["delayed_index"].append({**own, "operation": "CANCEL"})
         entry = {**self.position, "batch_size": size, "publish_time": self.published}
         return found | {"entries": [entry] if is_booked else []}
@@ -90,7 +92,7 @@ def rebuilt(made: Settings, tables: Tables) -> tuple[Any, ...]:
     names = subscription_names(made)
     taken = _taken(tables.sql(_DONE), names, NOW)
     pending = tables.sql(_PENDING)
-    is_pending, _ = _pending(pending, taken, names)
+    is_pending, _ = _pending(pending, taken, {}, names)
     done = {tuple(row.values())[:4] for row in taken.to_pylist()}
     wanted = set()
     for row in itertools.compress(pending.to_pylist(), is_pending):
