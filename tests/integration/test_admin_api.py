@@ -335,27 +335,10 @@ def test_an_index_gives_what_the_broker_gives(service: Service) -> None:
     for topic, code in ((service.empty, 404), (service.parted, 405)):
         assert of_api(topic, 0).status_code == of_broker(topic, 0).status_code == code
 
-    shown = subprocess.run(
-        [
-            str(PROGRAM),
-            "--config",
-            str(service.job.file),
-            "topics",
-            "get-message-id-by-index",
-            "-i",
-            "0",
-            service.plain,
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    over_rest = topics(
-        service, "get-message-id-by-index", "--index", "0", service.indexed, "--admin-url", service.api.url
-    )
-    assert shown.stdout == over_rest.stdout
-    found = of_broker(service.indexed, 0).json()
-    assert shown.stdout.strip() == f"{found['ledgerId']}:{found['entryId']}:-1:-1"
+    command = ["get-message-id-by-index", "--index", "1", service.indexed]
+    directly, over_rest = topics(service, *command), topics(service, *command, "--admin-url", service.api.url)
+    found = of_broker(service.indexed, 1).json()
+    assert directly.stdout == over_rest.stdout == f"{found['ledgerId']}:{found['entryId']}:-1:-1\n"
 
 
 def topics(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -397,23 +380,29 @@ def test_made_up_calls_are_answered_as_described(service: Service) -> None:
     schema = schemathesis.openapi.from_url(f"{service.api.url}/openapi.json")
     known = {"tenant": "public", "namespace": "admin_api", "topic": "plain", "subscription": "a"}
     codes = set()
+    of_job = []
     for result in schema.get_all_operations():
         operation = result.ok()
 
-        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        )
         @given(case=operation.as_strategy(), is_known=st.sampled_from([True, True, False]))
         def check(case: schemathesis.Case, is_known: bool) -> None:
             if is_known:
                 case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
+                case.query.pop("subscriptionNames", None)
             response = case.call(timeout=20)
             codes.add(response.status_code)
             assert response.status_code < 500, response.text
-            case.validate_response(response, checks=[schemathesis.checks.not_a_server_error])
             if response.status_code >= 400:
                 assert list(response.json()) == ["reason"]
+            if response.status_code == 204 or any(r in response.text for r in ("INVALID", "NOT_FOUND", "TOO_LATE")):
+                of_job.append(response)
 
         check()
-    assert {200, 204, 400, 404, 412} <= codes
+    assert {200, 400, 404, 412} <= codes
+    assert len(of_job) >= 10
 
 
 def settings_file(folder: Path, **pulsar_settings: str) -> Path:
