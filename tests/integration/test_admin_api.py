@@ -402,7 +402,7 @@ def test_made_up_calls_are_answered_as_described(service: Service) -> None:
 
         check()
     assert {200, 400, 404, 412} <= codes
-    assert len(of_job) >= 10
+    assert of_job
 
 
 def settings_file(folder: Path, **pulsar_settings: str) -> Path:
