@@ -40,12 +40,22 @@ SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries GROUP
 """
 
 # What was delivered, cancelled or skipped; batch_index -1 is a whole entry, or a message that is one. A delivery can't
-# be undone: its sequence is beyond any.
+# be undone: its sequence is beyond any. A CANCEL row is as late as what it takes back, or waits for it; one whose
+# message is later waited in vain.
 _DONE = f"""
 SELECT topic, subscription, ledger_id, entry_id, batch_index, deliver_at, {2**62} AS sequence FROM deliveries
 UNION ALL
-SELECT topic, subscription, ledger_id, entry_id, batch_index, deliver_at, sequence FROM delayed_index
-WHERE operation = 'CANCEL'
+SELECT DISTINCT c.topic, c.subscription, c.ledger_id, c.entry_id, c.batch_index, c.deliver_at, c.sequence
+FROM delayed_index AS c
+JOIN delayed_index AS i ON i.ledger_id = c.ledger_id AND i.entry_id = c.entry_id
+WHERE c.operation = 'CANCEL' AND i.operation = 'DELAY' AND i.sequence IS NULL AND i.deliver_at <= c.deliver_at
+    AND c.batch_index IN (-1, i.batch_index)
+UNION ALL
+SELECT c.topic, c.subscription, c.ledger_id, c.entry_id, c.batch_index, c.deliver_at, c.sequence
+FROM delayed_index AS c
+LEFT ANTI JOIN (SELECT ledger_id, entry_id FROM delayed_index WHERE operation = 'DELAY') AS i
+    ON i.ledger_id = c.ledger_id AND i.entry_id = c.entry_id
+WHERE c.operation = 'CANCEL' AND c.deliver_at >= {{now}}
 UNION ALL
 SELECT topic, subscription, ledger_id, entry_id, batch_index, 0, coalesce(sequence, 0) FROM outcomes
 WHERE result IN ('APPLIED', 'ALREADY_APPLIED') AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
@@ -95,7 +105,7 @@ def rebuild(settings: Settings, tables: Tables, checkpoint: Path) -> dict[str, i
     names = subscription_names(settings)
     tick = _last_tick(tables)
     restored, moves = _undone(tables.sql(_UNDONE))
-    done = _without_restored(tables.sql(_DONE), restored, tables)
+    done = _without_restored(tables.sql(_DONE.format(now=now)), restored, tables)
     taken = _taken(done, names, now)
     waiting = _complete_moves(tables, moves, done, booked, names, tick)
     moved = _moved(moves, names, now)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming.tables import DELAYED_INDEX, Tables
 from tracker.commands import RESCHEDULE, RESTORE, command_positions
 from tracker.control import KNOWN
-from tracker.messages import MESSAGES
+from tracker.messages import MESSAGES, where
 from tracker.time_slots import SLOT_MILLIS
 
 # The tables in which a command finds what it names.
@@ -84,14 +85,16 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
     wanted = command_positions(commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE]))))
     if not wanted.num_rows:
         return MESSAGES.empty_table()
-    rows = tables.query(
-        "delayed_index",
-        f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'",  # noqa: S608
-        versions[0],
+    rows = from_index(
+        tables.query(
+            "delayed_index",
+            f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'",  # noqa: S608
+            versions[0],
+        )
     )
     entries = set(zip(wanted["ledger_id"].to_pylist(), wanted["entry_id"].to_pylist(), strict=True))
     positions = zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
-    return from_index(rows.filter(pa.array([position in entries for position in positions], pa.bool_())))
+    return where(rows, np.array([position in entries for position in positions], dtype=np.bool_))
 
 
 def _near(wanted: pa.Table) -> str:

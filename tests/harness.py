@@ -94,6 +94,11 @@ class Job:
         assert process.poll() is None, self.log
         return self
 
+    def rebuild(self) -> None:
+        """Runs `delaylake rebuild`."""
+        command = [str(PROGRAM), "--config", str(self.file), "rebuild"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
     def kill9(self) -> None:
         """Kills the driver alone, as the kernel would."""
         assert self.process is not None

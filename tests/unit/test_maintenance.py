@@ -30,10 +30,16 @@ DAY = 24 * HOUR
 
 
 def rows(table: str, values: list[dict[str, Any]]) -> pa.Table:
-    """Rows of a table; what is not given is 0, empty or null."""
+    """Rows of a table; what is not given is 0, empty or null. Nothing has been moved."""
     columns = []
     for field in SCHEMAS[table]:
-        constant: dict[str, Any] = {"topic": TOPIC, "partition": -1, "batch_index": -1, "batch_size": 1}
+        constant: dict[str, Any] = {
+            "topic": TOPIC,
+            "partition": -1,
+            "batch_index": -1,
+            "batch_size": 1,
+            "sequence": None,
+        }
         default = constant.get(field.name, 0 if pa.types.is_integer(field.type) else None)
         columns.append(pa.array([value.get(field.name, default) for value in values], field.type))
     return pa.table(columns, schema=SCHEMAS[table])

@@ -90,7 +90,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
 def rebuilt(made: Settings, tables: Tables) -> tuple[Any, ...]:
     """What a rebuild would deliver to whom, and from where it would read on."""
     names = subscription_names(made)
-    taken = _taken(tables.sql(_DONE), names, NOW)
+    taken = _taken(tables.sql(_DONE.format(now=NOW)), names, NOW)
     pending = tables.sql(_PENDING)
     is_pending, _ = _pending(pending, taken, {}, names)
     done = {tuple(row.values())[:4] for row in taken.to_pylist()}
@@ -135,6 +135,21 @@ def test_only_what_is_settled_and_past_its_retention_leaves_the_index(made: list
                 key = (*entry.position.values(), i if len(entry.messages) > 1 else -1)
                 needed = "waits" in fates or due >= NOW - DAY or entry.position["topic"] == OTHER
                 assert needed <= (key in kept)
+
+
+def test_a_rebuild_passes_over_a_cancel_that_waited_in_vain() -> None:
+    """Its message came after it was given up, with a later time than the one it named."""
+    with warehouse() as (made, tables):
+        at = {"topic": TOPIC, "ledger_id": 1, "batch_index": -1, "batch_size": 1}
+        cancel = {**at, "operation": "CANCEL", "subscription": "a"}
+        delay = {**at, "operation": "DELAY", "deliver_at": NOW + DAY}
+        in_vain = [{**cancel, "entry_id": 0, "deliver_at": NOW - DAY}, {**delay, "entry_id": 0}]
+        applied = [{**cancel, "entry_id": 1, "deliver_at": NOW + DAY}, {**delay, "entry_id": 1}]
+        waiting = [{**cancel, "entry_id": 2, "deliver_at": NOW + DAY}]
+        given_up = [{**cancel, "entry_id": 3, "deliver_at": NOW - DAY}]
+        append(tables, "delayed_index", [*in_vain, *applied, *waiting, *given_up])
+        taken = _taken(tables.sql(_DONE.format(now=NOW)), subscription_names(made), NOW)
+        assert sorted(taken["entry_id"].to_pylist()) == [1, 2]
 
 
 def test_in_the_end_nothing_is_left_of_what_is_done() -> None:
