@@ -67,7 +67,8 @@ WITH delivered AS (
     FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
 ),
 taken_back AS (
-    SELECT topic, partition, ledger_id, entry_id, subscription, batch_index, max(sequence) AS sequence FROM outcomes
+    SELECT topic, partition, ledger_id, entry_id, subscription, batch_index, max(coalesce(sequence, 0)) AS sequence
+    FROM outcomes
     WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP')
     GROUP BY topic, partition, ledger_id, entry_id, subscription, batch_index
 ),

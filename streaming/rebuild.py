@@ -107,7 +107,7 @@ def rebuild(settings: Settings, tables: Tables, checkpoint: Path) -> dict[str, i
     restored, moves = _undone(tables.sql(_UNDONE))
     done = _without_restored(tables.sql(_DONE.format(now=now)), restored, tables)
     taken = _taken(done, names, now)
-    waiting = _complete_moves(tables, moves, done, booked, names, tick)
+    waiting = _complete_moves(tables, moves, done, names, tick)
     moved = _moved(moves, names, now)
     pending = tables.sql(_PENDING)
     is_pending, is_unwanted = _pending(pending, taken, moves, names)
@@ -265,7 +265,6 @@ def _complete_moves(
     tables: Tables,
     moves: dict[_Key, dict[str, Any]],
     done: pa.Table,
-    booked: dict[str, Position],
     names: dict[str, list[str]],
     tick: int,
 ) -> pa.Table:

@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder
 from conf.settings import Settings
 from streaming.routes import subscription_names
 from streaming.table_files import DataFile, TableFiles, new_run
-from streaming.tables import SCHEMAS, Tables
+from streaming.tables import SCHEMAS, Tables, plain
 from tracker.messages import BoolArray, int64
 from tracker.request_log import KEPT_MILLIS
 
@@ -186,9 +186,7 @@ class Retention:
         return _is_among(rows, kept, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:
-        rows = pa.table(self._builder.execute(sql).read_all())
-        plain = [pa.field(f.name, pa.string() if pa.types.is_string_view(f.type) else f.type) for f in rows.schema]
-        return rows.cast(pa.schema(plain))
+        return plain(pa.table(self._builder.execute(sql).read_all()))
 
 
 def _is_moved_on(rows: pa.Table, moved: pa.Table) -> BoolArray:

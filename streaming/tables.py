@@ -227,7 +227,7 @@ class Tables:
         builder = QueryBuilder()
         for name in SCHEMAS:
             builder.register(name, self._open(name))
-        return pa.table(builder.execute(sql).read_all())
+        return plain(pa.table(builder.execute(sql).read_all()))
 
     def _open(self, name: str) -> DeltaTable:
         if name not in self._tables:
@@ -279,6 +279,12 @@ class Snapshot:
 def literal(text: str) -> str:
     """A text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def plain(rows: pa.Table) -> pa.Table:
+    """The rows with ordinary strings: pyarrow can't filter or join views of strings."""
+    fields = [pa.field(f.name, pa.string() if pa.types.is_string_view(f.type) else f.type) for f in rows.schema]
+    return rows.cast(pa.schema(fields))
 
 
 def exists(warehouse: str, name: str) -> bool:

@@ -95,9 +95,10 @@ class Job:
         return self
 
     def rebuild(self) -> None:
-        """Runs `delaylake rebuild`."""
-        command = [str(PROGRAM), "--config", str(self.file), "rebuild"]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        """Runs `delaylake rebuild`, instead of any checkpoint."""
+        command = [str(PROGRAM), "--config", str(self.file), "rebuild", "--discard-checkpoint"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
 
     def kill9(self) -> None:
         """Kills the driver alone, as the kernel would."""

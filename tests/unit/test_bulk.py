@@ -17,7 +17,7 @@ EXCLUSIVE = Subscription(name="exclusive", type=SubscriptionType.EXCLUSIVE, dest
 
 def message(entry: int, *subscriptions: str, index: int = -1, size: int = 1, due: int = 100) -> PendingMessage:
     ref = MessageRef(1, entry, -1, index)
-    return PendingMessage(ref, due, subscriptions or ("shared", "exclusive"), size, None, None, {}, 0, 0, "p")
+    return PendingMessage(ref, due, subscriptions or ("shared", "exclusive"), size, None, None, {}, 0, 0, 0, "p")
 
 
 def outcome(subscription: str, entry: int, result: str, index: int = -1) -> Outcome:
