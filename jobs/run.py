@@ -48,7 +48,8 @@ def run(
     )
     for noisy in ("py4j", "httpx", "httpcore", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    run_job(options.settings, Reporter(output, report_every), keeps_spark_log=not options.verbose)
+    reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
+    run_job(options.settings, reporter, keeps_spark_log=not options.verbose)
 
 
 class Reporter:
@@ -57,8 +58,9 @@ class Reporter:
     Counts are those of the last batch; rates and lateness are since the last line.
     """
 
-    def __init__(self, output: Output, every_seconds: float) -> None:
+    def __init__(self, output: Output, every_seconds: float, max_in_flight: int) -> None:
         self._output = output
+        self._max_in_flight = max_in_flight
         self._every = every_seconds
         self._lock = threading.Lock()
         self._is_ready = False
@@ -103,6 +105,7 @@ class Reporter:
             "pending": self._status["delayed"],
             "in_state": self._status["loaded"],
             "in_flight": self._status["in_flight"],
+            "is_held_up": self._status["in_flight"] > self._max_in_flight,
             "taken_per_second": round(self._taken / seconds, 1),
             "delivered_per_second": round(self._delivered / seconds, 1),
             "batches_per_second": round(len(self._batch_millis) / seconds, 2),
@@ -114,6 +117,7 @@ class Reporter:
         text = (
             f"pending {values['pending']:,} (in state {values['in_state']:,}, in flight {values['in_flight']:,})   "
             f"in {values['taken_per_second']}/s, out {values['delivered_per_second']}/s{late_text}"
+            + ("   held up: the senders are behind" if values["is_held_up"] else "")
         )
         self._print("progress", values, text, sys.stderr)
 

@@ -71,7 +71,7 @@ class Intake:
             barrier = self._barrier()
             if barrier is not None or self._is_time(last, now, feedback):
                 self._last_tick = time.monotonic()
-                positions = self._cut(last, takes_commands=barrier is not None)
+                positions = self._cut(last, self._takes_messages(feedback), takes_commands=barrier is not None)
                 return self._offset(last, positions, barrier, now, feedback)
             self._received.wait(_POLL_SECONDS)
             self._received.clear()
@@ -80,7 +80,7 @@ class Intake:
         """Whether there is something to do that can't wait, or something to do and the last batch is a while ago."""
         receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
-        takes_messages = self._has_read_old_commands()
+        takes_messages = self._takes_messages(feedback)
         if time.monotonic() - self._last_tick >= TICK_SECONDS:
             return (takes_messages and waiting > 0) or self._clock.is_time(last, now, time.monotonic(), feedback)
         soon = now + (feedback.lookahead_millis or self._settings.release.lookahead_millis)
@@ -203,9 +203,12 @@ class Intake:
                 return False
         return True
 
-    def _cut(self, last: Offset, takes_commands: bool) -> dict[str, str]:
+    def _takes_messages(self, feedback: Feedback) -> bool:
+        """Whether messages are to be read: not while the senders are behind; what waits, waits in Pulsar."""
+        return feedback.in_flight <= self._settings.release.max_in_flight_messages and self._has_read_old_commands()
+
+    def _cut(self, last: Offset, takes_messages: bool, takes_commands: bool) -> dict[str, str]:
         """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
-        takes_messages = self._has_read_old_commands()
         receivers = [
             (n, r)
             for n, r in list(self._receivers.items())

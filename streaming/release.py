@@ -270,7 +270,11 @@ class Releaser:
             confirmed, settled = self._cutoffs.popleft()
         self._accepted = {key for key in self._accepted if key[0] >= confirmed}
         self._feedback = replace(
-            self._feedback, confirmed=confirmed, settled=settled, lookahead_millis=self._lookahead()
+            self._feedback,
+            confirmed=confirmed,
+            settled=settled,
+            lookahead_millis=self._lookahead(),
+            in_flight=sum(job.rows for job in self._outstanding.values()),
         )
         self._publish()
 

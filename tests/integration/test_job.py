@@ -190,6 +190,32 @@ def _backlog(broker: EmbeddedBroker, topic: str) -> int:
     return int(stats["subscriptions"]["delaylake"]["msgBacklog"])
 
 
+def test_while_the_senders_are_behind_what_comes_waits_in_pulsar(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    n = 4_000
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    limits = {"ingest": {"max_messages_per_batch": 200}, "release": {"max_in_flight_messages": 100}}
+    job = Job(tmp_path, broker.settings, routes, **limits)
+    collector.collect(f"{topic}-a")
+    try:
+        job.start()
+        producer = pulsar_client.create_producer(topic, block_if_queue_full=True)
+        sent = {}
+        for i in range(n):
+            sent[str(i)] = due = now() + 100
+            producer.send_async(str(i).encode(), None, properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= n, 120, f"all messages\n{job.log}")
+        check_exactly_once(sent, collector.received[f"{topic}-a"])
+        assert any(p["is_held_up"] for p in job.progress)
+        # A batch that was on its way when the limit was reached comes on top.
+        assert max(p["in_flight"] for p in job.progress) <= 100 + 2 * 200
+        assert job.terminate()[0] == 0
+    finally:
+        job.stop()
+
+
 def test_a_job_without_its_checkpoint_asks_for_a_rebuild(
     broker: EmbeddedBroker, topic: str, tmp_path: Path, delaylake: Run
 ) -> None:

@@ -1,0 +1,66 @@
+"""What the job takes of a core when nothing comes and nothing is due, and how soon it is awake again.
+
+usage: idle.py [SECONDS]
+
+Prints one JSON object. There is no peer: Pulsar's own delayed delivery is a part of the broker.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pulsar
+
+from benchmarks.on_time import NAMESPACE
+from jobs.broker import EmbeddedBroker
+from streaming.pulsar_client import connect
+from tests.harness import Job
+
+SETTLING_SECONDS = 30
+
+
+def cpu_seconds(job: Job) -> float:
+    assert job.process is not None
+    times = [p.cpu_times() for p in [psutil.Process(job.process.pid), *job.children()]]
+    return sum(t.user + t.system for t in times)
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker(Path(folder) / "broker")
+        broker.start(port=0, http_port=0)
+        source = f"{NAMESPACE}/bench"
+        job = Job(Path(folder), broker.settings, [{"source": source, "subscriptions": [{"name": "a"}]}])
+        client = connect(broker.settings)
+        try:
+            job.start()
+            consumer = client.subscribe(f"{source}-a", "bench", initial_position=pulsar.InitialPosition.Earliest)
+            time.sleep(SETTLING_SECONDS)
+            before, began = cpu_seconds(job), time.monotonic()
+            time.sleep(seconds)
+            cores = (cpu_seconds(job) - before) / (time.monotonic() - began)
+            producer = client.create_producer(source)
+            late = []
+            for _ in range(5):
+                due = int((time.time() + 0.001) * 1000)
+                producer.send(b"", properties={"deliverAt": str(due)})
+                message = consumer.receive(30_000)
+                late.append(round(time.time() * 1000 - due))
+                consumer.acknowledge(message)
+                time.sleep(3)
+            job.terminate()
+        finally:
+            client.close()
+            job.stop()
+            broker.kill()
+    print(json.dumps({"benchmark": "idle", "cores": round(cores, 3), "first_message_late_millis": sorted(late)[2]}))
+
+
+if __name__ == "__main__":
+    main()
