@@ -1,4 +1,4 @@
-"""How fast messages that are all due at one instant come: the job and Pulsar's own delayed delivery, one after the other.
+"""How fast messages due at one instant come: the job and Pulsar's own delayed delivery, one after the other.
 
 usage: burst.py [MESSAGES]
 
