@@ -19,15 +19,16 @@ from deltalake import DeltaTable, QueryBuilder
 from conf.settings import Settings
 from streaming.routes import subscription_names
 from streaming.table_files import DataFile, TableFiles, new_run
-from streaming.tables import SCHEMAS, Tables, plain
+from streaming.tables import SCHEMAS, Tables, run_sql
 from tracker.messages import BoolArray, int64
 from tracker.request_log import KEPT_MILLIS
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
 
-# A file is written anew when at least this part of its rows goes; else they wait for more.
-_LEAST_PART = 0.3
+# A file is written anew when at least this part of its rows goes, or when it is small; else they wait for more.
+_LEAST_PART = 0.1
+_SMALL_ROWS = 20_000
 
 _MAX_LEDGERS = 200  # named one by one in a query
 
@@ -40,7 +41,7 @@ _NEEDED = {
     ],
     "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
     "deliveries": ["topic", "partition", "ledger_id", "entry_id", "sent_at"],
-    "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "applied_at"],
+    "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "operation", "applied_at"],
     "rejects": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
 }
 
@@ -88,7 +89,7 @@ class Retention:
             if goes.any():
                 index = np.flatnonzero(goes)
                 goes[index] = self._can_go(table.name, rows.take(pa.array(index)))
-            if goes.any() and (goes.all() or goes.sum() >= _LEAST_PART * len(goes)):
+            if goes.any() and (len(goes) <= _SMALL_ROWS or goes.sum() >= _LEAST_PART * len(goes)):
                 yield Excess(file, goes)
 
     def _can_go(self, name: str, rows: pa.Table) -> BoolArray:
@@ -101,7 +102,10 @@ class Retention:
         unneeded = self._is_booked(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
             is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "ALREADY_APPLIED"]))
-            return unneeded | ~is_proof.to_numpy(zero_copy_only=False)
+            # By the last of these a rebuild knows what is paused.
+            is_switch = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
+            is_switch = pc.and_(is_switch, pc.equal(rows["result"], "APPLIED")).to_numpy(zero_copy_only=False)
+            return ~is_switch & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
         if name == "rejects":
             # A command that could not be read is of no source topic.
             is_message = pc.is_in(rows["topic"], pa.array(list(self._names), pa.string()))
@@ -186,7 +190,7 @@ class Retention:
         return _is_among(rows, kept, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:
-        return plain(pa.table(self._builder.execute(sql).read_all()))
+        return run_sql(self._builder, sql)
 
 
 def _is_moved_on(rows: pa.Table, moved: pa.Table) -> BoolArray:

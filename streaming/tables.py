@@ -220,14 +220,14 @@ class Tables:
             version: the table's version to read; the newest where not given.
         """
         table = self._open(name) if version is None else self._open_version(name, version)
-        return pa.table(QueryBuilder().register(name, table).execute(sql).read_all())
+        return run_sql(QueryBuilder().register(name, table), sql)
 
     def sql(self, sql: str) -> pa.Table:
         """The rows of a query over the newest versions of all tables."""
         builder = QueryBuilder()
         for name in SCHEMAS:
             builder.register(name, self._open(name))
-        return plain(pa.table(builder.execute(sql).read_all()))
+        return run_sql(builder, sql)
 
     def _open(self, name: str) -> DeltaTable:
         if name not in self._tables:
@@ -281,10 +281,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def plain(rows: pa.Table) -> pa.Table:
-    """The rows with ordinary strings: pyarrow can't filter or join views of strings."""
-    fields = [pa.field(f.name, pa.string() if pa.types.is_string_view(f.type) else f.type) for f in rows.schema]
-    return rows.cast(pa.schema(fields))
+def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:
+    """The rows of a query, without the view types that Arrow can neither filter nor compare with strings."""
+    rows = pa.table(builder.execute(sql).read_all())
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return rows.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in rows.schema]))
 
 
 def exists(warehouse: str, name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -55,9 +54,8 @@ def test_maintenance_beside_the_job_loses_doubles_and_stalls_nothing(
         job.kill9()
         job.start()
         producing.join()
-        job.kill9()
-        shutil.rmtree(tmp_path / "checkpoint")
-        rebuilt = delaylake("--config", str(job.file), "rebuild")
+        job.stop()
+        rebuilt = delaylake("--config", str(job.file), "rebuild", "--discard-checkpoint")
         assert rebuilt.returncode == 0, rebuilt.stderr
         job.start()
         wait_until(
