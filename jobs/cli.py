@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import api, audit, broker_commands, demo, maintain, pending, produce, rebuild, run, topics
+from jobs import api, audit, broker_commands, demo, maintain, pending, produce, rebuild, run, sql, topics
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
@@ -31,6 +31,7 @@ app.command("pending")(pending.pending)
 app.command("run")(run.run)
 app.command("rebuild")(rebuild.rebuild)
 app.command("maintain")(maintain.maintain)
+app.command("sql")(sql.sql)
 app.command("audit")(audit.audit)
 app.command("api")(api.api)
 app.command("demo")(demo.demo)

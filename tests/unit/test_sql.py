@@ -1,0 +1,130 @@
+"""`delaylake sql`: the views say what the tables mean, now and earlier."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from conf.settings import Settings, load_settings
+from streaming.tables import SCHEMAS, Tables
+from streaming.views import VIEWS, Warehouse
+from tests.conftest import PROGRAM
+from tests.messages import TOPIC
+from tracker.moved import HELD_MILLIS
+
+DUE = 1_900_000_000_000
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}]
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/warehouse", "routes": routes}))
+    settings = load_settings(file)
+    Tables(settings.warehouse).create()
+    return settings
+
+
+@pytest.fixture
+def write(settings: Settings) -> Write:
+    tables = Tables(settings.warehouse)
+
+    def write(table: str, **columns: Any) -> None:
+        row = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "batch_index": -1, "batch_size": 1, **columns}
+        values = [pa.array([row.get(f.name)], f.type) for f in SCHEMAS[table]]
+        tables.append(table, pa.table(values, schema=SCHEMAS[table]), {"test": time.time_ns()})
+
+    return write
+
+
+def pending(settings: Settings, as_of: int | None = None) -> list[tuple[int, str, int]]:
+    rows = Warehouse(settings, as_of).sql("SELECT * FROM pending ORDER BY entry_id, subscription").to_pylist()
+    return [(row["entry_id"], row["subscription"], row["deliver_at"]) for row in rows]
+
+
+def test_what_waits_leaves_out_what_is_done_and_is_where_it_was_moved_to(settings: Settings, write: Write) -> None:
+    for entry in range(5):
+        write("delayed_index", operation="DELAY", entry_id=entry, deliver_at=DUE + entry)
+    write("deliveries", entry_id=0, subscription="a", deliver_at=DUE, sent_at=DUE + 3)
+    skip = {"result": "APPLIED", "operation": "SKIP"}
+    write("outcomes", entry_id=1, subscription="b", sequence=5, **skip)
+    write("outcomes", entry_id=2, subscription="a", sequence=6, **skip)
+    write("outcomes", entry_id=2, subscription="a", sequence=7, **(skip | {"operation": "RESTORE"}))
+    write("outcomes", entry_id=3, subscription="a", sequence=8, **(skip | {"result": "TOO_LATE"}))
+    write("delayed_index", operation="MOVE", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_MILLIS)
+    write("delayed_index", operation="DELAY", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_MILLIS)
+    assert pending(settings) == [
+        (0, "b", DUE),
+        (1, "a", DUE + 1),
+        *((2, name, DUE + 2) for name in "ab"),
+        *((3, name, DUE + 3) for name in "ab"),
+        (4, "a", DUE + 4),
+        (4, "b", HELD_MILLIS),
+    ]
+    rows = Warehouse(settings).sql("SELECT subscription, sum(messages) AS n FROM schedule GROUP BY 1 ORDER BY 1")
+    assert rows.to_pylist() == [{"subscription": "a", "n": 4}, {"subscription": "b", "n": 3}]
+
+
+def test_the_funnel_counts_what_became_of_all_messages(settings: Settings, write: Write) -> None:
+    for entry in range(3):
+        write("entries", entry_id=entry, batch_size=1)
+    write("deliveries", entry_id=0, subscription="a", deliver_at=DUE, sent_at=DUE)
+    write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE)
+    write("outcomes", entry_id=1, subscription="b", sequence=1, result="APPLIED", operation="CANCEL")
+    write("rejects", entry_id=2, reason="negative")
+    funnel = Warehouse(settings).sql("SELECT * FROM funnel").to_pylist()
+    counts = {"taken_in": 3, "rejected": 1}
+    assert funnel == [
+        {"topic": TOPIC, "subscription": "a", "delivered": 1, "taken_back": 0, "pending": 1, **counts},
+        {"topic": TOPIC, "subscription": "b", "delivered": 0, "taken_back": 1, "pending": 0, **counts},
+    ]
+
+
+def test_lateness_is_apart_for_what_was_not_planned(settings: Settings, write: Write) -> None:
+    for entry, late in enumerate((0, 10, 700)):
+        sent = {"deliver_at": DUE, "sent_at": DUE + late, "short_notice": late > 100}
+        write("deliveries", entry_id=entry, subscription="a", **sent)
+    rows = Warehouse(settings).sql("SELECT short_notice, messages, max_millis FROM lateness ORDER BY 1").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(False, 2, 10), (True, 1, 700)]
+
+
+def test_an_earlier_time_shows_what_was_then(settings: Settings, write: Write) -> None:
+    write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE)
+    time.sleep(0.01)
+    then = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    write("delayed_index", operation="DELAY", entry_id=2, deliver_at=DUE)
+    assert [entry for entry, _, _ in pending(settings, then)] == [1, 1]
+    assert [entry for entry, _, _ in pending(settings)] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_there_for_the_command(settings: Settings, tmp_path: Path, write: Write, view: str) -> None:
+    write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE, properties=[("k", "v")], payload=b"\xff")
+    done = run(tmp_path, f"SELECT * FROM {view}", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == Warehouse(settings).sql(f"SELECT * FROM {view}").num_rows
+
+
+@pytest.mark.parametrize(("query", "error"), [("DROP TABLE x", "a SELECT is needed"), ("SELECT x FROM y", "y")])
+def test_what_can_not_be_answered_is_one_line(settings: Settings, tmp_path: Path, query: str, error: str) -> None:
+    done = run(tmp_path, query)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert error in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PROGRAM), "--config", str(folder / "settings.yaml"), "sql", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
