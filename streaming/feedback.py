@@ -24,7 +24,7 @@ class FeedbackFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read: tuple[int, Feedback] = (0, Feedback())
+        self._read: tuple[tuple[int, int], Feedback] = ((0, 0), Feedback())
 
     def write(self, feedback: Feedback) -> None:
         temporary = self._path.with_suffix(".tmp")
@@ -33,9 +33,11 @@ class FeedbackFile:
 
     def read(self) -> Feedback:
         try:
-            changed = os.stat(self._path).st_mtime_ns
+            status = os.stat(self._path)
         except FileNotFoundError:
             return Feedback()
+        # Two writes can have the same time, which is no finer than some milliseconds; the second is another file.
+        changed = (status.st_mtime_ns, status.st_ino)
         if changed != self._read[0]:
             self._read = (changed, Feedback(**json.loads(self._path.read_text())))
         return self._read[1]

@@ -254,7 +254,7 @@ class Receiver:
         while True:
             entry_is_complete = self._take(builder, message)
             if entry_is_complete and (
-                len(builder) >= _CHUNK_MESSAGES
+                len(builder) >= min(_CHUNK_MESSAGES, self._max_messages // 2)
                 or builder.n_bytes >= self._max_bytes // 8
                 or time.monotonic() > deadline
             ):

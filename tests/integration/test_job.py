@@ -200,7 +200,7 @@ def test_while_the_senders_are_behind_what_comes_waits_in_pulsar(
     collector.collect(f"{topic}-a")
     try:
         job.start()
-        producer = pulsar_client.create_producer(topic, block_if_queue_full=True)
+        producer = pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
         sent = {}
         for i in range(n):
             sent[str(i)] = due = now() + 100
@@ -208,7 +208,7 @@ def test_while_the_senders_are_behind_what_comes_waits_in_pulsar(
         producer.flush()
         wait_until(lambda: len(collector.received[f"{topic}-a"]) >= n, 120, f"all messages\n{job.log}")
         check_exactly_once(sent, collector.received[f"{topic}-a"])
-        assert any(p["is_held_up"] for p in job.progress)
+        assert any(p["is_held_up"] for p in job.progress), job.progress
         # A batch that was on its way when the limit was reached comes on top.
         assert max(p["in_flight"] for p in job.progress) <= 100 + 2 * 200
         assert job.terminate()[0] == 0
