@@ -37,8 +37,8 @@ POLL_SECONDS = 0.05
 FREE_PORTS = range(20_000, 32_000)
 
 # As in Pulsar's own start script, but with the quick compiler only (on 2 cores: up in 4.2 s rather than 5.6 s, 50,000
-# sends a second rather than 40,000, also when warm), and a collector that does not pause: the serial one stands still for
-# 40 to 100 ms every few seconds at 3,000 messages a second.
+# sends a second rather than 40,000, also when warm), and a collector that does not pause: the serial one stands still
+# for 40 to 100 ms every few seconds at 3,000 messages a second.
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-Xmx512m",
