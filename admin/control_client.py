@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pulsar
 
-from admin.control_requests import Cancel, ControlError, ControlRequest, Outcome, cancel_request, skip_requests
+from admin.control_requests import (
+    Cancel,
+    ControlError,
+    ControlRequest,
+    Outcome,
+    cancel_request,
+    pause_request,
+    reschedule_requests,
+    restore_requests,
+    skip_requests,
+)
 from admin.message_ids import MessageRef
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome
@@ -62,6 +72,45 @@ class ControlClient:
         return self._send(
             skip_requests(self._settings, self._issued_by, topic, messages, subscriptions), timeout_seconds
         )
+
+    def reschedule(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        deliver_at: int,
+        subscriptions: Sequence[str],
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Delivers messages that wait at another time, ms since the epoch; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        arguments = (self._settings, self._issued_by, topic, messages, deliver_at, subscriptions)
+        return self._send(reschedule_requests(*arguments), timeout_seconds)
+
+    def restore(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Undoes cancels and skips; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(
+            restore_requests(self._settings, self._issued_by, topic, messages, subscriptions), timeout_seconds
+        )
+
+    def pause(
+        self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Pauses subscriptions, or resumes them; yields an outcome each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        request = pause_request(self._settings, self._issued_by, topic, subscriptions, is_paused)
+        return self._send([request], timeout_seconds)
 
     def _send(self, requests: Sequence[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands and yields their outcomes until each has all of them."""

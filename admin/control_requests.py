@@ -11,12 +11,23 @@ from dataclasses import dataclass
 from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings
-from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry, SkipMessages
+from proto.delaylake_pb2 import (
+    CancelDelayedMessage,
+    ControlCommand,
+    ControlOutcome,
+    PauseSubscriptions,
+    RescheduleMessages,
+    RestoreMessages,
+    Result,
+    ResumeSubscriptions,
+    SkipEntry,
+    SkipMessages,
+)
 
 MAX_ENTRIES = 1_000  # of a command; more are sent as several
 
-# The results with which a message will not be delivered. In advance of its message a cancel is kept, which is all that
-# can be done.
+# The results with which it is done: of a skip, the message will not be delivered. In advance of its message a cancel is
+# kept, which is all that can be done.
 SKIPPED = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
 CANCELLED = SKIPPED | {Result.WAITING}
 
@@ -41,7 +52,7 @@ class Outcome:
     message: MessageRef
     result: str  # the name of a Result
     reason: str
-    is_done: bool  # the message will not be delivered
+    is_done: bool  # what was asked for is done, or was before
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -125,11 +136,58 @@ def skip_requests(
     settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
 ) -> list[ControlRequest]:
     """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above."""
+    return _of_entries(settings, issued_by, topic, messages, subscriptions, skip=SkipMessages())
+
+
+def reschedule_requests(
+    settings: Settings,
+    issued_by: str,
+    topic: str,
+    messages: Sequence[MessageRef],
+    deliver_at: int,
+    subscriptions: Sequence[str],
+) -> list[ControlRequest]:
+    """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
+    operation = RescheduleMessages(deliver_at=deliver_at)
+    return _of_entries(settings, issued_by, topic, messages, subscriptions, reschedule=operation)
+
+
+def restore_requests(
+    settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
+) -> list[ControlRequest]:
+    """Requests to undo cancels and skips of messages that are not due yet."""
+    return _of_entries(settings, issued_by, topic, messages, subscriptions, restore=RestoreMessages())
+
+
+def pause_request(
+    settings: Settings, issued_by: str, topic: str, subscriptions: Sequence[str], is_paused: bool
+) -> ControlRequest:
+    """A request to hold back what comes due for subscriptions, or to end that."""
+    command = _command(issued_by, topic, subscriptions)
+    if is_paused:
+        command.pause.CopyFrom(PauseSubscriptions())
+    else:
+        command.resume.CopyFrom(ResumeSubscriptions())
+    # Answered by subscription, not by message.
+    return ControlRequest(command, [MessageRef(-1, -1)], _names(settings, topic, subscriptions), SKIPPED)
+
+
+def _of_entries(
+    settings: Settings,
+    issued_by: str,
+    topic: str,
+    messages: Sequence[MessageRef],
+    subscriptions: Sequence[str],
+    **operation: SkipMessages | RescheduleMessages | RestoreMessages,
+) -> list[ControlRequest]:
     requests = []
+    [(name, body)] = operation.items()
     for start in range(0, len(messages), MAX_ENTRIES):
         part = messages[start : start + MAX_ENTRIES]
         command = _command(issued_by, topic, subscriptions)
-        command.skip.CopyFrom(SkipMessages(entries=[_skip_entry(message) for message in part]))
+        named = getattr(command, name)
+        named.CopyFrom(body)
+        named.entries.extend(_skip_entry(message) for message in part)
         requests.append(ControlRequest(command, part, _names(settings, topic, subscriptions), SKIPPED))
     return requests
 
@@ -169,5 +227,5 @@ def _answers(told: ControlOutcome, subscription: str, batch_index: int) -> bool:
         return False
     if told.batch_index < 0 or told.batch_index == batch_index:
         return True
-    # An entry is answered by its messages only where some of them are too late, and some are not: wait for the former.
-    return batch_index < 0 and told.result == Result.TOO_LATE
+    # An entry is answered by its messages where they do not share a result: by the last of them.
+    return batch_index < 0 and not told.has_more

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from admin.control_requests import Cancel
 from admin.message_ids import MAX_INT64, MessageRef, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
+from tracker.schedule import MAX_TIME_MILLIS
 
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
 
@@ -96,6 +97,17 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     if not isinstance(ids, list):
         raise BadRequest("messageIds must be a list")
     return _each(ids, max_ids, _object_id if kind.lower() == "messageid" else _base64_id)
+
+
+def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
+    """Reads {"messageIds": ids as `parse_skip` takes them, "deliverAt": ms since the epoch}; raises as `parse_skip`."""
+    content = parse_json(body)
+    if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
+        raise BadRequest('the body must be {"messageIds": [...], "deliverAt": ms}')
+    ids, deliver_at = content["messageIds"], _int64(content, "deliverAt", 0)
+    if deliver_at >= MAX_TIME_MILLIS:
+        raise BadRequest("deliverAt must be before the year 10000")
+    return parse_skip(json.dumps(ids).encode(), max_ids), deliver_at
 
 
 def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:

@@ -70,11 +70,62 @@ class RestClient:
         calls: list[tuple[str, Any]] = []
         if not subscriptions:
             calls = [(f"{_path(topic)}/acknowledgeMessage", _entry(message)) for message in messages]
-        for name in subscriptions:
-            path = f"{_path(topic)}/subscription/{quote(name, safe='')}/skipByMessageIds"
-            for start in range(0, len(messages), self._max_ids):
-                calls.append((path, [str(message) for message in messages[start : start + self._max_ids]]))
+        calls += self._calls(topic, messages, subscriptions, "skipByMessageIds")
         return self._post(calls, SKIPPED, timeout_seconds)
+
+    def reschedule(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        deliver_at: int,
+        subscriptions: Sequence[str],
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Delivers messages that wait at another time, ms since the epoch; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        calls = [
+            (path, {"messageIds": ids, "deliverAt": deliver_at})
+            for path, ids in self._calls(topic, messages, subscriptions, "reschedule")
+        ]
+        return self._post(calls, SKIPPED, timeout_seconds)
+
+    def restore(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Undoes cancels and skips; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        return self._post(self._calls(topic, messages, subscriptions, "restore"), SKIPPED, timeout_seconds)
+
+    def pause(
+        self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Pauses subscriptions, or resumes them; yields an outcome each.
+
+        Raises:
+            ControlError: as above.
+        """
+        operation = "pause" if is_paused else "resume"
+        paths = [f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}" for name in subscriptions]
+        return self._post([(path, None) for path in paths], SKIPPED, timeout_seconds)
+
+    def _calls(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], operation: str
+    ) -> list[tuple[str, Any]]:
+        """The path and message ids of each call."""
+        return [
+            (
+                f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}",
+                [str(message) for message in messages[start : start + self._max_ids]],
+            )
+            for name in subscriptions
+            for start in range(0, len(messages), self._max_ids)
+        ]
 
     def message_id_by_index(self, topic: str, index: int) -> MessageRef:
         """The entry that has an index.

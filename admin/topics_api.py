@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from admin.async_control_client import AsyncControlClient
-from admin.control_requests import ControlRequest, Outcome, cancel_request, skip_requests
+from admin.control_requests import (
+    ControlRequest,
+    Outcome,
+    cancel_request,
+    pause_request,
+    reschedule_requests,
+    restore_requests,
+    skip_requests,
+)
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
 from admin.policy import open_to_all
@@ -19,6 +28,7 @@ from admin.request_bodies import (
     parse_cancel,
     parse_json,
     parse_message,
+    parse_reschedule,
     parse_skip,
     parse_skip_map,
     parse_subscriptions,
@@ -27,13 +37,21 @@ from admin.target import Target, TargetTopic
 from admin.topics_schema import (
     ACKNOWLEDGE_RESPONSES,
     ACKNOWLEDGE_TEXT,
+    ACTION_RESPONSES,
     CANCEL_RESPONSES,
     CANCEL_TEXT,
+    DELIVER_NOW_TEXT,
+    PAUSE_TEXT,
+    RESCHEDULE_BODY,
+    RESCHEDULE_TEXT,
+    RESTORE_TEXT,
+    RESUME_TEXT,
     SKIP_BODY,
     SKIP_MAP_BODY,
     SKIP_RESPONSES,
     SKIP_TEXT,
     TOPIC_PATH,
+    Administrator,
     Authoritative,
     Canceller,
     DeliverAt,
@@ -51,6 +69,8 @@ _CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND
 _SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
 
 _SHOWN = 5  # outcomes in a reason
+
+_T = TypeVar("_T")
 
 router = APIRouter()
 
@@ -150,6 +170,70 @@ async def skip_by_map(
     return await _skip(request, role, target, subscription, parse_skip_map)
 
 
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/reschedule",
+    summary="Deliver messages at another time",
+    description=RESCHEDULE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=RESCHEDULE_BODY,
+)
+async def reschedule(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
+    arguments = (request.app.state.settings, role, target.name, messages, deliver_at, [subscription])
+    return await _send(request, reschedule_requests(*arguments), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/deliverNow",
+    summary="Deliver messages at once",
+    description=DELIVER_NOW_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=SKIP_BODY,
+)
+async def deliver_now(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    messages = await _named(request, target, subscription, parse_skip)
+    arguments = (request.app.state.settings, role, target.name, messages, 0, [subscription])
+    return await _send(request, reschedule_requests(*arguments), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/restore",
+    summary="Undo cancels and skips",
+    description=RESTORE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=SKIP_BODY,
+)
+async def restore(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    messages = await _named(request, target, subscription, parse_skip)
+    arguments = (request.app.state.settings, role, target.name, messages, [subscription])
+    return await _send(request, restore_requests(*arguments), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/pause",
+    summary="Hold back what comes due",
+    description=PAUSE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def pause(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
+    return await _switch(request, role, target, subscription, is_paused=True)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/resume",
+    summary="End a pause",
+    description=RESUME_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def resume(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
+    return await _switch(request, role, target, subscription, is_paused=False)
+
+
 @router.api_route(
     "/admin/v2/non-persistent/{rest:path}",
     methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"],
@@ -169,14 +253,26 @@ async def _skip(
     parse: Callable[[bytes, int], list[MessageRef]],
 ) -> Response:
     settings: Settings = request.app.state.settings
+    messages = await _named(request, target, subscription, parse)
+    return await _send(request, skip_requests(settings, role, target.name, messages, [subscription]), _SKIP_CODES)
+
+
+async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
+    target.check_subscriptions([subscription])
+    command = pause_request(request.app.state.settings, role, target.name, [subscription], is_paused)
+    return await _send(request, [command], _CANCEL_CODES)
+
+
+async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
+    """What the body names, for a subscription that there is."""
+    settings: Settings = request.app.state.settings
     target.check_subscriptions([subscription])
     try:
-        messages = parse(await request.body(), settings.api.max_ids_per_call)
+        return parse(await request.body(), settings.api.max_ids_per_call)
     except (BadRequest, MessageIdError) as error:
         raise AdminError(400, str(error)) from error
     except TooManyIds as error:
         raise AdminError(413, str(error)) from error
-    return await _send(request, skip_requests(settings, role, target.name, messages, [subscription]), _SKIP_CODES)
 
 
 async def _given(request: Request, **query: object) -> dict[str, object]:

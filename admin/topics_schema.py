@@ -49,6 +49,7 @@ Authoritative = Annotated[
 Canceller = Annotated[str, Depends(requires(Operation.CANCEL))]
 Skipper = Annotated[str, Depends(requires(Operation.SKIP))]
 Reader = Annotated[str, Depends(requires(Operation.READ))]
+Administrator = Annotated[str, Depends(requires(Operation.ADMIN))]
 
 
 class _Outcome(BaseModel):
@@ -118,6 +119,31 @@ SKIP_RESPONSES = _DONE | error_responses(
     _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
 )
 
+RESCHEDULE_TEXT = (
+    "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
+    " They keep their ids. What was cancelled or skipped has to be restored first." + _PREFER
+)
+DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _PREFER
+RESTORE_TEXT = (
+    "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time." + _PREFER
+)
+PAUSE_TEXT = (
+    "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
+    " delivered now. What was handed out already still comes." + _PREFER
+)
+RESUME_TEXT = (
+    "What comes due from now on is delivered at its time again. What was held back stays so until it is rescheduled or"
+    " delivered now." + _PREFER
+)
+ACTION_RESPONSES = _DONE | error_responses(
+    **CHANGE_ERRORS,
+    _400="The body is no JSON or in none of the forms, or an id is no message's.",
+    _404="No such topic, subscription or message.",
+    _405="The topic is not persistent.",
+    _412="A message was handed out already (TOO_LATE), or was taken back (INVALID). Where some could be done and some"
+    " not, the former are.",
+)
+
 INDEX_TEXT = (
     "As known from the entries that the job has accounted for, some seconds behind the topic. Each index of a batch"
     " gives its entry. One that is before the first entry known has expired, and gives -1:-1."
@@ -167,5 +193,9 @@ SKIP_BODY = _json_body(
         "triplets": ["7:0:3", "7:1"],
         "map of ledger to entry": {"7": "0"},
     },
+)
+RESCHEDULE_BODY = _json_body(
+    {"type": "object", "required": ["messageIds", "deliverAt"], "properties": {"deliverAt": {"type": "integer"}}},
+    {"triplets": {"messageIds": ["7:0:3", "7:1"], "deliverAt": _EXAMPLES["deliverAt"]}},
 )
 SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}})

@@ -281,6 +281,10 @@ def _stats_text(stats: dict[str, Any]) -> str:
 def _time(millis: int | None) -> str:
     if millis is None:
         return ""
+    from tracker.moved import HELD_MILLIS
+
+    if millis >= HELD_MILLIS:
+        return "held back"
     try:
         return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):  # beyond the year 9999

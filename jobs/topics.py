@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 from conf.errors import DelayLakeError
 from jobs import pending
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, show
+from jobs.produce import parse_duration, parse_time
 
 if TYPE_CHECKING:
     from admin.control_client import ControlClient
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     Client = ControlClient | RestClient
 
-app = typer.Typer(help="Cancel, acknowledge, skip and find messages.", no_args_is_help=True)
+app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscriptions.", no_args_is_help=True)
 
 _SHOWN = 20
 
@@ -31,6 +33,13 @@ Subscriptions = Annotated[
 ]
 FromFile = Annotated[
     typer.FileText | None, typer.Option("--from-file", help="Read ids from a file, one a line; - is standard input.")
+]
+SubscriptionOption = Annotated[str, typer.Option("-s", "--subscription", help="The subscription.")]
+Triplets = Annotated[
+    list[str] | None, typer.Option("--messageId-triplet", help="ledger:entry[:batchIndex]; may be repeated.")
+]
+Base64Ids = Annotated[
+    list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
 ]
 Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for the answer.")]
 
@@ -103,13 +112,9 @@ app.command("skip-by-filter")(pending.skip_by_filter)
 def skip_messages(
     context: typer.Context,
     topic: Topic,
-    subscription: Annotated[str, typer.Option("-s", "--subscription", help="The subscription.")],
-    triplets: Annotated[
-        list[str] | None, typer.Option("--messageId-triplet", help="ledger:entry[:batchIndex]; may be repeated.")
-    ] = None,
-    base64_ids: Annotated[
-        list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
-    ] = None,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
     from_file: FromFile = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
@@ -118,14 +123,92 @@ def skip_messages(
 
     With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
     """
-    from admin.message_ids import parse, parse_base64, parse_triplet
-
-    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
-    if from_file is not None:
-        messages += [parse(line) for line in _lines(from_file)]
-    if not messages:
-        raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
+    messages = _named(triplets, base64_ids, from_file)
     _run(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
+
+
+@app.command("reschedule")
+def reschedule(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    deliver_at: Annotated[
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
+    ] = None,
+    deliver_after: Annotated[
+        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m, 2h, 1d.")
+    ] = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages that wait at another time, earlier or later. They keep their ids."""
+    if (deliver_at is None) == (deliver_after is None):
+        raise typer.BadParameter("one of --deliver-at and --deliver-after is needed")
+    messages = _named(triplets, base64_ids, from_file)
+    due = deliver_at if deliver_at is not None else time.time_ns() // 1_000_000 + (deliver_after or 0)
+    _run(
+        context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
+    )
+
+
+@app.command("deliver-now")
+def deliver_now(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages that wait, or that a pause holds back, at once."""
+    messages = _named(triplets, base64_ids, from_file)
+    _run(context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout))
+
+
+@app.command("restore")
+def restore(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Undo cancels and skips of messages whose time has not come."""
+    messages = _named(triplets, base64_ids, from_file)
+    _run(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
+
+
+@app.command("pause")
+def pause(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Hold back what comes due for a subscription, until it is rescheduled or delivered now."""
+    _run(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
+
+
+@app.command("resume")
+def resume(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a pause. What was held back stays so until it is rescheduled or delivered now."""
+    _run(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
 
 
 @app.command("get-message-id-by-index")
@@ -205,6 +288,20 @@ def _run(context: typer.Context, n: int, output: Output, command: Callable[[Clie
     show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
     if failed:
         raise TopicsError(f"not done: {failed[0]}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
+
+
+def _named(
+    triplets: list[str] | None, base64_ids: list[str] | None, from_file: typer.FileText | None
+) -> list[MessageRef]:
+    """The messages that the options name."""
+    from admin.message_ids import parse, parse_base64, parse_triplet
+
+    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
+    if from_file is not None:
+        messages += [parse(line) for line in _lines(from_file)]
+    if not messages:
+        raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
+    return messages
 
 
 def _names(subscriptions: str | None) -> list[str]:

@@ -16,6 +16,8 @@ from streaming.tables import OUTCOMES
 
 _PRODUCER_SECONDS = 60
 
+_ENTRY = ("request_id", "subscription", "ledger_id", "entry_id")
+
 
 class OutcomePublisher:
     """Publishes ControlOutcome messages; the request id is the message's key.
@@ -37,7 +39,9 @@ class OutcomePublisher:
         """
         now = time.time_ns() // 1_000_000
         producer = self._open()
-        for number, row in enumerate(outcomes.to_pylist()):
+        rows = outcomes.to_pylist()
+        entries = [tuple(row[name] for name in _ENTRY) for row in rows]
+        for number, row in enumerate(rows):
             outcome = ControlOutcome(
                 request_id=row["request_id"],
                 topic=row["topic"],
@@ -49,6 +53,7 @@ class OutcomePublisher:
                 reason=row["reason"] or "",
                 applied_at=now,
                 operation=row["operation"],
+                has_more=entries[number] in entries[number + 1 : number + 2],
             )
             producer.send_async(
                 outcome.SerializeToString(),

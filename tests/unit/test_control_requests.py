@@ -11,9 +11,16 @@ TOPIC = "persistent://public/default/orders"
 SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[list-item]
 
 
-def told(result: int, subscription: str = "a", entry_id: int = 2, batch_index: int = -1) -> ControlOutcome:
+def told(
+    result: int, subscription: str = "a", entry_id: int = 2, batch_index: int = -1, has_more: bool = False
+) -> ControlOutcome:
     return ControlOutcome(
-        subscription=subscription, ledger_id=1, entry_id=entry_id, batch_index=batch_index, result=result
+        subscription=subscription,
+        ledger_id=1,
+        entry_id=entry_id,
+        batch_index=batch_index,
+        result=result,
+        has_more=has_more,
     )
 
 
@@ -53,9 +60,9 @@ def test_waiting_is_the_last_word_on_a_cancel_and_not_on_a_skip() -> None:
     assert request.is_answered
 
 
-def test_an_entry_that_is_too_late_in_part_is_answered_by_a_message_that_is() -> None:
+def test_an_entry_whose_messages_share_no_result_is_answered_by_the_last_of_them() -> None:
     request = skip(MessageRef(1, 2))
-    assert results(request, told(Result.APPLIED, batch_index=0)) == ["APPLIED"]
+    assert results(request, told(Result.APPLIED, batch_index=0, has_more=True)) == ["APPLIED"]
     assert not request.is_answered
     assert results(request, told(Result.TOO_LATE, batch_index=1)) == ["TOO_LATE"]
     assert request.is_answered
