@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming.tables import DELAYED_INDEX, Tables
 from tracker.commands import RESCHEDULE, RESTORE, command_positions
 from tracker.control import KNOWN
-from tracker.messages import MESSAGES, where
+from tracker.messages import MESSAGES, of_entries
 from tracker.time_slots import SLOT_MILLIS
 
 # The tables in which a command finds what it names.
@@ -92,9 +91,7 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
             versions[0],
         )
     )
-    entries = set(zip(wanted["ledger_id"].to_pylist(), wanted["entry_id"].to_pylist(), strict=True))
-    positions = zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
-    return where(rows, np.array([position in entries for position in positions], dtype=np.bool_))
+    return of_entries(rows, wanted)
 
 
 def _near(wanted: pa.Table) -> str:

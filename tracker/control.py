@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from proto.delaylake_pb2 import Result
 from tracker.chunks import Chunks
 from tracker.commands import ANSWER, CANCEL, OUTCOMES, RESCHEDULE, RESTORE, SKIP, Switch
-from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where
+from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where, with_columns
 from tracker.moved import HELD_MILLIS, Moved
 from tracker.rebuilt import Rebuilt, take_back
 from tracker.request_log import RequestLog
@@ -54,6 +54,8 @@ CANCELS = pa.schema(
         ("deliver_at", pa.int64()),
     ]
 )
+
+_NO_MESSAGES = MESSAGES.empty_table()
 
 # Of a sequence, the bits that count a tick's commands; the others are the tick.
 SEQUENCE_BITS = 20
@@ -160,6 +162,8 @@ class Control:
 
     def take_moves(self) -> pa.Table:
         """Removes and returns the rows of messages that were moved, to be tracked at their new times."""
+        if not self._moves:
+            return _NO_MESSAGES
         moves = concat(self._moves)
         self._moves = []
         return moves
@@ -231,7 +235,7 @@ class Control:
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
         answers = self._answer(where(commands, is_answer))
         sequences = pa.array([self._next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
-        outcomes.append(_with(answers, sequence=sequences))
+        outcomes.append(with_columns(answers, sequence=sequences))
         commands = where(commands, ~is_answer)
 
         is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
@@ -257,7 +261,9 @@ class Control:
         """Begins with what was taken back, or delivered, before."""
         take_back(self.taken_back, rebuilt.taken)
         self.taken_back.save()
-        for (subscription,), moved in _groups(rebuilt.moved, ["subscription"]):
+        subscriptions = int64(rebuilt.moved, "subscription")
+        for subscription in np.unique(subscriptions).tolist():
+            moved = where(rebuilt.moved, subscriptions == subscription)
             sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
             self._moved.put(subscription, *_position(moved), sequences, times, int64(moved, "until"))
         self._paused = dict(rebuilt.paused)
@@ -301,7 +307,7 @@ class Control:
         taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
         index, names = _each_subscription(taking, self._subscriptions)
         due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
-        rows = _with(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+        rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
         self._add_operations("CANCEL", rows, self._next_sequence(moment), due)
         return outcomes
 
@@ -323,7 +329,7 @@ class Control:
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
         names = pa.array([self._subscriptions[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
         sequences = pa.array([sequence] * n, pa.int64())
-        moved = _with(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
+        moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
         self._moves.append(moved)
         # As long as either row counts, this one has to say which.
         self._add_operations("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
@@ -409,7 +415,7 @@ class Control:
             is_applied = pc.equal(told["result"], int(Result.APPLIED))
             new_times = times[np.flatnonzero(starts | ~collapsed)] if kind == RESCHEDULE else None
             outcomes.append(
-                _with(
+                with_columns(
                     told,
                     sequence=pc.if_else(is_applied, sequence, None),
                     deliver_at=told["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
@@ -555,21 +561,6 @@ def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
     """Positions; a message alone in its entry counts as the first of a batch."""
     ledgers, entries, indexes = _position(rows)
     return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
-
-
-def _groups(rows: pa.Table, columns: list[str]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """The rows by their values in some columns."""
-    keys = list(zip(*(rows[c].to_pylist() for c in columns), strict=True))
-    for key in dict.fromkeys(keys):
-        yield key, where(rows, np.array([k == key for k in keys], dtype=np.bool_))
-
-
-def _with(rows: pa.Table, **columns: pa.Array) -> pa.Table:
-    """The rows with other values in some columns."""
-    for name, values in columns.items():
-        i = rows.schema.get_field_index(name)
-        rows = rows.set_column(i, rows.schema.field(i), values)
-    return rows
 
 
 def _match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:

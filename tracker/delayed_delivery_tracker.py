@@ -84,6 +84,8 @@ class DelayedDeliveryTracker:
 
     def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
         """Takes further rows of known messages in; returns those that are due at the cutoff or before."""
+        if not rows.num_rows:
+            return rows
         is_due = int64(rows, "deliver_at") <= cutoff
         self._add(where(rows, ~is_due))
         return where(rows, is_due)
@@ -159,7 +161,10 @@ class DelayedDeliveryTracker:
         return due
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets the positions of ledgers whose last message was due at the cutoff or before."""
+        """Forgets the positions of ledgers whose last message was due at the cutoff or before.
+
+        Not before all of them have been taken: of a position that is forgotten, an entry is taken in once more.
+        """
         self._bits.drop_expired(cutoff)
 
     def clear(self) -> None:

@@ -110,6 +110,28 @@ def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
     return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
 
 
+def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
+    """The rows of some entries, in their order.
+
+    Args:
+        entries: with the columns ledger_id and entry_id.
+    """
+    wanted = set(_entries(entries))
+    return where(rows, np.array([entry in wanted for entry in _entries(rows)], dtype=np.bool_))
+
+
+def _entries(rows: pa.Table) -> Iterable[tuple[int, int]]:
+    return zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
+
+
+def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
+    """The rows with other values in some columns."""
+    for name, values in columns.items():
+        i = rows.schema.get_field_index(name)
+        rows = rows.set_column(i, rows.schema.field(i), values)
+    return rows
+
+
 def is_rejected(rows: pa.Table) -> BoolArray:
     """Which rows have a reason to be rejected."""
     return pc.is_valid(rows["reason"]).to_numpy()

@@ -14,7 +14,17 @@ from tracker.control import CANCELS, KNOWN, PAST, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import SENDING, InFlight, Release
-from tracker.messages import MESSAGES, BoolArray, concat, in_order, int64, is_rejected, where
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    concat,
+    in_order,
+    int64,
+    is_rejected,
+    of_entries,
+    where,
+    with_columns,
+)
 from tracker.rebuilt import Rebuilt
 from tracker.store import Store
 from tracker.taken_back import Compression
@@ -192,12 +202,7 @@ class Shard:
         wanted = wanted.group_by(["ledger_id", "entry_id"]).aggregate([])
         known = known.join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
-        entries = {*zip(wanted["ledger_id"].to_pylist(), wanted["entry_id"].to_pylist(), strict=True)}
-        found = []
-        for rows in (messages, self._tracker.find(times), intake.kept):
-            positions = zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
-            found.append(where(rows, np.array([position in entries for position in positions], dtype=np.bool_)))
-        return concat(found)
+        return concat(of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), intake.kept))
 
     def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment) -> int:
         """Hands rows out to the subscriptions that want them; returns how many."""
@@ -234,7 +239,4 @@ def _past_where(rejected: BoolArray, messages: pa.Table) -> pa.Table:
     """The messages, the rejected ones with a past time: they are handed out at once, and no command takes them back."""
     if not rejected.any():
         return messages
-    deliver_at = pa.array(np.where(rejected, PAST, int64(messages, "deliver_at")))
-    return messages.set_column(
-        messages.schema.get_field_index("deliver_at"), messages.schema.field("deliver_at"), deliver_at
-    )
+    return with_columns(messages, deliver_at=pa.array(np.where(rejected, PAST, int64(messages, "deliver_at"))))

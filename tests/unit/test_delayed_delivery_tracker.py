@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.messages import batches, messages, positions
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
@@ -103,6 +103,7 @@ class TrackerModel(RuleBasedStateMachine):
             if table in ("slots", "mutable"):
                 assert (int64(unpack(value), "deliver_at") < self.load).all()
 
+    @precondition(lambda self: all(due > self.cutoff for due in self.waiting.values()))
     @rule()
     def what_is_past_is_forgotten(self) -> None:
         self.tracker.drop_expired(self.cutoff)
