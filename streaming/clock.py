@@ -43,6 +43,7 @@ class Offset:
     positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
     destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned destinations
     lanes: int = 1
+    batch_millis: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
@@ -57,7 +58,9 @@ class Offset:
         return cls(**offset)
 
     def to_tick(self) -> Tick:
-        sending = json.dumps({"lanes": self.lanes, "partitions": self.destinations}, sort_keys=True)
+        sending = json.dumps(
+            {"lanes": self.lanes, "partitions": self.destinations, "batch_millis": self.batch_millis}, sort_keys=True
+        )
         return Tick(
             self.tick,
             self.cutoff,

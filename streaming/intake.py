@@ -239,6 +239,7 @@ class Intake:
             positions=positions,
             destinations=self._destinations,
             lanes=self._settings.release.lanes,
+            batch_millis=self._settings.release.batch_millis,
             lookup_versions=[] if barrier is None else [self._tables.version(name) for name in LOOKED_UP],
         )
         offset = self._passed(last, offset, barrier)

@@ -36,6 +36,12 @@ _MAX_REJECTED_BYTES = 1024 * 1024
 _BUILT_AT_ONCE = 20  # takes a quarter of a millisecond, by which a message may be late
 _SENT_AT_ONCE = 100
 
+# A batch of ours is never cut by the client: these are far below what it is told of.
+_BATCH_MESSAGES = 500
+_BATCH_BYTES = 100_000
+_CLIENT_BATCH_BYTES = 4 * 1024 * 1024
+_NEVER_MILLIS = 3_600_000
+
 
 class SendError(Exception):
     """A release was not sent completely. Sending it again is safe."""
@@ -67,7 +73,7 @@ class Sent:
     ready_at: int  # when it could have sent the first row, ms since the epoch
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Send:
     due: int
     sequence_id: int
@@ -75,6 +81,10 @@ class _Send:
     producer: str
     row: int
     subscription: str | None  # None: to the rejects topic
+    is_batched: bool
+    at: int  # when it is handed over: its batch's last message's time
+    first_id: int  # the sequence id of its batch's first message
+    is_last: bool  # of its batch
 
 
 def send_releases(settings_json: str, assignments: Iterable[Assignment]) -> Iterator[Sent]:
@@ -103,6 +113,7 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
     rows = unpack(assignment.body)
     sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
     partitions: dict[str, int] = sending.get("partitions", {})
+    batch_millis: int = sending.get("batch_millis", 0)
     lane = assignment.lane(sending.get("lanes", 1))
     columns = {name: rows[name].to_pylist() for name in rows.column_names}
     routes = {route.source: route for route in settings.routes}
@@ -121,8 +132,58 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
             if n := partitions.get(destination, 0):
                 destination = f"{destination}-partition-{_partition(columns, row, n)}"
             name = f"{assignment.application}-{subscription or 'rejects'}-{assignment.shard}-{lane}"
-            sends.append(_Send(due, sequence_id, destination, name, row, subscription))
+            is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
+            if is_batched:
+                name += "-batched"
+            sends.append(
+                _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, sequence_id, True)
+            )
+    if batch_millis:
+        _cut_batches(sends, columns, batch_millis)
     return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends)
+
+
+def _may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
+    """A message with a key goes alone: a consumer of type Key_Shared gets whole batches."""
+    return columns["key"][row] is None and columns["ordering_key"][row] is None and _size(columns, row) < _BATCH_BYTES
+
+
+def _size(columns: dict[str, list[Any]], row: int) -> int:
+    properties = columns["properties"][row] or ()
+    return OWN_BYTES // 8 + len(columns["payload"][row] or b"") + sum(len(k) + len(v or "") for k, v in properties)
+
+
+def _cut_batches(sends: list[_Send], columns: dict[str, list[Any]], batch_millis: int) -> None:
+    """Puts the messages of a few milliseconds into a batch, which goes when the last of them is due.
+
+    The broker remembers of a batch only its first sequence id. So where one ends must follow from the release alone:
+    then one that is sent again has the same batches, and each of them is there wholly or not at all.
+    """
+    batches: dict[tuple[str, str], list[_Send]] = {}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def end(batch: list[_Send]) -> None:
+        for send in batch:
+            send.at, send.first_id, send.is_last = batch[-1].due, batch[0].sequence_id, send is batch[-1]
+
+    for send in sends:
+        if not send.is_batched:
+            continue
+        key, size = (send.topic, send.producer), _size(columns, send.row)
+        batch = batches.setdefault(key, [])
+        if batch and (
+            send.due // batch_millis != batch[0].due // batch_millis
+            or len(batch) == _BATCH_MESSAGES
+            or sizes[key] + size > _BATCH_BYTES
+        ):
+            end(batch)
+            batch.clear()
+        if not batch:
+            sizes[key] = 0
+        batch.append(send)
+        sizes[key] += size
+    for batch in batches.values():
+        end(batch)
 
 
 def _partition(columns: dict[str, list[Any]], row: int, partitions: int) -> int:
@@ -151,12 +212,12 @@ def _send(settings: Settings, plans: list[_Plan]) -> Sent:
         for plan in plans:
             for send in plan.sends:
                 if (send.topic, send.producer) not in producers:
-                    producers[send.topic, send.producer] = _producer(client, send.topic, send.producer)
+                    producers[send.topic, send.producer] = _producer(client, send.topic, send.producer, send.is_batched)
         before = {key: producer.last_sequence_id() for key, producer in producers.items()}
-        pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].due)
+        pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
         ready_at = _now()
         sent_at = _send_on_time(pending, producers, before)
-        expected = {(send.topic, send.producer): send.sequence_id for send, _ in pending}
+        expected = {(send.topic, send.producer): send.first_id for send, _ in pending}
         for key, producer in producers.items():
             producer.flush()
             if producer.last_sequence_id() < expected[key]:
@@ -179,7 +240,7 @@ def _send_on_time(
     before: dict[tuple[str, str], int],
 ) -> list[int]:
     """Hands each message to its producer, never before it is due; returns when, ms since the epoch."""
-    due = [send.due for send, _ in pending]
+    due = [send.at for send, _ in pending]
     sent_at = [0] * len(pending)
     # Messages are built while there is time: when they are due only the hand-over is left.
     ready: list[tuple[Any, Any] | None] = []
@@ -197,7 +258,10 @@ def _send_on_time(
         for i in range(done, end):
             item = ready[i]
             if item is not None:
-                item[0](item[1], None)  # without a callback: a failure shows in flush and in the last sequence id
+                producer, message = item
+                producer.send_async(message, None)  # no callback: a failure shows in flush and the last sequence id
+                if pending[i][0].is_last and pending[i][0].is_batched:
+                    producer.flush_async(_ignore)  # cuts the batch, and sends it
                 ready[i] = None
             sent_at[i] = now
         done = end
@@ -209,16 +273,20 @@ def _built(
     producers: dict[tuple[str, str], pulsar.Producer],
     before: dict[tuple[str, str], int],
 ) -> list[tuple[Any, Any] | None]:
-    """For each message the producer's function and what it is to be given; None: the broker has it already."""
+    """For each message its producer and what that is to be given; None: the broker has it already."""
     built: list[tuple[Any, Any] | None] = []
     for send, plan in pending:
         key = (send.topic, send.producer)
-        if send.sequence_id <= before[key]:
+        if send.first_id <= before[key]:
             built.append(None)
         else:
             producer = producers[key]
-            built.append((producer._producer.send_async, _message(producer, send, plan)))
+            built.append((producer._producer, _message(producer, send, plan)))
     return built
+
+
+def _ignore(_: Any) -> None:
+    """What goes wrong shows in the last flush."""
 
 
 def _message(producer: pulsar.Producer, send: _Send, plan: _Plan) -> Any:
@@ -271,16 +339,17 @@ def _deliveries(pending: list[tuple[_Send, _Plan]], sent_at: list[int]) -> pa.Ta
     return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
 
 
-def _producer(client: pulsar.Client, topic: str, name: str) -> pulsar.Producer:
+def _producer(client: pulsar.Client, topic: str, name: str, is_batched: bool) -> pulsar.Producer:
     deadline = time.monotonic() + _PRODUCER_SECONDS
     while True:
         try:
-            # Not batched: the broker remembers only the first sequence id of a batch, so that a replay that cuts its
-            # batches elsewhere would come twice.
             return client.create_producer(
                 topic,
                 producer_name=name,
-                batching_enabled=False,
+                batching_enabled=is_batched,
+                batching_max_messages=_MAX_PENDING,
+                batching_max_allowed_size_in_bytes=_CLIENT_BATCH_BYTES,
+                batching_max_publish_delay_ms=_NEVER_MILLIS,
                 block_if_queue_full=True,
                 max_pending_messages=_MAX_PENDING,
                 send_timeout_millis=0,

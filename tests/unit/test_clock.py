@@ -123,7 +123,7 @@ def test_a_tick_has_what_the_offset_says() -> None:
     for field in fields(Tick):
         if field.name != "sending":
             assert getattr(tick, field.name) == getattr(offset, field.name), field.name
-    assert json.loads(tick.sending) == {"lanes": offset.lanes, "partitions": {"a": 1, "b": 2}}
+    assert json.loads(tick.sending) == {"lanes": offset.lanes, "batch_millis": offset.batch_millis, "partitions": {"a": 1, "b": 2}}
 
 
 def test_the_first_tick_of_a_run_is_a_turn() -> None:
