@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streaming.feedback import Feedback
-from tracker.messages import Int64Array
 from tracker.shard import Tick
 from tracker.time_slots import SLOT_MILLIS
 
@@ -16,7 +15,6 @@ from tracker.time_slots import SLOT_MILLIS
 TICK_SECONDS = 0.3
 
 # A load horizon that has moved this far at once may have passed slots that the clock has not noted.
-_NOTED_MILLIS = 60_000
 
 
 @dataclass(frozen=True)
@@ -88,22 +86,12 @@ class ClockSettings:
 
 
 class Clock:
-    """Makes the next offset of the last one, the time, and what is known to be coming.
-
-    It keeps nothing that a replay needs; what it notes of coming messages only saves batches in which nothing is due.
-    """
+    """Makes the next offset of the last one, the time, and what the driver tells of the batches before."""
 
     def __init__(self, settings: ClockSettings) -> None:
         self._settings = settings
-        self._slots: set[int] = set()
-        self._slots_unknown_until = 0
         self._next_turn = 0.0
         self._is_behind = False
-
-    def note(self, deliver_at: Int64Array, last: Offset) -> None:
-        """Takes note of when messages that came in are due."""
-        soon = deliver_at[deliver_at < last.load_horizon + _NOTED_MILLIS]
-        self._slots.update((soon // SLOT_MILLIS).tolist())
 
     def is_time(self, last: Offset, now: int, monotonic: float, feedback: Feedback) -> bool:
         """Whether a batch is worth it although nothing has come in."""
@@ -111,7 +99,7 @@ class Clock:
             last.run != self._settings.run
             or self._is_behind
             or monotonic >= self._next_turn
-            or self._has_slot_due(last, self._target(last, now, feedback))
+            or self._has_due(last, self._target(last, now, feedback), feedback)
         )
 
     def next(
@@ -153,10 +141,7 @@ class Clock:
             while marks and marks[0][1] <= confirmed and marks[0][2] <= feedback.settled + 1:
                 booked = marks[0][0]
                 marks = marks[1:]
-        if is_new_run:
-            self._slots_unknown_until = load
         cutoff = max(last.cutoff, min(target, near - 1))
-        self._slots = {slot for slot in self._slots if slot * SLOT_MILLIS > cutoff}
         return Offset(tick, now, cutoff, turn, load, near, self._settings.run, confirmed, booked, marks, version)
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
@@ -164,10 +149,8 @@ class Clock:
         lookahead = feedback.lookahead_millis or self._settings.lookahead_millis
         return max(last.cutoff, _slot_start(now + lookahead) - 1)
 
-    def _has_slot_due(self, last: Offset, target: int) -> bool:
-        if target <= last.cutoff:
-            return False
-        return last.cutoff < self._slots_unknown_until or any(slot * SLOT_MILLIS <= target for slot in self._slots)
+    def _has_due(self, last: Offset, target: int, feedback: Feedback) -> bool:
+        return target > last.cutoff and (feedback.next_due is None or feedback.next_due <= target)
 
     def _horizons(
         self, last: Offset, now: int, version: int, rows_due: Callable[[int, int, int], list[tuple[int, int]]]
@@ -178,15 +161,11 @@ class Clock:
         )
         load = max(last.load_horizon, near, _slot_start(now + self._settings.load_ahead_millis))
         rows = 0
-        coming = rows_due(version, last.load_horizon, load)
-        for slot, count in coming:
+        for slot, count in rows_due(version, last.load_horizon, load):
             if rows and rows + count > self._settings.max_segment_rows:
                 load = slot * SLOT_MILLIS
                 break
             rows += count
-        self._slots.update(slot for slot, _ in coming if slot * SLOT_MILLIS < load)
-        if load - last.load_horizon > _NOTED_MILLIS:
-            self._slots_unknown_until = load
         self._is_behind = load < near
         return load, max(last.near_until, min(near, load))
 

@@ -20,7 +20,7 @@ from streaming.receiver import START, Position, Receiver, SourceTopic
 from streaming.segments import LOOKED_UP, rows_due
 from streaming.sender import OWN_BYTES
 from streaming.tables import Tables
-from tracker.messages import concat, int64
+from tracker.messages import concat
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,6 @@ class Intake:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
         tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
         messages = self._received_rows(first, last, is_control=False)
-        self._clock.note(int64(messages, "deliver_at"), last)
         return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:

@@ -102,13 +102,16 @@ class Releaser:
     def lookahead_millis(self) -> int:
         return self._feedback.lookahead_millis or self._settings.release.lookahead_millis
 
-    def submit(self, tick: int, now: int, cutoff: int, bodies: list[tuple[int, int, bool, bytes]]) -> None:
+    def submit(
+        self, tick: int, now: int, cutoff: int, next_due: int, bodies: list[tuple[int, int, bool, bytes]]
+    ) -> None:
         """Takes a batch's releases.
 
         Args:
             tick: the batch's.
             now: the time from which the batch looked ahead.
             cutoff: the batch's.
+            next_due: nothing that the state holds after the batch is due before.
             bodies: (shard, tick, is planned, packed rows); ticks of an earlier run come first.
         """
         releases: dict[tuple[int, bool], list[Assignment]] = {}
@@ -121,6 +124,7 @@ class Releaser:
                     self._accepted.add((of_tick, is_planned))
                     self._enqueue(_job(of_tick, is_planned, assignments))
             self._cutoffs.append((tick, cutoff))
+            self._feedback = replace(self._feedback, next_due=next_due)
             self._measure(now, time.time_ns() // 1_000_000, bool(releases))
             self._confirm()
 

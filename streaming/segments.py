@@ -9,6 +9,7 @@ from streaming.tables import DELAYED_INDEX, Tables
 from tracker.commands import RESCHEDULE, RESTORE, command_positions
 from tracker.control import KNOWN
 from tracker.messages import MESSAGES, of_entries
+from tracker.moved import HELD_MILLIS
 from tracker.time_slots import SLOT_MILLIS
 
 # The tables in which a command finds what it names.
@@ -73,6 +74,12 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
     )
     delivered = entries.join(index, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
     return pa.concat_tables([index.select(KNOWN.names), delivered.select(KNOWN.names)]).cast(KNOWN)
+
+
+def find_held(tables: Tables, version: int) -> pa.Table:
+    """Sealed rows of messages that were held back, as messages."""
+    condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY'"
+    return from_index(tables.query("delayed_index", f"SELECT * FROM delayed_index WHERE {condition}", version))  # noqa: S608
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:

@@ -70,7 +70,7 @@ class BatchSink:
         # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
         # that was in flight, that tick's too, in the order in which the broker must get it.
         if statuses[0]["run"] == self._run:
-            self._releaser.submit(tick, now, cutoff, releases)
+            self._releaser.submit(tick, now, cutoff, min(s["next_due"] for s in statuses), releases)
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
@@ -84,7 +84,9 @@ class BatchSink:
         self._append("rejects", _rejects(rejects, tick), tick)
 
         totals = {
-            name: sum(s[name] for s in statuses) for name in statuses[0] if name not in ("tick", "now", "cutoff", "run")
+            name: sum(s[name] for s in statuses)
+            for name in statuses[0]
+            if name not in ("tick", "now", "cutoff", "next_due", "run")
         }
         self._on_batch(BatchStatus(tick, now, totals | {"sink_millis": time.time_ns() // 1_000_000 - now}))
 

@@ -36,10 +36,11 @@ from streaming.parts import (
 )
 from streaming.rebuild import Rebuilt
 from streaming.routes import command_routes
-from streaming.segments import find_entries, find_rows, read_segment
+from streaming.segments import find_entries, find_held, find_rows, read_segment
 from streaming.tables import Tables
 from tracker.commands import decode
-from tracker.messages import pack, unpack
+from tracker.messages import concat, int64, pack, unpack, where
+from tracker.moved import HELD_MILLIS
 
 
 @dataclass
@@ -57,11 +58,11 @@ class CommandsPart(InputPartition):
     versions: list[int]
 
 
+@dataclass
 class RebuiltPart(InputPartition):
-    """What was rebuilt from tables, before the first batch."""
+    """What was rebuilt from tables, before the first batch; and what was held back, in a version of delayed_index."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    version: int
 
 
 @dataclass
@@ -116,7 +117,7 @@ class DelayedDeliveryReader(DataSourceStreamReader):
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
         rebuilt = self._rebuilt.offset
         if rebuilt is not None and first.tick == rebuilt.tick:
-            parts.append(RebuiltPart())
+            parts.append(RebuiltPart(last.index_version))
         if last.lookup_versions:
             parts.append(CommandsPart(pack(self._intake.control_messages(first, last)), last.lookup_versions))
         return parts
@@ -128,7 +129,7 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         elif isinstance(partition, CommandsPart):
             parts = self._read_commands(partition)
         elif isinstance(partition, RebuiltPart):
-            parts = self._read_rebuilt()
+            parts = self._read_rebuilt(partition.version)
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows
@@ -137,8 +138,8 @@ class DelayedDeliveryReader(DataSourceStreamReader):
                 [pa.array([v], f.type) for v, f in zip(part, ARROW_SCHEMA, strict=True)], schema=ARROW_SCHEMA
             )
 
-    def _read_rebuilt(self) -> list[tuple[int, str, bytes]]:
-        parts = []
+    def _read_rebuilt(self, version: int) -> list[tuple[int, str, bytes]]:
+        parts = split(find_held(self._tables, version), KEPT, self._shard_keys)
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
             parts.append((key, REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]
@@ -148,6 +149,9 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         decoded = decode(unpack(partition.messages), command_routes(self._settings))
         found = find_entries(self._tables, partition.versions, decoded.commands)
         kept = find_rows(self._tables, partition.versions, decoded.commands)
+        if any(not switch.is_paused for switch in decoded.switches):
+            others = where(kept, int64(kept, "deliver_at") < HELD_MILLIS)
+            kept = concat([others, find_held(self._tables, partition.versions[0])])
         request_ids = json.dumps(decoded.request_ids).encode()
         switches = json.dumps([asdict(switch) for switch in decoded.switches]).encode()
         return [

@@ -57,6 +57,9 @@ CANCELS = pa.schema(
 
 _NO_MESSAGES = MESSAGES.empty_table()
 
+# Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
+_RELEASED_A_SECOND = 5_000
+
 # Of a sequence, the bits that count a tick's commands; the others are the tick.
 SEQUENCE_BITS = 20
 
@@ -180,6 +183,26 @@ class Control:
             self._move(rows.take(pa.array(held)), subscription, times, self._next_sequence(moment))
         return wants & ~paused
 
+    def release_held(self, rows: pa.Table, moment: Moment) -> None:
+        """Moves what was held back for subscriptions that are not paused any more to now, or soon if it is much.
+
+        Args:
+            rows: of all messages that were held back, this shard's; those that do not count any more are passed over.
+        """
+        if not rows.num_rows:
+            return
+        own = self._own(rows)
+        own &= ~np.array([self._paused.get(topic, 0) for topic in rows["topic"].to_pylist()], dtype=np.int64)
+        sequences = int64(rows, "sequence")
+        for subscription in range(int(own.max(initial=0)).bit_length()):
+            last = self._moved.find(subscription, *_position(rows))[0]
+            # What was taken back, too: it may be restored.
+            released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
+            if len(released):
+                times = moment.now + np.arange(len(released)) // _RELEASED_A_SECOND * 1000
+                self._move(rows.take(pa.array(released)), subscription, times, self._next_sequence(moment))
+                self.unwanted += len(released)  # the rows that were held back
+
     def _own(self, rows: pa.Table) -> Int64Array:
         """For each row the subscriptions that it is for, as bits."""
         own = np.full(rows.num_rows, -1, dtype=np.int64)
@@ -209,6 +232,7 @@ class Control:
         moment: Moment,
         kept: pa.Table | None = None,
         switches: Sequence[Switch] = (),
+        held: pa.Table = _NO_MESSAGES,
     ) -> pa.Table:
         """Applies commands; returns their outcomes.
 
@@ -219,6 +243,7 @@ class Control:
             is_new: which of these came in only in this tick.
             kept: rows of the messages that are to be rescheduled or restored, with the columns of MESSAGES.
             switches: of all shards' commands.
+            held: what was held back for the subscriptions of switches that resume.
         """
         if not request_ids and not commands.num_rows:
             return OUTCOMES.empty_table()
@@ -229,6 +254,7 @@ class Control:
             bits = switch.subscriptions
             self._paused[switch.topic] = paused | bits if switch.is_paused else paused & ~bits
         self._paused = {topic: bits for topic, bits in self._paused.items() if bits}
+        self.release_held(held, moment)
         self._requests.add(request_ids, moment.now)
         outcomes = [self._answer(where(commands, repeated), Result.ALREADY_APPLIED, "the request id has been applied")]
         commands = where(commands, ~repeated)

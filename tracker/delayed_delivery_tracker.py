@@ -57,6 +57,11 @@ class DelayedDeliveryTracker:
         """The messages in the mutable bucket."""
         return len(self._mutable)
 
+    @property
+    def next_due(self) -> int | None:
+        """Nothing in state that is not in the mutable bucket is due before; None: there is nothing."""
+        return self._slots.earliest
+
     def add_messages(self, rows: pa.Table, cutoff: int) -> pa.Table:
         """Takes messages in; returns those that are due at the cutoff or before, which are not tracked.
 

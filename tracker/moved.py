@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
 from tracker.index_bits import by_ledger
-from tracker.messages import Int64Array
+from tracker.messages import Int64Array, int64, where
 from tracker.schedule import MAX_TIME_MILLIS
 from tracker.store import Store
 from tracker.taken_back import codes, subscriptions_of
@@ -16,7 +17,13 @@ HELD_MILLIS = MAX_TIME_MILLIS + 1
 _TABLE = "moved"
 _DIRECTORY = "moved_ledgers"
 
+# The time is that of the row that counts; until then the rows before it are past.
 _CODE, _SEQUENCE, _TIME, _UNTIL = range(4)
+
+
+def held(rows: pa.Table) -> pa.Table:
+    """The rows that were held back."""
+    return where(rows, int64(rows, "deliver_at") >= HELD_MILLIS) if rows.num_rows else rows
 
 
 class Moved:
@@ -77,21 +84,14 @@ class Moved:
         """
         for ledger, rows in by_ledger(ledger_ids):
             before = self._load(ledger, subscription)
-            new = np.stack(
-                [
-                    codes(entry_ids[rows], batch_indexes[rows]),
-                    sequences[rows],
-                    times[rows],
-                    np.maximum(until[rows], times[rows]),
-                ],
-                axis=1,
-            )
+            of = codes(entry_ids[rows], batch_indexes[rows])
+            new = np.stack([of, sequences[rows], times[rows], _unless_held(until[rows])], axis=1)
             new = new[np.argsort(new[:, _CODE])]
             again = np.isin(before[:, _CODE], new[:, _CODE])
-            # A row that was held back is never loaded again: nothing has to remember it.
-            earlier = before[again & (before[:, _UNTIL] < HELD_MILLIS)]
+            earlier = before[again]
             at = np.searchsorted(new[:, _CODE], earlier[:, _CODE])
-            new[at, _UNTIL] = np.maximum(new[at, _UNTIL], earlier[:, _UNTIL])
+            past = np.maximum(earlier[:, _UNTIL], _unless_held(earlier[:, _TIME]))
+            new[at, _UNTIL] = np.maximum(new[at, _UNTIL], past)
             table = np.concatenate([before[~again], new])
             self._tables[ledger, subscription] = table[np.argsort(table[:, _CODE])]
             self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
@@ -111,7 +111,8 @@ class Moved:
             self._store.put(_TABLE, key, self._tables[key].tobytes())
         for ledger in {ledger for ledger, _ in self._changed}:
             entry = self._ledgers[ledger]
-            entry[1] = max(int(self._load(ledger, s)[:, _UNTIL].max()) for s in subscriptions_of(entry[0]))
+            tables = [self._load(ledger, s)[:, [_TIME, _UNTIL]] for s in subscriptions_of(entry[0])]
+            entry[1] = max(int(table.max()) for table in tables)
         self._changed.clear()
         data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()
         if data != self._saved:
@@ -125,3 +126,8 @@ class Moved:
             data = self._store.get(_TABLE, key) or b""
             self._tables[key] = np.frombuffer(data, dtype=np.int64).reshape(-1, 4)
         return self._tables[key]
+
+
+def _unless_held(times: Int64Array) -> Int64Array:
+    """A row that was held back is never loaded again: nothing has to remember it once it does not count any more."""
+    return np.where(times >= HELD_MILLIS, 0, times)

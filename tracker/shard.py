@@ -25,6 +25,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.moved import HELD_MILLIS, held
 from tracker.rebuilt import Rebuilt
 from tracker.store import Store
 from tracker.taken_back import Compression
@@ -60,7 +61,7 @@ class Intake:
     commands: pa.Table = field(default_factory=COMMANDS.empty_table)
     request_ids: Sequence[str] = ()  # of the commands of all shards
     found: pa.Table = field(default_factory=KNOWN.empty_table)  # messages that commands name, as far as they are booked
-    kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows of messages to reschedule or restore
+    kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to move or restore
     switches: Sequence[Switch] = ()  # of the commands of all shards
     rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
@@ -118,6 +119,7 @@ class Shard:
         if intake.rebuilt is not None:
             self._tracker.rebuild(intake.rebuilt.sealed)
             self._control.rebuild(intake.rebuilt, tick.now)
+            self._control.release_held(held(intake.kept), moment)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = intake.messages
@@ -132,7 +134,9 @@ class Shard:
         short_notice = self._tracker.add_messages(where(messages, ~rejected & ~is_done), tick.cutoff)
         kept = self._kept(intake, messages, known)
         outcomes.append(
-            self._control.apply(intake.commands, intake.request_ids, known, is_new, moment, kept, intake.switches)
+            self._control.apply(
+                intake.commands, intake.request_ids, known, is_new, moment, kept, intake.switches, self._held(intake)
+            )
         )
         moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
 
@@ -159,6 +163,7 @@ class Shard:
             "tick": tick.tick,
             "now": tick.now,
             "cutoff": tick.cutoff,
+            "next_due": HELD_MILLIS if self._tracker.next_due is None else self._tracker.next_due,
             "taken": messages.num_rows,
             "rejected": effects.rejects.num_rows,
             "short_notice": n_short - int(rejected.sum()),
@@ -203,6 +208,12 @@ class Shard:
         known = known.join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
         return concat(of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), intake.kept))
+
+    def _held(self, intake: Intake) -> pa.Table:
+        """What was held back, if a command says to hand it out."""
+        if all(switch.is_paused for switch in intake.switches):
+            return MESSAGES.empty_table()
+        return concat([held(intake.kept), held(self._tracker.find(()))])
 
     def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment) -> int:
         """Hands rows out to the subscriptions that want them; returns how many."""

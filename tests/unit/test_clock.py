@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,8 +48,8 @@ class Ticks:
         )
         return self.last
 
-    def is_time(self, lookahead: int | None = None) -> bool:
-        return self.clock.is_time(self.last, self.now, self.monotonic, Feedback(lookahead_millis=lookahead))
+    def is_time(self, next_due: int | None = None) -> bool:
+        return self.clock.is_time(self.last, self.now, self.monotonic, Feedback(next_due=next_due))
 
 
 @settings(max_examples=150, deadline=None)
@@ -123,7 +121,11 @@ def test_a_tick_has_what_the_offset_says() -> None:
     for field in fields(Tick):
         if field.name != "sending":
             assert getattr(tick, field.name) == getattr(offset, field.name), field.name
-    assert json.loads(tick.sending) == {"lanes": offset.lanes, "batch_millis": offset.batch_millis, "partitions": {"a": 1, "b": 2}}
+    assert json.loads(tick.sending) == {
+        "lanes": offset.lanes,
+        "batch_millis": offset.batch_millis,
+        "partitions": {"a": 1, "b": 2},
+    }
 
 
 def test_the_first_tick_of_a_run_is_a_turn() -> None:
@@ -204,24 +206,18 @@ def test_one_slot_is_loaded_whole_however_large() -> None:
     assert ticks.next().load_horizon > (slot + 1) * SLOT_MILLIS
 
 
-@pytest.mark.parametrize("from_index", [False, True])
-def test_a_batch_is_worth_it_when_something_is_due(from_index: bool) -> None:
-    due = START + 28_000
-    ticks = Ticks(rows={due // SLOT_MILLIS: 1} if from_index else {}, load_ahead_millis=20_000)
+def test_a_batch_is_worth_it_when_something_is_due() -> None:
+    due = START + 3_000
+    ticks = Ticks()
     ticks.next()
-    # What the state holds at the start of a run is not known; this is beyond it.
-    ticks.later(25_000).next()
-    if not from_index:
-        ticks.clock.note(np.array([due, due + 90_000_000]), ticks.last)
-    assert not ticks.is_time()
-    assert not ticks.later(3_000 - 1_000 + SLOT_MILLIS - 1).is_time()
-    assert ticks.later(1).is_time()
+    assert not ticks.is_time(due)
+    assert not ticks.later(3_000 - 1_000 + SLOT_MILLIS - 1).is_time(due)
+    assert ticks.later(1).is_time(due)
     assert ticks.next().cutoff >= due
-    assert not ticks.is_time()
+    assert not ticks.is_time(due)
 
 
 def test_what_a_new_run_does_not_know_is_asked_for_slot_by_slot() -> None:
-    """What is in state from the run before has not been noted by this one."""
     ticks = Ticks(Offset(tick=9, turn=3, run="before", load_horizon=START + 30_000, near_until=START + 9_000))
     ticks.next()
     assert not ticks.is_time()

@@ -114,6 +114,10 @@ class ShardModel(RuleBasedStateMachine):
         self.requests += 1
         bits = sum(1 << s for s in subscriptions)
         self.paused = self.paused | {*subscriptions} if is_paused else self.paused - {*subscriptions}
+        for entry in self.entries.values():
+            for pair, time in entry.moved.items():
+                if time == HELD_MILLIS and pair[1] not in self.paused:
+                    entry.moved[pair] = self.now
         self.step([], [], turns, [Switch(f"r{self.requests}", TOPIC, bits, is_paused)])
 
     @rule(later=st.integers(0, 4_000), turns=st.booleans())
@@ -205,7 +209,7 @@ class ShardModel(RuleBasedStateMachine):
             commands=commands(rows),
             request_ids=[str(row["request_id"]) for row in rows] + [switch.request_id for switch in switches],
             found=self.found(rows),
-            kept=stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64()))),
+            kept=self.kept(rows, switches, stored),
             switches=switches,
         )
         state = dict(self.store.values)
@@ -218,6 +222,12 @@ class ShardModel(RuleBasedStateMachine):
             assert entry_id not in self.booked
             self.booked.add(entry_id)
         return effects
+
+    def kept(self, rows: list[dict[str, object]], switches: Sequence[Switch], stored: pa.Table) -> pa.Table:
+        """Sealed rows that commands move."""
+        if any(not switch.is_paused for switch in switches):
+            return stored.filter(pc.equal(stored["deliver_at"], HELD_MILLIS))
+        return stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64())))
 
     def found(self, rows: list[dict[str, object]]) -> pa.Table:
         """What a lookup in the tables gives: sealed messages; of booked entries that were never sealed, a past one."""
@@ -283,3 +293,23 @@ ShardModel.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 test_shard_against_the_model = ShardModel.TestCase
+
+
+def test_what_was_moved_forward_and_held_back_comes_once() -> None:
+    """The row that it came with is still to come when the row that it was moved to is released."""
+    model = ShardModel()
+    model.begin()
+    entry = Entry(0, [12_000], single=True)
+    model.entries[0] = entry
+    model.step([entry], [], turns=True)
+    row = command("r", 1, 0, [0], 0, 1_000, kind=RESCHEDULE)
+    assert model.expect(RESCHEDULE, entry, 0, 0, 1_000) == [Result.APPLIED]
+    model.step([], [row])
+    model.subscriptions_are_paused_or_resumed([0], True, False)
+    model.time_passes(2_000, True)
+    model.subscriptions_are_paused_or_resumed([0], False, True)
+    assert entry.handed_out == {(0, 0)}
+    for _ in range(6):
+        model.time_passes(2_000, True)
+        model.nothing_is_lost_and_the_count_is_right()
+    assert entry.handed_out == {(0, 0), (0, 1)}
