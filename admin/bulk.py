@@ -1,15 +1,23 @@
-"""Takes back all pending messages that a filter means: what to send for it, and what became of them."""
+"""Does something to all pending messages that a filter means: what to send for it, and what became of them."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from admin.control_requests import Cancel, ControlRequest, Outcome, cancel_request, skip_requests
+from admin.control_requests import (
+    Cancel,
+    ControlRequest,
+    Outcome,
+    cancel_request,
+    reschedule_requests,
+    restore_requests,
+    skip_requests,
+)
 from admin.message_ids import MessageRef
-from admin.pending import Pending, PendingError, PendingMessage
-from admin.policy import Operation
+from admin.pending import Pending, PendingError, PendingFilter, PendingMessage, State
 from conf.settings import Settings, Subscription
 
 MAX_MATCHED = 10_000  # unless more are asked for
@@ -19,29 +27,53 @@ CALL_MESSAGES = 20_000
 
 
 class TooManyError(PendingError):
-    """More messages match than may be taken back at once."""
+    """More messages match than may be changed at once."""
 
 
 class CumulativeError(PendingError):
     """Messages of a subscription with a cumulative type can't be skipped."""
 
 
+class Action(StrEnum):
+    CANCEL = "cancel"
+    SKIP = "skip"
+    RESCHEDULE = "reschedule"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be done to messages. To reschedule them: to a time, ms since the epoch, or by so many ms."""
+
+    action: Action
+    deliver_at: int | None = None
+    shift_millis: int | None = None
+
+    def new_time(self, message: PendingMessage) -> int:
+        if self.deliver_at is not None:
+            return self.deliver_at
+        # What is held back has no time that could be shifted: it is delivered at once.
+        return 0 if message.is_held else max(0, message.deliver_at + (self.shift_millis or 0))
+
+
 @dataclass(frozen=True)
 class Call:
-    """What one call of the control client takes back: messages to skip, or entries to cancel."""
+    """What one call of the control client does: to messages, or where it cancels to entries."""
 
     subscription: str
-    skips: list[MessageRef] = field(default_factory=list)
+    action: Action
+    messages: list[MessageRef] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
+    deliver_at: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls that take messages back, and how many messages each can be answered for.
+    """The calls that change messages, and how many messages each can be answered for.
 
     Attributes:
         total: messages, counted for each subscription that they wait for.
-        impossible: of these, how many can't be taken back alone.
+        impossible: of these, how many can't be cancelled alone.
         batch_sizes: by subscription, ledger and entry, of the entries that are cancelled whole.
     """
 
@@ -67,7 +99,7 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all were taken back."""
+        """Whether all were done."""
         return self.done >= self._plan.total
 
     def to_json(self) -> dict[str, int]:
@@ -76,13 +108,18 @@ class Tally:
         return {_camel(result): n for result, n in counts.items()}
 
 
-def check(pending: Pending, operation: Operation) -> None:
-    """Whether an operation can be done to the messages of a listing.
+def meant(wanted: PendingFilter, action: Action) -> PendingFilter:
+    """The filter that an action goes by: to restore is meant what was taken back."""
+    return wanted.model_copy(update={"state": State.TAKEN_BACK}) if action is Action.RESTORE else wanted
+
+
+def check(pending: Pending, action: Action) -> None:
+    """Whether an action can be done to the messages of a listing.
 
     Raises:
         CumulativeError: they can't be skipped.
     """
-    if operation is Operation.SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
+    if action is Action.SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
         raise CumulativeError(
             f"messages of {cumulative[0].name} can't be skipped: its type {cumulative[0].type} acknowledges "
             "cumulatively (cancel them)"
@@ -101,8 +138,8 @@ def matching(pending: Pending, max_matched: int) -> list[PendingMessage]:
     return page.messages
 
 
-def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessage]) -> Plan:
-    """What to send to take messages back from the subscriptions that they wait for.
+def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessage], change: Change) -> Plan:
+    """What to send to change messages for the subscriptions that have them in the state that was asked for.
 
     A skip names a thousand messages, a cancel one entry. So all are skipped, but where the subscription's type is
     cumulative: there entries are cancelled, of which all messages are meant.
@@ -113,10 +150,15 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
     for subscription in subscriptions:
         waiting = [m for m in messages if subscription.name in m.subscriptions]
         total += len(waiting)
-        if not subscription.type.is_cumulative:
-            refs = [m.ref for m in waiting]
+        if change.action in (Action.RESCHEDULE, Action.RESTORE) or not subscription.type.is_cumulative:
+            action = Action.SKIP if change.action is Action.CANCEL else change.action
+            by_time: dict[int, list[MessageRef]] = defaultdict(list)
+            for m in waiting:
+                by_time[change.new_time(m) if action is Action.RESCHEDULE else 0].append(m.ref)
             calls += [
-                Call(subscription.name, skips=refs[i : i + CALL_MESSAGES]) for i in range(0, len(refs), CALL_MESSAGES)
+                Call(subscription.name, action, refs[i : i + CALL_MESSAGES], deliver_at=time)
+                for time, refs in by_time.items()
+                for i in range(0, len(refs), CALL_MESSAGES)
             ]
             continue
         cancels = []
@@ -127,7 +169,7 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
             batch_sizes[subscription.name, ledger_id, entry_id] = len(parts)
             cancels.append(Cancel(MessageRef(ledger_id, entry_id), max(m.deliver_at for m in parts)))
         calls += [
-            Call(subscription.name, cancels=cancels[i : i + CALL_MESSAGES])
+            Call(subscription.name, Action.CANCEL, cancels=cancels[i : i + CALL_MESSAGES])
             for i in range(0, len(cancels), CALL_MESSAGES)
         ]
     return Plan(calls, total, impossible, batch_sizes)
@@ -136,8 +178,15 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
 def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list[ControlRequest]:
     """A call's commands."""
     names = [call.subscription]
-    cancels = [cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels]
-    return cancels + skip_requests(settings, issued_by, topic, call.skips, names)
+    match call.action:
+        case Action.RESCHEDULE:
+            return reschedule_requests(settings, issued_by, topic, call.messages, call.deliver_at, names)
+        case Action.RESTORE:
+            return restore_requests(settings, issued_by, topic, call.messages, names)
+        case Action.SKIP:
+            return skip_requests(settings, issued_by, topic, call.messages, names)
+        case Action.CANCEL:
+            return [cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels]
 
 
 def _by_entry(messages: Sequence[PendingMessage]) -> Iterator[tuple[tuple[int, int], list[PendingMessage]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pulsar
 
@@ -22,6 +23,9 @@ from admin.message_ids import MessageRef
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome
 from streaming.pulsar_client import connect
+
+if TYPE_CHECKING:
+    from admin.bulk import Call
 
 
 class ControlClient:
@@ -111,6 +115,16 @@ class ControlClient:
         """
         request = pause_request(self._settings, self._issued_by, topic, subscriptions, is_paused)
         return self._send([request], timeout_seconds)
+
+    def run(self, topic: str, call: Call, timeout_seconds: float) -> Iterator[Outcome]:
+        """Does what a call of a plan says; yields what became of each message or entry.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        from admin.bulk import requests
+
+        return self._send(requests(self._settings, self._issued_by, topic, call), timeout_seconds)
 
     def _send(self, requests: Sequence[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands and yields their outcomes until each has all of them."""

@@ -12,6 +12,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any
 
 from deltalake.exceptions import DeltaError
@@ -23,6 +24,7 @@ from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from streaming.tables import Snapshot, literal
 from tracker.commands import resolve_topic
+from tracker.moved import HELD_MILLIS
 
 MAX_LIMIT = 1_000  # messages of a page
 
@@ -74,6 +76,14 @@ class UnknownTopicError(PendingError):
     """No route has the topic, or the topic has no such subscription."""
 
 
+class State(StrEnum):
+    """What has become of a message that is not delivered yet."""
+
+    WAITING = "waiting"  # to be delivered, or held back
+    HELD = "held"  # held back, because the subscription was paused when it came due
+    TAKEN_BACK = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
+
+
 class PendingFilter(BaseModel):
     """Which of a topic's pending messages are meant: those to which all that is given applies. Times are ms."""
 
@@ -87,6 +97,7 @@ class PendingFilter(BaseModel):
     producer_name: str | None = None
     ledger_id: _Int64 | None = None
     entry_id: _Int64 | None = None
+    state: State = State.WAITING
 
     @model_validator(mode="after")
     def _entry_of_a_ledger(self) -> PendingFilter:
@@ -97,7 +108,7 @@ class PendingFilter(BaseModel):
     @property
     def is_selective(self) -> bool:
         """Whether it says anything about messages, not only about the subscription."""
-        return bool(self.conditions) or self.due_from is not None
+        return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
 
     @property
     def conditions(self) -> list[str]:
@@ -106,6 +117,8 @@ class PendingFilter(BaseModel):
         texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
         conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
         numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
+        if self.state is State.HELD:
+            numbers["deliver_at ="] = HELD_MILLIS
         return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
 
 
@@ -125,6 +138,11 @@ class PendingMessage:
     publish_time: int
     producer_name: str
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is due, and held back because its subscription was paused."""
+        return self.deliver_at >= HELD_MILLIS
+
     def to_json(self) -> dict[str, Any]:
         return {
             "messageId": str(self.ref),
@@ -132,7 +150,8 @@ class PendingMessage:
             "entryId": self.ref.entry_id,
             "partitionIndex": self.ref.partition,
             "batchIndex": self.ref.batch_index,
-            "deliverAt": self.deliver_at,
+            "deliverAt": None if self.is_held else self.deliver_at,
+            "isHeld": self.is_held,
             "subscriptions": list(self.subscriptions),
             "key": self.key,
             "orderingKey": self.ordering_key,
@@ -216,10 +235,13 @@ class Pending:
         self.subscriptions = subscriptions
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = _Cursor.decode(cursor, self._asked) if cursor else None
+        self._warehouse = settings.warehouse
         self._tables = self._open(settings.warehouse)
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
         self._start = self._filter.due_from if self._filter.due_from is not None else self._overdue_from()
+        if self._filter.state is State.TAKEN_BACK:
+            self._start = max(self._start, self.as_of)
 
     def page(self, limit: int) -> Page:
         """The next messages of the listing, soonest first.
@@ -246,7 +268,7 @@ class Pending:
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE waits <> 0")["n"][0].as_py())  # noqa: S608
 
     def stats(self) -> dict[str, Any]:
-        """By subscription how many messages are pending and due soon, and when the first and the last are due.
+        """By subscription how many messages are pending, due soon or held back, and when the first and last are due.
 
         `takenBack` counts what was taken back of the whole topic and would be due later: messages and whole entries.
         """
@@ -259,7 +281,11 @@ class Pending:
                 f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
                 for name, millis in _HORIZONS.items()
             ]
-            columns += [f"{f}(deliver_at) FILTER (WHERE {waits}) AS {f}_{i}" for f in ("min", "max")]
+            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at >= {HELD_MILLIS}) AS held_{i}"]
+            columns += [
+                f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_MILLIS}) AS {f}_{i}"
+                for f in ("min", "max")
+            ]
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
         taken_back = self._sql(
@@ -269,6 +295,7 @@ class Pending:
         )
         cancelled = dict(zip(taken_back["subscription"].to_pylist(), taken_back["n"].to_pylist(), strict=True))
         written_at = self._tables.written_at("delayed_index")
+        paused = self._paused()
         return {
             "topic": self.topic,
             "version": self.version,
@@ -281,11 +308,26 @@ class Pending:
                     **{horizon: counts[f"{horizon}_{i}"] for horizon in _HORIZONS},
                     "earliest": counts[f"min_{i}"],
                     "latest": counts[f"max_{i}"],
+                    "held": counts[f"held_{i}"],
+                    "isPaused": name in paused,
                     "takenBack": cancelled.get(name, 0),
                 }
                 for i, name in enumerate(names)
             ],
         }
+
+    def _paused(self) -> set[str]:
+        """The topic's subscriptions that are paused."""
+        try:
+            outcomes = Snapshot(self._warehouse, {"outcomes": None})
+        except DeltaError:
+            return set()
+        switches = outcomes.sql(
+            f"SELECT subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {self._of_topic} "  # noqa: S608
+            "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
+        ).to_pylist()
+        last = {row["subscription"]: row["operation"] for row in switches}
+        return {name for name, operation in last.items() if operation == "PAUSE"}
 
     def _first(self, n: int, after: tuple[int, ...] | None) -> list[PendingMessage]:
         """The first n messages after a key."""
@@ -323,7 +365,7 @@ class Pending:
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
     def _waiting(self, rows: str, of: str | None = None) -> str:
-        """Rows of the delayed index with the column `waits`: a bit for each subscription that they are pending for.
+        """Rows of the delayed index with the column `waits`: a bit for each subscription that has them in the state.
 
         Creates the table `done` for it. A CANCEL row takes back what is due at its time or before: that of a cancel
         which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry. A RESTORE row
@@ -363,7 +405,10 @@ class Pending:
             f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
             f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
         )
-        bits = [f"CASE WHEN {_is_done(i, name)} THEN 0 ELSE {1 << i} END" for i, name in enumerate(names)]
+        is_taken_back = self._filter.state is State.TAKEN_BACK
+        bits = [
+            f"CASE WHEN {_is_left(i, name, is_taken_back)} THEN {1 << i} ELSE 0 END" for i, name in enumerate(names)
+        ]
         return f"""
             SELECT i.*, {" + ".join(bits)} AS waits FROM ({rows}) AS i
             LEFT JOIN done AS one ON one.ledger_id = i.ledger_id AND one.entry_id = i.entry_id
@@ -437,20 +482,20 @@ def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple
     return route.source, None if partition < 0 else partition, chosen
 
 
-def _is_done(i: int, name: str) -> str:
-    """The condition that a row (i) is not to be delivered to a subscription, or has been."""
+def _is_left(i: int, name: str, is_taken_back: bool) -> str:
+    """The condition that a row (i) counts for a subscription, was not delivered to it, and was taken back or not."""
 
     def last(operation: str, column: str) -> str:
         both = (f"coalesce({of}.{operation}_{column}_{i}, -1)" for of in ("one", "whole"))
         return f"greatest({', '.join(both)})"
 
-    is_taken_back = (
+    taken_back = (
         f"{last('CANCEL', 'deliver_at')} >= i.deliver_at "
         f"AND {last('CANCEL', 'sequence')} > {last('RESTORE', 'sequence')}"
     )
     return (
-        f"i.subscription <> {literal(name)} OR {last('MOVE', 'sequence')} > i.sequence "
-        f"OR {last('DELIVERED', 'deliver_at')} >= i.deliver_at OR ({is_taken_back})"
+        f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND {last('MOVE', 'sequence')} <= i.sequence "
+        f"AND {last('DELIVERED', 'deliver_at')} < i.deliver_at AND {'' if is_taken_back else 'NOT '}({taken_back})"
     )
 
 

@@ -7,11 +7,23 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from admin.async_control_client import AsyncControlClient
-from admin.bulk import MAX_MATCHED, CumulativeError, Tally, TooManyError, check, matching, plan, requests
+from admin.bulk import (
+    MAX_MATCHED,
+    Action,
+    Change,
+    CumulativeError,
+    Tally,
+    TooManyError,
+    check,
+    matching,
+    meant,
+    plan,
+    requests,
+)
 from admin.errors import AdminError, error_responses
 from admin.pending import (
     MAX_LIMIT,
@@ -20,10 +32,10 @@ from admin.pending import (
     Pending,
     PendingError,
     PendingFilter,
+    State,
     UnknownTopicError,
     VersionGoneError,
 )
-from admin.policy import Operation
 from admin.target import Target, TargetTopic
 from admin.topics_schema import CALLER_ERRORS, CHANGE_ERRORS, TOPIC_PATH, Canceller, Reader, Skipper, Subscription
 from conf.settings import Settings
@@ -52,13 +64,26 @@ router = APIRouter()
 
 
 class BulkRequest(BaseModel):
-    """What is to be taken back."""
+    """Which messages are to be changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
     filter: PendingFilter
     dry_run: bool = False
     max: Annotated[int, Field(ge=1, le=_MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+
+
+class BulkReschedule(BulkRequest):
+    """Which messages are to be delivered at another time, and when."""
+
+    deliver_at: Annotated[int | None, Field(ge=0, lt=2**63, description="When, ms since the epoch.")] = None
+    shift_millis: Annotated[int | None, Field(gt=-(2**62), lt=2**62, description="So much later.")] = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> BulkReschedule:
+        if (self.deliver_at is None) == (self.shift_millis is None):
+            raise ValueError("one of deliverAt and shiftMillis is needed")
+        return self
 
 
 def pending_filter(
@@ -70,6 +95,9 @@ def pending_filter(
     producer_name: Annotated[str | None, Query(alias="producerName", description="Of this producer.")] = None,
     ledger_id: Annotated[int | None, Query(alias="ledgerId", description="Of this ledger.")] = None,
     entry_id: Annotated[int | None, Query(alias="entryId", description="Of this entry of the ledger.")] = None,
+    state: Annotated[State, Query(description="Only what is held back; or what was taken back and is not past.")] = (
+        State.WAITING
+    ),
 ) -> PendingFilter:
     """A dependency: the query's filter."""
     pairs = [text.partition("=") for text in properties or ()]
@@ -85,10 +113,10 @@ def pending_filter(
             producer_name=producer_name,
             ledger_id=ledger_id,
             entry_id=entry_id,
+            state=state,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]])) from error
+        raise _invalid(error) from error
 
 
 Filter = Annotated[PendingFilter, Depends(pending_filter)]
@@ -147,7 +175,7 @@ def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: F
 async def cancel_by_filter(
     request: Request, role: Canceller, target: TargetTopic, subscription: Subscription, body: BulkRequest
 ) -> Response:
-    return await _take_back(request, role, target, subscription, body, Operation.CANCEL)
+    return await by_filter(request, role, target, subscription, body, Change(Action.CANCEL))
 
 
 @router.post(
@@ -161,38 +189,53 @@ async def cancel_by_filter(
 async def skip_by_filter(
     request: Request, role: Skipper, target: TargetTopic, subscription: Subscription, body: BulkRequest
 ) -> Response:
-    return await _take_back(request, role, target, subscription, body, Operation.SKIP)
+    return await by_filter(request, role, target, subscription, body, Change(Action.SKIP))
 
 
-async def _take_back(
-    request: Request, role: str, target: Target, subscription: str, body: BulkRequest, operation: Operation
+def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:
+    """A body with a filter instead of ids, and what is to be done; without a change it says when to deliver.
+
+    Raises:
+        AdminError: it is not understood.
+    """
+    try:
+        if change is not None:
+            return BulkRequest.model_validate_json(body), change
+        moved = BulkReschedule.model_validate_json(body)
+    except ValidationError as error:
+        raise _invalid(error) from error
+    return moved, Change(Action.RESCHEDULE, moved.deliver_at, moved.shift_millis)
+
+
+async def by_filter(
+    request: Request, role: str, target: Target, subscription: str, body: BulkRequest, change: Change
 ) -> Response:
+    """Changes all messages that match, or tells which would be."""
     target.check_subscriptions([subscription])
     wanted = body.filter
     if not wanted.is_selective:
         raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
     if wanted.subscription not in (None, subscription):
         raise AdminError(400, "the filter has another subscription than the path")
-    wanted = wanted.model_copy(update={"subscription": subscription})
+    wanted = meant(wanted.model_copy(update={"subscription": subscription}), change.action)
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
     try:
         question = await asyncio.to_thread(_ask, request, target, wanted)
-        check(question, operation)
+        check(question, change.action)
         if body.dry_run:
             return JSONResponse(await asyncio.to_thread(_would_match, question))
         messages = await asyncio.to_thread(matching, question, body.max)
     except PendingError as error:
         raise _refusal(error) from error
-    todo = plan(question.subscriptions, messages)
+    todo = plan(question.subscriptions, messages, change)
     tally = Tally(todo)
-    for call in todo.calls:
-        commands = requests(settings, role, question.topic, call)
-        at_once = _CANCELS_AT_ONCE if call.cancels else _SKIPS_AT_ONCE
-        for start in range(0, len(commands), at_once):
-            part = commands[start : start + at_once]
-            for outcome in await client.send(part, settings.api.answer_timeout_millis / 1000):
-                tally.add(outcome)
+    commands = [command for call in todo.calls for command in requests(settings, role, question.topic, call)]
+    at_once = _CANCELS_AT_ONCE if len(commands) * _SKIPS_AT_ONCE > len(messages) else _SKIPS_AT_ONCE
+    for start in range(0, len(commands), at_once):
+        part = commands[start : start + at_once]
+        for outcome in await client.send(part, settings.api.answer_timeout_millis / 1000):
+            tally.add(outcome)
     return JSONResponse({"matched": len(messages), **tally.to_json()})
 
 
@@ -203,6 +246,11 @@ def _would_match(question: Pending) -> dict[str, Any]:
 
 def _ask(request: Request, target: Target, wanted: PendingFilter, cursor: str | None = None) -> Pending:
     return Pending(request.app.state.settings, target.name, wanted, cursor)
+
+
+def _invalid(error: ValidationError) -> AdminError:
+    first = error.errors()[0]
+    return AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]]))
 
 
 def _refusal(error: PendingError) -> AdminError:

@@ -136,6 +136,26 @@ class RestClient:
         found = self._call("GET", f"{_path(topic)}/getMessageIdByIndex?index={index}", None, 30)
         return MessageRef(found["ledgerId"], found["entryId"], found["partitionIndex"])
 
+    def delayed(self, topic: str, query: dict[str, Any], is_stats: bool, timeout_seconds: float = 60) -> Any:
+        """What waits, or its counts, as the API's JSON.
+
+        Raises:
+            ControlError: the API can't be reached, or refuses.
+        """
+        path = f"{_path(topic)}/delayed{'/stats' if is_stats else ''}"
+        return self._call("GET", f"{path}?{httpx.QueryParams(query)}", None, timeout_seconds)
+
+    def by_filter(
+        self, topic: str, subscription: str, operation: str, content: dict[str, Any], timeout_seconds: float
+    ) -> Any:
+        """Changes all messages that match; the counts as the API's JSON.
+
+        Raises:
+            ControlError: as above.
+        """
+        path = f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{operation}"
+        return self._call("POST", path, content, timeout_seconds)
+
     def _post(self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float) -> Iterator[Outcome]:
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             for found in pool.map(lambda call: self._call("POST", call[0], call[1], timeout_seconds), calls):

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from admin.async_control_client import AsyncControlClient
+from admin.bulk import Action, Change
 from admin.control_requests import (
     ControlRequest,
     Outcome,
@@ -21,6 +22,7 @@ from admin.control_requests import (
 )
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
+from admin.pending_api import by_filter, parse_bulk
 from admin.policy import open_to_all
 from admin.request_bodies import (
     BadRequest,
@@ -41,6 +43,7 @@ from admin.topics_schema import (
     CANCEL_RESPONSES,
     CANCEL_TEXT,
     DELIVER_NOW_TEXT,
+    FILTER_BODY,
     PAUSE_TEXT,
     RESCHEDULE_BODY,
     RESCHEDULE_TEXT,
@@ -179,6 +182,8 @@ async def skip_by_map(
     openapi_extra=RESCHEDULE_BODY,
 )
 async def reschedule(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
     messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
     arguments = (request.app.state.settings, role, target.name, messages, deliver_at, [subscription])
     return await _send(request, reschedule_requests(*arguments), _CANCEL_CODES)
@@ -190,9 +195,12 @@ async def reschedule(request: Request, role: Canceller, target: TargetTopic, sub
     description=DELIVER_NOW_TEXT,
     status_code=204,
     responses=ACTION_RESPONSES,
-    openapi_extra=SKIP_BODY,
+    openapi_extra=FILTER_BODY,
 )
 async def deliver_now(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        at_once = Change(Action.RESCHEDULE, deliver_at=0)
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
     messages = await _named(request, target, subscription, parse_skip)
     arguments = (request.app.state.settings, role, target.name, messages, 0, [subscription])
     return await _send(request, reschedule_requests(*arguments), _CANCEL_CODES)
@@ -204,9 +212,12 @@ async def deliver_now(request: Request, role: Canceller, target: TargetTopic, su
     description=RESTORE_TEXT,
     status_code=204,
     responses=ACTION_RESPONSES,
-    openapi_extra=SKIP_BODY,
+    openapi_extra=FILTER_BODY,
 )
 async def restore(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        undo = Change(Action.RESTORE)
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
     messages = await _named(request, target, subscription, parse_skip)
     arguments = (request.app.state.settings, role, target.name, messages, [subscription])
     return await _send(request, restore_requests(*arguments), _CANCEL_CODES)
@@ -255,6 +266,15 @@ async def _skip(
     settings: Settings = request.app.state.settings
     messages = await _named(request, target, subscription, parse)
     return await _send(request, skip_requests(settings, role, target.name, messages, [subscription]), _SKIP_CODES)
+
+
+async def _has_filter(request: Request) -> bool:
+    """Whether the body says by a filter which messages are meant, not by their ids."""
+    try:
+        content = parse_json(await request.body())
+    except BadRequest:
+        return False
+    return isinstance(content, dict) and "filter" in content
 
 
 async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:

@@ -119,21 +119,27 @@ SKIP_RESPONSES = _DONE | error_responses(
     _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
 )
 
+_OR_FILTER = (
+    " Takes message ids, or a filter, and then answers 200 with counts by result; with `dryRun` nothing is done, and it"
+    " answers with what matches."
+)
 RESCHEDULE_TEXT = (
     "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
-    " They keep their ids. What was cancelled or skipped has to be restored first." + _PREFER
+    " They keep their ids. What was cancelled or skipped has to be restored first." + _OR_FILTER + _PREFER
 )
-DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _PREFER
+DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _PREFER
 RESTORE_TEXT = (
-    "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time." + _PREFER
+    "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time."
+    + _OR_FILTER
+    + _PREFER
 )
 PAUSE_TEXT = (
     "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
-    " delivered now. What was handed out already still comes." + _PREFER
+    " delivered now, or the pause ends. What was handed out already still comes." + _PREFER
 )
 RESUME_TEXT = (
-    "What comes due from now on is delivered at its time again. What was held back stays so until it is rescheduled or"
-    " delivered now." + _PREFER
+    "What was held back is delivered now, 5,000 messages a second and shard, and what comes due from now on at its"
+    " time." + _PREFER
 )
 ACTION_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
@@ -194,8 +200,19 @@ SKIP_BODY = _json_body(
         "map of ledger to entry": {"7": "0"},
     },
 )
+FILTER_BODY = _json_body(
+    {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "string"}}]},
+    {
+        "triplets": ["7:0:3", "7:1"],
+        "filter": {"filter": {"key": "customer-7"}, "dryRun": True, "max": 10_000},
+    },
+)
 RESCHEDULE_BODY = _json_body(
-    {"type": "object", "required": ["messageIds", "deliverAt"], "properties": {"deliverAt": {"type": "integer"}}},
-    {"triplets": {"messageIds": ["7:0:3", "7:1"], "deliverAt": _EXAMPLES["deliverAt"]}},
+    {"type": "object"},
+    {
+        "triplets": {"messageIds": ["7:0:3", "7:1"], "deliverAt": _EXAMPLES["deliverAt"]},
+        "filter, to a time": {"filter": {"key": "customer-7"}, "deliverAt": _EXAMPLES["deliverAt"]},
+        "filter, an hour later": {"filter": {"properties": {"region": "eu"}}, "shiftMillis": 3_600_000},
+    },
 )
 SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from admin.rest_client import RestClient
     from conf.settings import Settings
 
 
@@ -51,6 +52,12 @@ class GlobalOptions:
 def global_options(context: typer.Context) -> GlobalOptions:
     options: GlobalOptions = context.find_root().obj
     return options
+
+
+def rest_client(options: GlobalOptions, url: str) -> RestClient:
+    from admin.rest_client import RestClient
+
+    return RestClient(url, options.settings.api.max_ids_per_call, options.settings.pulsar)
 
 
 def show(output: Output, value: Any, text: str) -> None:

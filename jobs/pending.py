@@ -1,24 +1,27 @@
-"""`delaylake pending`: what waits; and `topics cancel-by-filter` and `skip-by-filter`, which take it back."""
+"""`delaylake pending`: what waits; and `topics cancel-by-filter` and the like, which change it."""
 
 from __future__ import annotations
 
 import getpass
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.options import Output, OutputOption, global_options, show
-from jobs.produce import parse_property, parse_time
+from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
+from jobs.produce import parse_duration, parse_property, parse_time
 
 if TYPE_CHECKING:
-    from admin.bulk import Call, Plan, Tally
-    from admin.control_client import ControlClient, Outcome
-    from admin.pending import Pending, PendingFilter, PendingMessage
-    from admin.policy import Operation
+    from admin.bulk import Change, Plan, Tally
+    from admin.control_client import ControlClient
+    from admin.pending import Pending, PendingFilter
+    from admin.rest_client import RestClient
 
-_SHOWN = 20  # messages, of those that are about to be taken back
+_SHOWN = 20  # messages, of those that are about to be changed
 
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The source topic, or one of its partitions.", show_default=False)
@@ -49,8 +52,16 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for answers.")]
 
 
+class Listed(StrEnum):
+    """Which messages to list, as `admin.pending.State`."""
+
+    WAITING = "waiting"
+    HELD = "held"
+    TAKEN_BACK = "takenBack"
+
+
 class BulkError(DelayLakeError):
-    """Not all was taken back."""
+    """Not all was done."""
 
 
 def pending(
@@ -64,6 +75,9 @@ def pending(
     producer_name: Producer = None,
     ledger_id: Ledger = None,
     entry_id: Entry = None,
+    state: Annotated[
+        Listed, typer.Option(help="held: by a pause; takenBack: cancelled or skipped, and not past: restore undoes it.")
+    ] = Listed.WAITING,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 100,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts by subscription instead.")] = False,
     output: OutputOption = Output.TEXT,
@@ -73,23 +87,76 @@ def pending(
     A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis), and one that is due sooner
     than about 10 seconds after that never.
     """
-    from admin.pending import Pending
-
-    settings = global_options(context).settings
-    wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
-    question = Pending(settings, topic, wanted)
+    wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id, state)
+    found = _listed(global_options(context), topic, wanted, limit, stats)
     if stats:
-        counts = question.stats()
-        show(output, counts, _stats_text(counts) if output is Output.TEXT else "")
+        show(output, found, _stats_text(found) if output is Output.TEXT else "")
         return
-    page = question.page(limit)
-    lines = _messages_text(page.messages) if output is Output.TEXT else ""
-    if page.cursor:
+    lines = _messages_text(found["messages"]) if output is Output.TEXT else ""
+    if found["nextCursor"]:
         lines += "\n... and more (--limit)"
-    show(output, page.to_json(), lines)
+    show(output, found, lines)
 
 
-def cancel_by_filter(
+def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
+    """A page or the counts, from the tables or the admin API, in the API's form."""
+    from admin.pending import MAX_LIMIT, Pending
+
+    if options.api_url is None:
+        question = Pending(options.settings, topic, wanted)
+        return question.stats() if stats else question.page(limit).to_json()
+    query = wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"properties"}, mode="json")
+    query["property"] = [f"{name}={value}" for name, value in wanted.properties.items()]
+    with rest_client(options, options.api_url) as client:
+        if stats:
+            return client.delayed(topic, query, is_stats=True)
+        found: dict[str, Any] = {"messages": [], "nextCursor": None}
+        while len(found["messages"]) < limit:
+            left = min(limit - len(found["messages"]), MAX_LIMIT)
+            cursor = {"cursor": found["nextCursor"]} if found["nextCursor"] else {}
+            page = client.delayed(topic, {**query, "limit": left, **cursor}, is_stats=False)
+            found = {**page, "messages": found["messages"] + page["messages"]}
+            if not page["nextCursor"]:
+                break
+        return found
+
+
+def by_filter(action: str, text: str) -> Callable[..., None]:
+    """A command that does something to all messages that a filter means.
+
+    Args:
+        action: of `admin.bulk.Action`, or "deliver now".
+        text: its help.
+    """
+
+    def command(
+        context: typer.Context,
+        topic: Topic,
+        subscription: SubscriptionOption = None,
+        due_before: DueBefore = None,
+        due_after: DueAfter = None,
+        key: Key = None,
+        properties: Properties = None,
+        producer_name: Producer = None,
+        ledger_id: Ledger = None,
+        entry_id: Entry = None,
+        dry_run: DryRun = False,
+        max_matched: Max = 10_000,
+        yes: Yes = False,
+        timeout: Timeout = 60,
+        output: OutputOption = Output.TEXT,
+    ) -> None:
+        from admin.bulk import Action, Change
+
+        wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
+        change = Change(Action.RESCHEDULE, deliver_at=0) if action == "deliver now" else Change(Action(action))
+        _change(context, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
+
+    command.__doc__ = text
+    return command
+
+
+def reschedule_by_filter(
     context: typer.Context,
     topic: Topic,
     subscription: SubscriptionOption = None,
@@ -100,48 +167,34 @@ def cancel_by_filter(
     producer_name: Producer = None,
     ledger_id: Ledger = None,
     entry_id: Entry = None,
+    deliver_at: Annotated[
+        int | None, typer.Option(parser=parse_time, metavar="TIME", help=f"When: {_TIME}", show_default=False)
+    ] = None,
+    later: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_duration, metavar="DELAY", help="So much later: 10s, 5m, 2h, 1d.", show_default=False
+        ),
+    ] = None,
+    earlier: Annotated[
+        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="So much earlier.", show_default=False)
+    ] = None,
     dry_run: DryRun = False,
     max_matched: Max = 10_000,
     yes: Yes = False,
     timeout: Timeout = 60,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Cancel the pending messages to which all options given apply, on a subscription or on all.
+    """Deliver the pending messages to which all options given apply at a time, or each so much later or earlier."""
+    from admin.bulk import Action, Change
 
-    Meant are those that `delaylake pending` lists. Exit status 1 where some were not cancelled, as those that are
-    handed out already.
-    """
-    from admin.policy import Operation
-
+    given = [value for value in (deliver_at, later, earlier) if value is not None]
+    if len(given) != 1:
+        raise typer.BadParameter("one of --deliver-at, --later and --earlier is needed")
     wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
-    _take_back(context, topic, wanted, Operation.CANCEL, dry_run, max_matched, yes, timeout, output)
-
-
-def skip_by_filter(
-    context: typer.Context,
-    topic: Topic,
-    subscription: Annotated[str, typer.Option("-s", "--subscription", help="The subscription.", show_default=False)],
-    due_before: DueBefore = None,
-    due_after: DueAfter = None,
-    key: Key = None,
-    properties: Properties = None,
-    producer_name: Producer = None,
-    ledger_id: Ledger = None,
-    entry_id: Entry = None,
-    dry_run: DryRun = False,
-    max_matched: Max = 10_000,
-    yes: Yes = False,
-    timeout: Timeout = 60,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Skip the pending messages of a subscription to which all options given apply.
-
-    As cancel-by-filter; not for subscriptions that acknowledge cumulatively.
-    """
-    from admin.policy import Operation
-
-    wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
-    _take_back(context, topic, wanted, Operation.SKIP, dry_run, max_matched, yes, timeout, output)
+    shift = None if deliver_at is not None else later if later is not None else -(earlier or 0)
+    change = Change(Action.RESCHEDULE, deliver_at, shift)
+    _change(context, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
 
 
 def _filter(
@@ -153,10 +206,11 @@ def _filter(
     producer_name: str | None,
     ledger_id: int | None,
     entry_id: int | None,
+    state: Listed = Listed.WAITING,
 ) -> PendingFilter:
     from pydantic import ValidationError
 
-    from admin.pending import PendingFilter
+    from admin.pending import PendingFilter, State
 
     try:
         return PendingFilter(
@@ -168,58 +222,124 @@ def _filter(
             producer_name=producer_name,
             ledger_id=ledger_id,
             entry_id=entry_id,
+            state=State(state),
         )
     except ValidationError as error:
         first = error.errors()[0]
         raise typer.BadParameter(" ".join([*map(str, first["loc"]), first["msg"]])) from None
 
 
-def _take_back(
+def _change(
     context: typer.Context,
     topic: str,
     wanted: PendingFilter,
-    operation: Operation,
+    change: Change,
     dry_run: bool,
     max_matched: int,
     yes: bool,
     timeout: float,
     output: Output,
 ) -> None:
-    """Takes back what a filter means, and tells the counts.
+    """Does something to what a filter means, and tells the counts.
 
     Raises:
-        BulkError: not all was taken back.
+        BulkError: not all was done.
     """
     from rich.console import Console
 
-    from admin.bulk import check, matching, plan
+    if not wanted.is_selective:
+        raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
+    options = global_options(context)
+    console = Console(stderr=True)
+
+    def confirm(matching: dict[str, Any]) -> None:
+        if matching["matched"] and not yes:
+            n = matching["matched"]
+            if not console.is_terminal:
+                raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
+            console.print(_messages_text(matching["messages"][:_SHOWN]), highlight=False)
+            typer.confirm(f"{change.action} {n:,} messages?", abort=True, err=True)
+
+    if options.api_url is not None:
+        with rest_client(options, options.api_url) as client:
+            found = _by_rest(client, topic, wanted, change, dry_run, max_matched, confirm, timeout)
+    else:
+        found = _by_control_topic(options, topic, wanted, change, dry_run, max_matched, confirm, timeout, console)
+    if dry_run:
+        text = [f"{found['matched']:,} messages match", *([_messages_text(found["messages"][:_SHOWN])])]
+        show(output, found, "\n".join(text if found["matched"] else text[:1]))
+        return
+    counts = {name: n for name, n in found.items() if name != "matched" and n}
+    show(
+        output,
+        found,
+        "\n".join([f"{found['matched']:,} messages matched", *(f"{n:,} {name}" for name, n in counts.items())]),
+    )
+    if left := sum(n for name, n in counts.items() if name not in ("applied", "alreadyApplied", "waiting")):
+        late = f", {counts['tooLate']:,} of them too late" if counts.get("tooLate") else ""
+        raise BulkError(f"{left:,} of {sum(counts.values()):,} were not done{late}")
+
+
+def _by_rest(
+    client: RestClient,
+    topic: str,
+    wanted: PendingFilter,
+    change: Change,
+    dry_run: bool,
+    max_matched: int,
+    confirm: Callable[[dict[str, Any]], None],
+    timeout: float,
+) -> dict[str, Any]:
+    stats = client.delayed(topic, {"subscription": wanted.subscription} if wanted.subscription else {}, is_stats=True)
+    names = [row["subscription"] for row in stats["subscriptions"]]
+    content: dict[str, Any] = {
+        "filter": wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"subscription"}, mode="json"),
+        "max": max_matched,
+    }
+    if change.action == "reschedule":
+        content |= (
+            {"deliverAt": change.deliver_at} if change.shift_millis is None else {"shiftMillis": change.shift_millis}
+        )
+
+    def call(name: str, **more: bool) -> Any:
+        return client.by_filter(topic, name, str(change.action), content | more, timeout)
+
+    matching = [call(name, dryRun=True) for name in names]
+    most = max(matching, key=lambda found: found["matched"])
+    if dry_run:
+        return most
+    confirm(most)
+    counts: Counter[str] = Counter()
+    for name in names:
+        counts.update(call(name))
+    return {**counts, "matched": most["matched"]}
+
+
+def _by_control_topic(
+    options: GlobalOptions,
+    topic: str,
+    wanted: PendingFilter,
+    change: Change,
+    dry_run: bool,
+    max_matched: int,
+    confirm: Callable[[dict[str, Any]], None],
+    timeout: float,
+    console: Any,
+) -> dict[str, Any]:
+    from admin.bulk import check, matching, meant, plan
     from admin.control_client import ControlClient
     from admin.pending import Pending
 
-    if not wanted.is_selective:
-        raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
-    settings = global_options(context).settings
-    question = Pending(settings, topic, wanted)
-    check(question, operation)
+    question = Pending(options.settings, topic, meant(wanted, change.action))
+    check(question, change.action)
     if dry_run:
-        _show_matching(question, output)
-        return
+        return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
     messages = matching(question, max_matched)
-    steps = plan(question.subscriptions, messages)
-    console = Console(stderr=True)
-    if messages and not yes:
-        if not console.is_terminal:
-            raise BulkError(f"{len(messages):,} messages match, and nobody can be asked: give --yes or --dry-run")
-        console.print(_messages_text(messages[:_SHOWN]), highlight=False)
-        typer.confirm(f"{operation} {len(messages):,} messages?", abort=True, err=True)
-    with ControlClient(settings, getpass.getuser()) as client:
+    confirm({"matched": len(messages), "messages": [m.to_json() for m in messages[:_SHOWN]]})
+    steps = plan(question.subscriptions, messages, change)
+    with ControlClient(options.settings, getpass.getuser()) as client:
         tally = _run(client, question, steps, timeout, console)
-    counts = tally.to_json()
-    text = [f"{len(messages):,} messages matched"] + [f"{n:,} {name}" for name, n in sorted(tally.results.items())]
-    show(output, {"matched": len(messages), **counts}, "\n".join(text))
-    if not tally.is_complete:
-        late = f", {counts['tooLate']:,} of them too late" if counts["tooLate"] else ""
-        raise BulkError(f"{steps.total - tally.done:,} of {steps.total:,} were not taken back{late}")
+    return {"matched": len(messages), **tally.to_json()}
 
 
 def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, console: Any) -> Tally:
@@ -233,29 +353,24 @@ def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, 
         task = progress.add_task("messages", total=steps.total)
         for call in steps.calls:
             try:
-                for outcome in _outcomes(client, question.topic, call, timeout):
+                for outcome in client.run(question.topic, call, timeout):
                     tally.add(outcome)
                     progress.update(task, completed=tally.results.total())
             except ControlError as error:
-                raise BulkError(f"{tally.done:,} of {steps.total:,} were taken back, then: {error}") from error
+                raise BulkError(f"{tally.done:,} of {steps.total:,} were done, then: {error}") from error
     return tally
 
 
-def _outcomes(client: ControlClient, topic: str, call: Call, timeout: float) -> list[Outcome] | Any:
-    if call.cancels:
-        return client.cancel(topic, call.cancels, [call.subscription], timeout)
-    return client.skip(topic, call.skips, [call.subscription], timeout)
-
-
-def _show_matching(question: Pending, output: Output) -> None:
-    page = question.page(100)
-    n = question.count()
-    text = "\n".join([f"{n:,} messages match", *([_messages_text(page.messages[:_SHOWN])] if n else [])])
-    show(output, {"matched": n, "messages": page.to_json()["messages"]}, text)
-
-
-def _messages_text(messages: list[PendingMessage]) -> str:
-    rows = [[_time(m.deliver_at), str(m.ref), m.key or "", ",".join(m.subscriptions)] for m in messages]
+def _messages_text(messages: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            "held back" if m["isHeld"] else _time(m["deliverAt"]),
+            m["messageId"],
+            m["key"] or "",
+            ",".join(m["subscriptions"]),
+        ]
+        for m in messages
+    ]
     return _columns(["deliver at", "message", "key", "subscriptions"], rows)
 
 
@@ -266,6 +381,7 @@ def _stats_text(stats: dict[str, Any]) -> str:
         "< 1 min": "dueWithinMinute",
         "< 1 h": "dueWithinHour",
         "< 1 day": "dueWithinDay",
+        "held back": "held",
         "taken back": "takenBack",
         "earliest": "earliest",
         "latest": "latest",
@@ -273,6 +389,8 @@ def _stats_text(stats: dict[str, Any]) -> str:
     rows = []
     for row in stats["subscriptions"]:
         values = {name: _time(row[name]) if name in ("earliest", "latest") else row[name] for name in columns.values()}
+        if row["isPaused"]:
+            values["subscription"] += " (paused)"
         rows.append([f"{v:,}" if isinstance(v, int) else v for v in values.values()])
     age = stats["lastWriteAgeMillis"] / 1000
     return _columns(list(columns), rows) + f"\nthe table was written {age:,.0f} s ago (version {stats['version']})"
@@ -281,10 +399,6 @@ def _stats_text(stats: dict[str, Any]) -> str:
 def _time(millis: int | None) -> str:
     if millis is None:
         return ""
-    from tracker.moved import HELD_MILLIS
-
-    if millis >= HELD_MILLIS:
-        return "held back"
     try:
         return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):  # beyond the year 9999

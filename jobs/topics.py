@@ -11,7 +11,7 @@ import typer
 
 from conf.errors import DelayLakeError
 from jobs import pending
-from jobs.options import GlobalOptions, Output, OutputOption, global_options, show
+from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.produce import parse_duration, parse_time
 
 if TYPE_CHECKING:
@@ -104,8 +104,20 @@ def acknowledge_message(
 
 app.command("acknowledgeMessage")(acknowledge_message)
 app.command("acknowledge-message", hidden=True)(acknowledge_message)
-app.command("cancel-by-filter")(pending.cancel_by_filter)
-app.command("skip-by-filter")(pending.skip_by_filter)
+
+_BY_FILTER = {
+    "cancel": "Cancel the pending messages to which all options given apply, on a subscription or on all.",
+    "skip": "Skip the pending messages to which all options given apply; not where types acknowledge cumulatively.",
+    "deliver now": "Deliver the pending messages to which all options given apply at once.",
+    "restore": "Undo cancels and skips of the messages to which all options given apply, and whose time has not come.",
+}
+_MEANT = """
+
+Meant are those that `delaylake pending` lists. Exit status 1 where some were not done, as those that are handed out
+already."""
+for _action, _text in _BY_FILTER.items():
+    app.command(f"{_action.replace(' ', '-')}-by-filter")(pending.by_filter(_action, _text + _MEANT))
+app.command("reschedule-by-filter")(pending.reschedule_by_filter)
 
 
 @app.command("skip-messages")
@@ -195,7 +207,7 @@ def pause(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Hold back what comes due for a subscription, until it is rescheduled or delivered now."""
+    """Hold back what comes due for a subscription, until it is resumed, or the message rescheduled."""
     _run(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
 
 
@@ -207,7 +219,7 @@ def resume(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """End a pause. What was held back stays so until it is rescheduled or delivered now."""
+    """End a pause: what was held back is delivered now."""
     _run(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
 
 
@@ -226,7 +238,7 @@ def get_message_id_by_index(
     if options.api_url is None:
         found = _entry_of_index(options.settings, topic, index)
     else:
-        with _rest_client(options, options.api_url) as client:
+        with rest_client(options, options.api_url) as client:
             found = client.message_id_by_index(topic, index)
     value = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
     show(output, value, str(found))
@@ -251,16 +263,10 @@ def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
 def _client(options: GlobalOptions) -> Client:
     """The control topic, or the admin API where one is named."""
     if options.api_url is not None:
-        return _rest_client(options, options.api_url)
+        return rest_client(options, options.api_url)
     from admin.control_client import ControlClient
 
     return ControlClient(options.settings, getpass.getuser())
-
-
-def _rest_client(options: GlobalOptions, url: str) -> RestClient:
-    from admin.rest_client import RestClient
-
-    return RestClient(url, options.settings.api.max_ids_per_call, options.settings.pulsar)
 
 
 def _run(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:

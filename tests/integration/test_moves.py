@@ -127,7 +127,7 @@ def test_messages_come_when_they_were_moved_to(
         positions = {m.payload.decode(): m.properties["delaylake.messageId"] for m in collector.received[f"{topic}-a"]}
         assert positions["earlier"] == f"{earlier.ledger_id}:{earlier.entry_id}:-1:-1"
 
-        # What was held back for b comes when it is rescheduled, and the rest when it is resumed: the job may be off then.
+        # What was held back comes when it is rescheduled, and the rest when b is resumed, whatever happens then.
         assert desk.reschedule("b", 1, soon) == {"APPLIED"}
         assert desk.reschedule("b", 3600, held) == {"APPLIED"}
         time.sleep(2)

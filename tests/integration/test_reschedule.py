@@ -44,6 +44,10 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
         command = [str(PROGRAM), "--config", str(job.file), "topics", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
+    def pending(*arguments: str) -> Any:
+        command = [str(PROGRAM), "--config", str(job.file), "pending", topic, *arguments, "--output", "json"]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+
     def arrived(subscription: str) -> Counter[str]:
         return Counter(m.payload.decode() for m in collector.received[f"{topic}-{subscription}"])
 
@@ -92,6 +96,14 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
             lambda: [r for r in job.rows("delayed_index") if r["operation"] == "DELAY" and r["sequence"]], 20, "held"
         )
         assert {(r["subscription"], r["payload"]) for r in held} >= {("b", b"soon")}
+        listed = pending("--state", "held", "-s", "b")["messages"]
+        ids = [f"{m['ledgerId']}:{m['entryId']}" for m in listed]
+        assert (ids, [(m["isHeld"], m["deliverAt"]) for m in listed]) == ([soon], [(True, None)])
+        stats = {s["subscription"]: s for s in pending("--stats")["subscriptions"]}
+        assert {name: (s["isPaused"], s["held"]) for name, s in stats.items()} == {
+            "a": (False, 0),
+            "b": (True, 1),
+        }
         resumed = topics("resume", topic, "-s", "b")
         assert resumed.returncode == 0, resumed.stderr
         wait_until(lambda: arrived("b") == Counter(["by hand", "soon"]), 20, f"what was held back\n{job.log}")

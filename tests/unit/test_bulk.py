@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from admin.bulk import CALL_MESSAGES, Call, Plan, Tally, plan
+from admin.bulk import CALL_MESSAGES, Action, Call, Change, Plan, Tally, plan
 from admin.control_requests import Cancel, Outcome
 from admin.message_ids import MessageRef
 from admin.pending import PendingMessage
 from conf.settings import Subscription, SubscriptionType
+from tracker.moved import HELD_MILLIS
 
+CANCEL = Change(Action.CANCEL)
 DESTINATION = "persistent://public/default/d"
 SHARED = Subscription(name="shared", destination=DESTINATION)
 EXCLUSIVE = Subscription(name="exclusive", type=SubscriptionType.EXCLUSIVE, destination=DESTINATION)
@@ -26,10 +28,10 @@ def outcome(subscription: str, entry: int, result: str, index: int = -1) -> Outc
 
 def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancelled() -> None:
     both, one = message(0), message(1, "shared")
-    assert plan([SHARED, EXCLUSIVE], [both, one]) == Plan(
+    assert plan([SHARED, EXCLUSIVE], [both, one], CANCEL) == Plan(
         calls=[
-            Call("shared", skips=[both.ref, one.ref]),
-            Call("exclusive", cancels=[Cancel(MessageRef(1, 0), 100)]),
+            Call("shared", Action.SKIP, [both.ref, one.ref]),
+            Call("exclusive", Action.CANCEL, cancels=[Cancel(MessageRef(1, 0), 100)]),
         ],
         total=3,
         impossible=0,
@@ -40,8 +42,8 @@ def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancel
 def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
     whole = [message(0, index=i, size=3, due=100 + i) for i in range(3)]
     part = [message(1, index=i, size=3) for i in range(2)]
-    made = plan([EXCLUSIVE], whole + part)
-    assert made.calls == [Call("exclusive", cancels=[Cancel(MessageRef(1, 0), 102)])]
+    made = plan([EXCLUSIVE], whole + part, CANCEL)
+    assert made.calls == [Call("exclusive", Action.CANCEL, cancels=[Cancel(MessageRef(1, 0), 102)])]
     assert (made.total, made.impossible) == (5, 2)
     tally = Tally(made)
     tally.add(outcome("exclusive", 0, "APPLIED"))
@@ -50,8 +52,8 @@ def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
 
 
 def test_many_messages_are_taken_back_in_several_calls() -> None:
-    made = plan([SHARED], [message(entry) for entry in range(CALL_MESSAGES + 1)])
-    assert [len(call.skips) for call in made.calls] == [CALL_MESSAGES, 1]
+    made = plan([SHARED], [message(entry) for entry in range(CALL_MESSAGES + 1)], CANCEL)
+    assert [len(call.messages) for call in made.calls] == [CALL_MESSAGES, 1]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,19 @@ def test_many_messages_are_taken_back_in_several_calls() -> None:
     ],
 )
 def test_all_are_done_when_each_was_taken_back(results: list[str], counts: dict[str, int], complete: bool) -> None:
-    tally = Tally(plan([SHARED], [message(0), message(1)]))
+    tally = Tally(plan([SHARED], [message(0), message(1)], CANCEL))
     for entry, result in enumerate(results):
         tally.add(outcome("shared", entry, result))
     assert (tally.to_json(), tally.is_complete) == (counts, complete)
+
+
+def test_messages_are_shifted_to_a_time_each_and_what_is_held_back_comes_at_once() -> None:
+    rows = [message(0), message(1, due=250), message(2), message(3, due=HELD_MILLIS), message(4, due=10)]
+    made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, shift_millis=-50))
+    assert [(call.deliver_at, [m.entry_id for m in call.messages]) for call in made.calls] == [
+        (50, [0, 2]),
+        (200, [1]),
+        (0, [3, 4]),
+    ]
+    made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, deliver_at=7))
+    assert [(call.deliver_at, len(call.messages)) for call in made.calls] == [(7, 5)]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from admin.pending import OVERDUE_MILLIS, Pending, PendingError, PendingFilter, PendingMessage
+from admin.pending import OVERDUE_MILLIS, Pending, PendingError, PendingFilter, PendingMessage, State
 from conf.settings import Settings
 from streaming.segments import cancels_to_index, to_index
 from streaming.tables import DELIVERIES, Tables
@@ -102,6 +102,22 @@ def test_a_cancelled_entry_takes_all_its_messages_and_a_cancelled_message_only_i
     assert left == [(1, 0), (1, 2)]
 
 
+def test_what_was_taken_back_is_listed_until_it_is_past_or_restored(warehouse: Warehouse) -> None:
+    warehouse.seal(batches([(1, entry, index, 2, NOW + 1_000 + entry) for entry in range(4) for index in range(2)]))
+    warehouse.cancel([("a", 1, 0, -1, NOW + 1_000), ("a", 1, 1, 1, NOW + 1_001), ("b", 1, 2, -1, NOW + 1_002)])
+    listed = warehouse.listed(state=State.TAKEN_BACK)
+    assert [(m.ref.entry_id, m.ref.batch_index, m.subscriptions) for m in listed] == [
+        (0, 0, ("a",)),
+        (0, 1, ("a",)),
+        (1, 1, ("a",)),
+        (2, 0, ("b",)),
+        (2, 1, ("b",)),
+    ]
+    assert entries(warehouse.listed(state=State.TAKEN_BACK, subscription="b")) == [2, 2]
+    later = Pending(warehouse.settings, TOPIC, PendingFilter(state=State.TAKEN_BACK, due_from=0), None, NOW + 1_003)
+    assert later.page(9).messages == []
+
+
 def test_a_cancel_that_waited_in_vain_for_an_earlier_time_takes_nothing_back(warehouse: Warehouse) -> None:
     warehouse.cancel([("a", 1, 0, -1, NOW + 500)])
     warehouse.seal(messages([(1, 0, NOW + 60_000)]))
@@ -186,6 +202,8 @@ def test_the_statistics_count_by_subscription(warehouse: Warehouse) -> None:
         "dueWithinDay": 3,
         "earliest": NOW + 30_000,
         "latest": NOW + 90_000_000,
+        "held": 0,
+        "isPaused": False,
         "takenBack": 0,
     }
     assert (b["pending"], b["dueWithinMinute"], b["earliest"], b["takenBack"]) == (3, 0, NOW + 1_800_000, 2)

@@ -59,6 +59,7 @@ def test_a_listing_in_pages(client: httpx.Client) -> None:
         "partitionIndex": -1,
         "batchIndex": -1,
         "deliverAt": DUE,
+        "isHeld": False,
         "subscriptions": ["x"],
         "key": "k0",
         "orderingKey": None,
