@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from admin.message_ids import MessageRef
 from jobs.broker import EmbeddedBroker
+from jobs.jars import jars
 from streaming.pulsar_client import AdminClient
 from tests.conftest import PROGRAM
 from tests.harness import Api, Collector, Job, now, wait_until
@@ -335,10 +336,24 @@ def test_an_index_gives_what_the_broker_gives(service: Service) -> None:
     for topic, code in ((service.empty, 404), (service.parted, 405)):
         assert of_api(topic, 0).status_code == of_broker(topic, 0).status_code == code
 
+    # Pulsar's own client, which its pulsar-admin is a shell of, can't tell the one from the other.
+    for topic in (service.trimmed, service.empty, service.parted):
+        told = [pulsars_admin(str(url), topic, *range(-1, n + 2)) for url in (service.broker.base_url, service.api.url)]
+        assert told[0] == told[1], topic
+        assert len(told[0]) == n + 3
+
     command = ["get-message-id-by-index", "--index", "1", service.indexed]
     directly, over_rest = topics(service, *command), topics(service, *command, "--admin-url", service.api.url)
     found = of_broker(service.indexed, 1).json()
     assert directly.stdout == over_rest.stdout == f"{found['ledgerId']}:{found['entryId']}:-1:-1\n"
+
+
+def pulsars_admin(url: str, topic: str, *indexes: int) -> list[str]:
+    """What Pulsar's own Java admin client is answered for some indexes."""
+    program = ["java", "-cp", f"{jars('broker')}/*", str(Path(__file__).with_name("MessageIds.java"))]
+    arguments = [url, topic, *map(str, indexes)]
+    done = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.splitlines()
 
 
 def topics(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,3 +130,30 @@ def test_times_are_millis_or_iso_with_a_zone() -> None:
 def test_a_property_may_hold_equals_signs() -> None:
     assert parse_property("a=b=c") == ("a", "b=c")
     assert parse_property("a=") == ("a", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["topics", "get"], ["get-message-id-by-index"]),
+        (["topics", "deliver"], ["deliver-now", "deliver-now-by-filter"]),
+        (["pending", "topic", "--sub"], ["--subscription"]),
+    ],
+)
+def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    script = """
+        source <(delaylake --show-completion)
+        COMP_WORDS=(delaylake "$@"); COMP_CWORD=$#
+        _delaylake_completion delaylake
+        printf '%s\\n' "${COMPREPLY[@]}"
+        """
+    folder = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *words],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert sorted(done.stdout.split()) == completed
