@@ -11,8 +11,11 @@ from fastapi import FastAPI
 
 from admin import health_api, index_api, pending_api, topics_api
 from admin.async_control_client import AsyncControlClient
+from admin.dashboard import pages
+from admin.dashboard.rendering import error_page
 from admin.errors import answer_errors
 from admin.message_index import MessageIndex
+from admin.metrics import ApiMetrics, CountRequests
 from admin.middleware import BodyLimit, PulsarPaths
 from admin.policy import Policy, check_policies
 from admin.refusals import Refusals
@@ -57,12 +60,16 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.tables = Tables(settings.warehouse)
     refusals = Refusals(Tables(settings.warehouse))
     app.state.policy = Policy(settings, refusals)
+    app.state.metrics = ApiMetrics(settings)
     app.state.message_index = MessageIndex(app.state.tables)
     app.include_router(topics_api.router, tags=["topics"])
     app.include_router(index_api.router, tags=["topics"])
     app.include_router(pending_api.router, tags=["pending messages"])
     app.include_router(health_api.router, tags=["health"])
-    answer_errors(app)
+    app.include_router(pages.router)
+    answer_errors(app, error_page)
+    # The innermost: those outside give it a request of their own, in which it would not see the route.
+    app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)
     check_policies(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -43,12 +44,24 @@ def error_responses(**descriptions: str) -> dict[int | str, dict[str, Any]]:
     return {int(code[1:]): {"model": Reason, "description": text} for code, text in descriptions.items()}
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Makes an application answer all errors, also those of unknown paths and methods, with a reason."""
+ErrorPage = Callable[[Request, int, str], Response]
+
+
+def answer_errors(app: FastAPI, page: ErrorPage) -> None:
+    """Makes an application answer all errors, also those of unknown paths and methods, with a reason.
+
+    Args:
+        page: what a browser is shown that asks for a page.
+    """
+
+    def answer(request: Request, code: int, reason: str, *more: Any) -> Response:
+        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+            return page(request, code, reason)
+        return error_response(code, reason, *more)
 
     @app.exception_handler(AdminError)
-    async def refuse(_: Request, error: AdminError) -> Response:
-        return error_response(error.code, error.reason, error.outcomes)
+    async def refuse(request: Request, error: AdminError) -> Response:
+        return answer(request, error.code, error.reason, error.outcomes)
 
     @app.exception_handler(ControlUnavailable)
     async def unavailable(_: Request, error: ControlUnavailable) -> Response:
@@ -63,7 +76,7 @@ def answer_errors(app: FastAPI) -> None:
         reason = str(error.detail)
         if error.status_code == 404 and reason == HTTPStatus(404).phrase:
             reason = f"no such path: {request.url.path[:200]!r}"
-        return error_response(error.status_code, reason, headers=error.headers)
+        return answer(request, error.status_code, reason, None, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

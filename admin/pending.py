@@ -267,6 +267,15 @@ class Pending:
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE waits <> 0")["n"][0].as_py())  # noqa: S608
 
+    def histogram(self, width_millis: int) -> list[tuple[int, int]]:
+        """How many messages are due in each span of time: its start, ms since the epoch, and a number beyond 0."""
+        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        bins = self._sql(
+            f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
+            f"WHERE waits <> 0 AND deliver_at < {HELD_MILLIS} GROUP BY bin ORDER BY bin"
+        )
+        return [(row["bin"] * width_millis, row["n"]) for row in bins.to_pylist()]
+
     def stats(self) -> dict[str, Any]:
         """By subscription how many messages are pending, due soon or held back, and when the first and last are due.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -9,14 +11,18 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from fastapi.security import HTTPBearer
 
+from admin.errors import AdminError
 from admin.refusals import Refusal, Refusals
-from admin.security import Authenticator, RateLimit, Roles
+from admin.security import BEARER, Authenticator, RateLimit, Roles
 from admin.tokens import TokenError
 from conf.errors import DelayLakeError
-from conf.settings import Operation, Settings
+from conf.settings import Operation, Route, Settings
 
 # Without authentication there are no roles; commands say so in `issued_by`.
 ANONYMOUS = "anonymous"
+
+# Where a browser keeps its token. Only pages of the same site are sent with it, and no script can read it.
+TOKEN_COOKIE = "delaylake_token"  # noqa: S105
 
 # Of the framework, which takes no dependencies.
 OPEN_PATHS = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect"})
@@ -27,6 +33,15 @@ _BEARER = HTTPBearer(bearerFormat="JWT", auto_error=False, description="A token 
 
 class PolicyError(DelayLakeError):
     """A route declares no policy."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A caller of what is not of a single topic, and the routes that it may see."""
+
+    role: str
+    routes: Sequence[Route]
+    sees_all: bool
 
 
 class Policy:
@@ -42,6 +57,7 @@ class Policy:
         self._roles = Roles(auth.roles)
         self._rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
         self._refusals = refusals
+        self._routes = settings.routes
 
     def check(self, request: Request, operation: Operation) -> str:
         """The caller's role.
@@ -55,8 +71,10 @@ class Policy:
         address = request.client.host if request.client else "unknown"
         try:
             role = self._role(request, address)
-            if not self._authenticator and operation is not Operation.READ and _is_from_another_site(request):
-                raise HTTPException(403, "without authentication no page of another site may call")
+            is_by_cookie = "authorization" not in request.headers and "token" not in request.query_params
+            is_by_browser = self._authenticator is None or is_by_cookie
+            if is_by_browser and operation is not Operation.READ and _is_from_another_site(request):
+                raise HTTPException(403, "without a token in the header no page of another site may call")
             if self._authenticator and not self._roles.allow(role, operation, topic):
                 raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
         except HTTPException as refusal:
@@ -67,12 +85,44 @@ class Policy:
             raise
         return role
 
+    def check_some(self, request: Request, operation: Operation) -> Reader:
+        """The caller, if there is a topic on which it may do the operation.
+
+        Raises:
+            HTTPException: the call is refused.
+        """
+        role = self._role(request, request.client.host if request.client else "unknown")
+        if self._authenticator is None:
+            return Reader(role, self._routes, True)
+        routes = [route for route in self._routes if self._roles.allow(role, operation, route.source)]
+        sees_all = self._roles.allow(role, operation, None)
+        if not (routes or sees_all):
+            raise HTTPException(403, f"the role {role} may not {operation} on any topic")
+        return Reader(role, routes, sees_all)
+
+    def login(self, request: Request, token: str) -> str:
+        """The role of a token that somebody logs in with.
+
+        Raises:
+            AdminError: it is not accepted.
+        """
+        try:
+            self._count("address", request.client.host if request.client else "unknown")
+            if self._authenticator is None:
+                raise AdminError(400, "authentication is off: no token is needed")
+            return self._authenticator.role(None, token)
+        except TokenError as error:
+            raise AdminError(401, str(error)) from error
+
     def _role(self, request: Request, address: str) -> str:
         if self._authenticator is None:
             self._count("address", address)
             return ANONYMOUS
         try:
-            role = self._authenticator.role(request.headers.get("authorization"), request.query_params.get("token"))
+            header, cookie = request.headers.get("authorization"), request.cookies.get(TOKEN_COOKIE)
+            if header is None and cookie is not None:
+                header = BEARER + cookie
+            role = self._authenticator.role(header, request.query_params.get("token"))
         except TokenError as error:
             self._count("address", address)
             raise HTTPException(401, str(error), {"WWW-Authenticate": "Bearer"}) from None
@@ -96,6 +146,20 @@ class requires:
     async def __call__(self, request: Request, _: Annotated[object, Depends(_BEARER)]) -> str:
         policy: Policy = request.app.state.policy
         return policy.check(request, self.operation)
+
+
+class requires_some:
+    """A dependency: the caller, if it may do the operation on any topic, and the routes on which it may.
+
+    `caller: Annotated[Reader, Depends(requires_some(Operation.READ))]`
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+
+    async def __call__(self, request: Request, _: Annotated[object, Depends(_BEARER)]) -> Reader:
+        policy: Policy = request.app.state.policy
+        return policy.check_some(request, self.operation)
 
 
 async def open_to_all() -> None:
@@ -124,7 +188,7 @@ def policy_of(route: RouteContext) -> Operation | None:
         if open_to_all in calls:
             return None
         for call in calls:
-            if isinstance(call, requires):
+            if isinstance(call, (requires, requires_some)):
                 return call.operation
     elif route.path in OPEN_PATHS:
         return None

@@ -126,6 +126,13 @@ class ApiSettings(Section):
         return self
 
 
+class MetricsSettings(Section):
+    """Where the job serves its metrics."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+
 _WEEK_MILLIS = 7 * 24 * 3600 * 1000
 
 
@@ -239,6 +246,7 @@ class Settings(BaseSettings):
     tracker: TrackerSettings = TrackerSettings()
     release: ReleaseSettings = ReleaseSettings()
     api: ApiSettings = ApiSettings()
+    metrics: MetricsSettings = MetricsSettings()
     auth: AuthSettings = AuthSettings()
     retention: RetentionSettings = RetentionSettings()
     maintain: MaintainSettings = MaintainSettings()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-from datetime import datetime
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,17 +40,12 @@ def parse_duration(text: str) -> int:
 
 def parse_time(text: str) -> int:
     """A time as ms since the epoch, from such a number or from ISO 8601 with a zone."""
-    if text.strip().isdecimal():
-        return int(text)
+    from conf import times
+
     try:
-        time = datetime.fromisoformat(text.strip())
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise typer.BadParameter(
-            f"{text!r} is no time: give ms since the epoch, or ISO 8601 with a zone, as in 2030-01-31T12:00:00Z"
-        )
-    return round(time.timestamp() * 1000)
+        return times.parse_time(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def parse_property(text: str) -> tuple[str, str]:

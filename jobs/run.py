@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from conf.settings import Settings
+    from streaming.job_status import StatusWriter
     from streaming.sink import BatchStatus
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Reporter:
                 self._is_ready = True
                 self._print("ready", {}, "ready", sys.stdout)
                 self._begin()
-            self._status = status.counts
+            self._status = status.counts | {"lookahead_millis": status.lookahead_millis}
             self._taken += status.counts["taken"]
             self._batch_millis.append(status.counts["sink_millis"])
             if self._every and time.monotonic() - self._since >= self._every:
@@ -105,6 +106,7 @@ class Reporter:
             "pending": self._status["delayed"],
             "in_state": self._status["loaded"],
             "in_flight": self._status["in_flight"],
+            "lookahead_millis": self._status["lookahead_millis"],
             "is_held_up": self._status["in_flight"] > self._max_in_flight,
             "taken_per_second": round(self._taken / seconds, 1),
             "delivered_per_second": round(self._delivered / seconds, 1),
@@ -137,6 +139,14 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     Raises:
         JobError: it can't start or go on.
     """
+    from streaming.job_status import StatusWriter
+
+    status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages)
+    with status, _metrics_server(settings, status):
+        _run_job(settings, reporter, status, keeps_spark_log)
+
+
+def _run_job(settings: Settings, reporter: Reporter, status: StatusWriter, keeps_spark_log: bool) -> None:
     from py4j.protocol import Py4JError
 
     from conf.settings import local_path
@@ -144,11 +154,19 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from streaming.query import DelayedDelivery
     from streaming.session import create_session
 
+    def on_batch(batch: BatchStatus) -> None:
+        status.batch(batch)
+        reporter.batch(batch)
+
+    def on_deliveries(rows: pa.Table) -> None:
+        status.deliveries(rows)
+        reporter.deliveries(rows)
+
     warn_without_deduplication(settings)
     log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_spark_log else None
     with _output_of_children(log):
         spark = create_session(settings, "delaylake")
-    job = DelayedDelivery(spark, settings, reporter.batch, reporter.deliveries)
+    job = DelayedDelivery(spark, settings, on_batch, on_deliveries)
     failure: list[BaseException] = []
 
     def work() -> None:
@@ -169,6 +187,32 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         spark.stop()
     if failure:
         raise failure[0]
+
+
+@contextmanager
+def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
+    """Serves the job's metrics, if that is set. That it can't be served does not stop the job."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from streaming.metrics import JobCollector
+
+    if not settings.metrics.port:
+        yield
+        return
+    registry = CollectorRegistry()
+    registry.register(JobCollector(status.status))
+    try:
+        server, thread = start_http_server(settings.metrics.port, settings.metrics.host, registry)
+    except OSError as error:
+        _log.warning("no metrics on %s:%d: %s", settings.metrics.host, settings.metrics.port, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
 
 
 def warn_without_deduplication(settings: Settings) -> None:

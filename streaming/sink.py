@@ -29,6 +29,7 @@ class BatchStatus:
 
     tick: int
     now: int
+    lookahead_millis: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -88,7 +89,8 @@ class BatchSink:
             for name in statuses[0]
             if name not in ("tick", "now", "cutoff", "next_due", "run")
         }
-        self._on_batch(BatchStatus(tick, now, totals | {"sink_millis": time.time_ns() // 1_000_000 - now}))
+        totals["sink_millis"] = time.time_ns() // 1_000_000 - now
+        self._on_batch(BatchStatus(tick, now, self._releaser.lookahead_millis, totals))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:

@@ -1,0 +1,1 @@
+"""The dashboard: pages over the same tables, and with the same calls, as the admin API."""

@@ -1,0 +1,147 @@
+"""What the pages show, read from the Delta tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from admin.message_ids import MessageRef
+from admin.refusals import TABLE as REFUSALS
+from conf.settings import Settings
+from streaming.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
+from tracker.moved import HELD_MILLIS
+
+_SHOWN_BYTES = 4_096
+
+_WORDS = {
+    "CANCEL": "cancelled",
+    "SKIP": "skipped",
+    "RESCHEDULE": "rescheduled",
+    "RESTORE": "restored",
+}
+
+
+def control_log(settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int) -> list[dict[str, Any]]:
+    """The newest outcomes of control commands, newest first.
+
+    Args:
+        asked: columns and the values that they must have; empty ones are passed over.
+
+    Raises:
+        DeltaError: there is no such table.
+    """
+    conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value]
+    where = " AND ".join([_of_topics(topics), *conditions])
+    snapshot = Snapshot(settings.warehouse, {"outcomes": None})
+    return snapshot.sql(
+        f"SELECT * FROM outcomes WHERE {where} ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"  # noqa: S608
+    ).to_pylist()
+
+
+def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: int) -> list[dict[str, Any]]:
+    """The newest calls that were refused, newest first; without topics only for who may see all."""
+    try:
+        snapshot = Snapshot(settings.warehouse, {REFUSALS: None})
+    except DeltaError:
+        return []
+    where = "true" if sees_all else _of_topics(topics)
+    return snapshot.sql(
+        f"SELECT * FROM {REFUSALS} WHERE {where} ORDER BY refused_at DESC LIMIT {limit}"  # noqa: S608
+    ).to_pylist()
+
+
+def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any] | None:
+    """A message with its payload, as the delayed index has it: by the row that counts last."""
+    rows = Snapshot(settings.warehouse, {"delayed_index": None}).sql(
+        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY' "  # noqa: S608
+        "ORDER BY coalesce(sequence, 0) DESC LIMIT 1"
+    )
+    if not rows.num_rows:
+        return None
+    row: dict[str, Any] = rows.to_pylist()[0]
+    payload = row["payload"] or b""
+    try:
+        text, form = payload[:_SHOWN_BYTES].decode(), "text"
+    except UnicodeDecodeError:
+        text, form = payload[:_SHOWN_BYTES].hex(" "), "hexadecimal"
+    return {
+        **row,
+        "properties": dict(row["properties"] or ()),
+        "payload_text": text,
+        "payload_form": form,
+        "payload_bytes": len(payload),
+        "is_cut": len(payload) > _SHOWN_BYTES,
+    }
+
+
+def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str, Any]]:
+    """What happened to a message, from its publishing to its delivery, by time."""
+    snapshot = Snapshot(settings.warehouse, dict.fromkeys(("entries", "outcomes", "deliveries", "delayed_index")))
+    entry = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
+    events: list[dict[str, Any]] = []
+
+    def add(at: int, what: str, who: str = "", subscription: str = "", detail: str = "") -> None:
+        events.append({"at": at, "what": what, "who": who, "subscription": subscription, "detail": detail})
+
+    for row in snapshot.sql(f"SELECT DISTINCT publish_time, batch_size FROM entries WHERE {entry}").to_pylist():  # noqa: S608
+        add(row["publish_time"], "published", detail="" if row["batch_size"] == 1 else f"{row['batch_size']} messages")
+    for row in snapshot.sql(
+        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation IN ('DELAY', 'MOVE')"  # noqa: S608
+    ).to_pylist():
+        if row["operation"] == "DELAY" and not row["sequence"]:
+            add(
+                row["publish_time"],
+                "kept until it is due",
+                row["producer_name"] or "",
+                detail=f"bucket {row['bucket_id']}",
+            )
+        elif row["operation"] == "DELAY" and row["deliver_at"] >= HELD_MILLIS:
+            add(row["publish_time"], "held back by a pause", subscription=row["subscription"] or "")
+    for row in snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
+        is_done = row["result"] == "APPLIED"
+        what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
+        add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "")
+    for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
+        late = row["sent_at"] - row["deliver_at"]
+        add(row["sent_at"], "delivered", row["destination"], row["subscription"], f"{late:,} ms after its time")
+    return sorted(events, key=lambda event: event["at"])
+
+
+def storage(settings: Settings) -> list[dict[str, Any]]:
+    """Each table's version, files, rows and size, and when it was last written."""
+    found = []
+    tables = Tables(settings.warehouse)
+    for name in [*SCHEMAS, REFUSALS]:
+        try:
+            table = DeltaTable(tables.path(name))
+        except TableNotFoundError:
+            continue
+        files = pa.table(table.get_add_actions(flatten=True))
+        found.append(
+            {
+                "name": name,
+                "version": int(table.version()),
+                "files": files.num_rows,
+                "rows": pc.sum(files["num_records"]).as_py() or 0,
+                "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
+                "age": max(0, time.time_ns() // 1_000_000 - int(table.history(1)[0]["timestamp"])),
+                "statistics": STATISTICS[name],
+            }
+        )
+    return found
+
+
+def _of_topics(topics: Sequence[str]) -> str:
+    return f"topic IN ({', '.join(map(literal, topics))})"
+
+
+def _of(topic: str, ref: MessageRef) -> str:
+    """The condition that a row is of a message; a row of its whole entry is."""
+    condition = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
+    return condition if ref.batch_index < 0 else f"{condition} AND batch_index IN (-1, {ref.batch_index})"

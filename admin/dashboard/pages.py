@@ -1,0 +1,371 @@
+"""The dashboard's pages, and the parts of them that are loaded by themselves."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from deltalake.exceptions import DeltaError
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+from pydantic import ValidationError
+
+from admin.dashboard.data import control_log, history_of, message_of, refusals, storage
+from admin.dashboard.rendering import COOKIE, page, part, static_file
+from admin.errors import AdminError
+from admin.message_ids import MessageIdError, MessageRef
+from admin.message_ids import parse as parse_id
+from admin.pending import Pending, PendingError, PendingFilter, State, UnknownTopicError
+from admin.policy import Policy, Reader, open_to_all, requires_some
+from conf.settings import Operation, Route, Settings
+from conf.times import parse_time
+from streaming.job_status import read_status
+
+_PAGE = 50
+_LOGGED = 200
+
+# By what the page calls it: how long the schedule's window is, and a bar, ms.
+SPANS = {
+    "hour": (3_600_000, 60_000),
+    "day": (86_400_000, 900_000),
+    "week": (7 * 86_400_000, 7_200_000),
+    "month": (30 * 86_400_000, 43_200_000),
+    "year": (366 * 86_400_000, 7 * 86_400_000),
+}
+
+router = APIRouter(include_in_schema=False)
+
+Caller = Annotated[Reader, Depends(requires_some(Operation.READ))]
+Text = Annotated[str, Query()]
+
+
+@router.get("/ui/static/{rest}", dependencies=[Depends(open_to_all)])
+def static(rest: str) -> Response:
+    return static_file(rest)
+
+
+@router.get("/ui/login", dependencies=[Depends(open_to_all)])
+def login_page(request: Request) -> Response:
+    return page(request, "login.html")
+
+
+@router.post("/ui/login", dependencies=[Depends(open_to_all)])
+def login(request: Request, token: Annotated[str, Form()] = "") -> Response:
+    """Keeps a token in a cookie that no script can read and no other site's page can send."""
+    policy: Policy = request.app.state.policy
+    try:
+        policy.login(request, token.strip())
+    except AdminError as error:
+        return page(request, "login.html", code=400, problem=error.reason)
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(
+        COOKIE, token.strip(), httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
+    )
+    return answer
+
+
+@router.post("/ui/logout", dependencies=[Depends(open_to_all)])
+def logout() -> Response:
+    answer = RedirectResponse("/ui/login", 303)
+    answer.delete_cookie(COOKIE, path="/")
+    return answer
+
+
+@router.get("/")
+def overview(request: Request, caller: Caller) -> Response:
+    return page(request, "overview.html", caller, topics=caller.routes)
+
+
+@router.get("/ui/data/overview")
+def overview_data(request: Request, caller: Caller) -> Response:
+    """The job's status, as figures and as the points of the charts."""
+    now = _now()
+    status = read_status(_settings(request).warehouse)
+    if status is None:
+        return JSONResponse({"now": now, "state": "unknown", "trouble": _NO_STATUS, "history": []})
+    last = status.history[-1] if status.history else None
+    return JSONResponse(
+        {
+            "now": now,
+            "age": now - status.updated_at,
+            "state": status.state,
+            "trouble": status.trouble(now),
+            "isHeldUp": status.is_held_up,
+            "startedAt": status.started_at,
+            "lastBatchAge": now - status.last_batch_at if status.last_batch_at else None,
+            "pending": status.pending,
+            "inState": status.in_state,
+            "inFlight": status.in_flight,
+            "lookaheadMillis": status.lookahead_millis,
+            "batchMillis": status.batch_millis_last,
+            "rejected": status.rejected,
+            "taken": status.taken,
+            "delivered": status.delivered,
+            "takenPerSecond": last.taken_per_second if last else None,
+            "deliveredPerSecond": last.delivered_per_second if last else None,
+            "lateP50": last.late_millis_p50 if last else None,
+            "lateP99": last.late_millis_p99 if last else None,
+            "history": [
+                [p.at, p.taken_per_second, p.delivered_per_second, p.late_millis_p50, p.late_millis_p99]
+                for p in status.history
+            ],
+        }
+    )
+
+
+_NO_STATUS = "the job has told nothing of itself: start it with `delaylake run` on these settings"
+
+
+@router.get("/ui/part/subscriptions")
+def subscriptions(request: Request, caller: Caller) -> Response:
+    """What waits, by subscription, of all topics that the caller may read."""
+    found, problem = [], None
+    for route in caller.routes:
+        try:
+            found.append(Pending(_settings(request), route.source).stats())
+        except PendingError as error:
+            problem = str(error)
+    return part(request, "parts/subscriptions.html", stats=found, problem=problem)
+
+
+@router.get("/ui/part/recent")
+def recent(request: Request, caller: Caller) -> Response:
+    rows, problem = _logged(request, caller, {}, 8)
+    return part(request, "parts/outcomes.html", rows=rows, problem=problem)
+
+
+@router.get("/ui/schedule")
+def schedule(
+    request: Request, caller: Caller, topic: Text = "", subscription: Text = "", start: Text = "", span: Text = "day"
+) -> Response:
+    route = _route(caller, topic)
+    _check_subscription(route, subscription)
+    begin = _time("start", start) if start else None
+    return page(
+        request, "schedule.html", caller, topics=caller.routes, route=route, subscription=subscription,
+        start=start, span=span if span in SPANS else "day", spans=SPANS, begin=begin,
+    )  # fmt: skip
+
+
+@router.get("/ui/data/schedule")
+def schedule_data(
+    request: Request, caller: Caller, topic: Text = "", subscription: Text = "", start: Text = "", span: Text = "day"
+) -> Response:
+    """How many messages are due in each bar of the window."""
+    route = _route(caller, topic)
+    _check_subscription(route, subscription)
+    length, width = SPANS.get(span, SPANS["day"])
+    begin = (_time("start", start) if start else _now()) // width * width
+    wanted = PendingFilter(subscription=subscription or None, due_from=begin, due_before=begin + length)
+    try:
+        question = Pending(_settings(request), route.source, wanted)
+        bars = question.histogram(width)
+    except PendingError as error:
+        raise AdminError(503, str(error)) from error
+    counts = dict(bars)
+    return JSONResponse(
+        {
+            "version": question.version,
+            "asOf": question.as_of,
+            "width": width,
+            "bars": [[at, counts.get(at, 0)] for at in range(begin, begin + length, width)],
+        }
+    )
+
+
+@router.get("/ui/messages")
+def messages(
+    request: Request,
+    caller: Caller,
+    topic: Text = "",
+    subscription: Text = "",
+    state: Text = State.WAITING,
+    key: Text = "",
+    property: Text = "",
+    producer: Text = "",
+    id: Text = "",
+    due_from: Annotated[str, Query(alias="dueFrom")] = "",
+    due_before: Annotated[str, Query(alias="dueBefore")] = "",
+    cursor: Text = "",
+) -> Response:
+    route = _route(caller, topic)
+    asked = {
+        "topic": route.source, "subscription": subscription, "state": state, "key": key, "property": property,
+        "producer": producer, "id": id, "dueFrom": due_from, "dueBefore": due_before,
+    }  # fmt: skip
+    shown: dict[str, Any] = {"found": None, "problem": None, "filter": None, "version": None, "age": None}
+    code = 200
+    try:
+        wanted = _wanted(asked)
+        _check_subscription(route, subscription)
+        shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
+        question = Pending(_settings(request), route.source, wanted, cursor or None)
+        shown["found"] = question.page(_PAGE)
+        shown["is_selective"] = wanted.is_selective
+    except PendingError as error:
+        shown["problem"], code = str(error), 404 if isinstance(error, UnknownTopicError) else 400
+    except AdminError as error:
+        shown["problem"], code = error.reason, error.code
+    given = {name: value for name, value in asked.items() if value}
+    return page(
+        request, "messages.html", caller, code=code, topics=caller.routes, route=route, asked=asked, cursor=cursor,
+        query=urlencode(given), names=[subscription] if subscription else [s.name for s in route.subscriptions],
+        states=list(State), **shown,
+    )  # fmt: skip
+
+
+@router.get("/ui/part/count")
+def count(
+    request: Request,
+    caller: Caller,
+    topic: Text = "",
+    subscription: Text = "",
+    state: Text = State.WAITING,
+    key: Text = "",
+    property: Text = "",
+    producer: Text = "",
+    id: Text = "",
+    due_from: Annotated[str, Query(alias="dueFrom")] = "",
+    due_before: Annotated[str, Query(alias="dueBefore")] = "",
+    cursor: Text = "",
+) -> Response:
+    """How many messages a listing has, in the version of the tables that its first page was of."""
+    asked = {
+        "subscription": subscription, "state": state, "key": key, "property": property, "producer": producer, "id": id,
+        "dueFrom": due_from, "dueBefore": due_before,
+    }  # fmt: skip
+    try:
+        n = Pending(_settings(request), _route(caller, topic).source, _wanted(asked), cursor or None).count()
+    except PendingError as error:
+        raise AdminError(410, str(error)) from error
+    return part(request, "parts/count.html", n=n)
+
+
+@router.get("/ui/message")
+def message(request: Request, caller: Caller, topic: Text = "", id: Text = "") -> Response:
+    route = _route(caller, topic)
+    ref = _ref(id)
+    settings = _settings(request)
+    found, events, problem, code = None, [], None, 200
+    try:
+        found = message_of(settings, route.source, ref)
+        events = history_of(settings, route.source, ref)
+    except DeltaError:
+        problem = f"there are no tables in {settings.warehouse}: the job has not run yet"
+    if found is None and not events:
+        code = 404
+    return page(
+        request, "message.html", caller, code=code, route=route, ref=ref, found=found, events=events, problem=problem,
+        names=[s.name for s in route.subscriptions],
+    )  # fmt: skip
+
+
+@router.get("/ui/control")
+def control(
+    request: Request,
+    caller: Caller,
+    topic: Text = "",
+    result: Text = "",
+    who: Text = "",
+    request_id: Annotated[str, Query(alias="requestId")] = "",
+) -> Response:
+    asked = {"topic": topic, "result": result, "issued_by": who, "request_id": request_id}
+    rows, problem = _logged(request, caller, asked, _LOGGED)
+    refused = refusals(_settings(request), [r.source for r in caller.routes], caller.sees_all, _LOGGED)
+    return page(
+        request, "control.html", caller, topics=caller.routes, asked=asked, rows=rows, problem=problem, refused=refused
+    )
+
+
+@router.get("/ui/storage")
+def storage_page(request: Request, caller: Caller) -> Response:
+    settings = _settings(request)
+    return page(
+        request, "storage.html", caller, tables=storage(settings), status=read_status(settings.warehouse), now=_now()
+    )
+
+
+@router.get("/ui/settings")
+def settings_page(request: Request, caller: Caller) -> Response:
+    settings = _settings(request)
+    values = settings.model_dump(mode="json", exclude={"routes", "auth"})
+    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}
+    return page(
+        request, "settings.html", caller, sections=sections, routes=caller.routes, is_protected=settings.auth.enabled
+    )
+
+
+def _logged(
+    request: Request, caller: Reader, asked: dict[str, str], limit: int
+) -> tuple[list[dict[str, Any]], str | None]:
+    try:
+        return control_log(_settings(request), [route.source for route in caller.routes], asked, limit), None
+    except DeltaError:
+        return [], "there are no tables yet: the job has not run"
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def _route(caller: Reader, topic: str) -> Route:
+    """The route of a topic, or the first that the caller may read.
+
+    Raises:
+        AdminError: there is none.
+    """
+    for route in caller.routes:
+        if topic in ("", route.source):
+            return route
+    raise AdminError(404, f"no such topic, or not for you to read: {topic[:200]!r}")
+
+
+def _check_subscription(route: Route, subscription: str) -> None:
+    if subscription and subscription not in [s.name for s in route.subscriptions]:
+        raise AdminError(404, f"the topic has no subscription {subscription[:200]!r}")
+
+
+def _wanted(asked: dict[str, str]) -> PendingFilter:
+    """The form as a filter.
+
+    Raises:
+        AdminError: a field is not understood.
+    """
+    name, _, value = asked["property"].partition("=")
+    if asked["property"] and not name:
+        raise AdminError(400, "a property must be name=value")
+    position = _ref(asked["id"]) if asked["id"] else None
+    try:
+        return PendingFilter(
+            subscription=asked["subscription"] or None,
+            state=State(asked["state"]),
+            key=asked["key"] or None,
+            properties={name: value} if name else {},
+            producer_name=asked["producer"] or None,
+            due_from=_time("due from", asked["dueFrom"]) if asked["dueFrom"] else None,
+            due_before=_time("due before", asked["dueBefore"]) if asked["dueBefore"] else None,
+            ledger_id=None if position is None else position.ledger_id,
+            entry_id=None if position is None else position.entry_id,
+        )
+    except (ValidationError, ValueError) as error:
+        raise AdminError(400, " ".join(str(error).split())[:200]) from error
+
+
+def _ref(text: str) -> MessageRef:
+    try:
+        return parse_id(text.strip())
+    except MessageIdError as error:
+        raise AdminError(400, str(error)) from error
+
+
+def _time(name: str, text: str) -> int:
+    try:
+        return parse_time(text.strip())
+    except ValueError as error:
+        raise AdminError(400, f"{name}: {error}") from error
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

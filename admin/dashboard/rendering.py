@@ -1,0 +1,121 @@
+"""Templates and static files, and the headers that keep a page from being misused."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from admin.errors import AdminError
+from admin.policy import TOKEN_COOKIE, Reader
+from tracker.moved import HELD_MILLIS
+
+COOKIE = TOKEN_COOKIE
+
+_FOLDER = Path(__file__).parent
+_STATIC = {file.name: file.read_bytes() for file in (_FOLDER / "static").iterdir()}
+_HEADERS = {
+    # Nothing is fetched from elsewhere, and no script runs that is not a file of ours.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+NAVIGATION = [
+    ("/", "Overview"),
+    ("/ui/schedule", "Schedule"),
+    ("/ui/messages", "Messages"),
+    ("/ui/control", "Control log"),
+    ("/ui/storage", "Storage"),
+    ("/ui/settings", "Settings"),
+]
+
+_environment = Environment(loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, trim_blocks=True)
+
+
+def page(request: Request, template: str, caller: Reader | None = None, code: int = 200, **values: Any) -> Response:
+    """A whole page."""
+    common = {
+        "navigation": NAVIGATION,
+        "path": request.url.path,
+        "caller": caller,
+        "now": time.time_ns() // 1_000_000,
+        "version": version("delaylake"),
+        "is_protected": request.app.state.settings.auth.enabled,
+    }
+    text = _environment.get_template(template).render(**{**common, **values})
+    return Response(text, code, _HEADERS, "text/html; charset=utf-8")
+
+
+def error_page(request: Request, code: int, reason: str) -> Response:
+    """What a browser is shown instead of a page: how to log in, or what went wrong."""
+    if code == 401:
+        return page(request, "login.html", code=code, problem=reason if TOKEN_COOKIE in request.cookies else None)
+    title = {403: "Not allowed", 404: "Not there", 503: "Not ready"}.get(code, "That did not work")
+    return page(request, "error.html", code=code, title=title, problem=reason)
+
+
+def part(request: Request, template: str, **values: Any) -> Response:
+    """A part of a page."""
+    now = time.time_ns() // 1_000_000
+    text = _environment.get_template(template).render(now=now, **values)
+    return Response(text, headers=_HEADERS, media_type="text/html; charset=utf-8")
+
+
+def static_file(name: str) -> Response:
+    if name not in _STATIC:
+        raise AdminError(404, f"no such file: {name[:100]!r}")
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    headers = {"Cache-Control": "max-age=3600", "X-Content-Type-Options": "nosniff"}
+    return Response(_STATIC[name], headers=headers, media_type=kind)
+
+
+def _time(millis: int | None) -> Markup:
+    """A time, in UTC and with its zone."""
+    if not millis:
+        return Markup("&ndash;")
+    if millis >= HELD_MILLIS:
+        return Markup('<span class="tag">held back</span>')
+    try:
+        text = datetime.fromtimestamp(millis / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
+    except (ValueError, OverflowError):
+        return Markup("{} ms").format(millis)
+    return Markup('<time datetime="{}Z">{} UTC</time>').format(text.replace(" ", "T"), text)
+
+
+def _span(millis: float | None) -> str:
+    """A length of time, in the unit that fits."""
+    if millis is None:
+        return "-"
+    size = abs(millis)
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if size >= length:
+            return f"{millis / length:.1f} {unit}".replace(".0 ", " ")
+    return f"{millis:.0f} ms"
+
+
+def _size(n_bytes: int) -> str:
+    for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= length:
+            return f"{n_bytes / length:.1f} {unit}"
+    return f"{n_bytes} B"
+
+
+_environment.filters |= {
+    "time": _time,
+    "span": _span,
+    "size": _size,
+    "count": lambda n: "-" if n is None else f"{n:,}",
+    "attribute_json": lambda value: json.dumps(value),
+}
