@@ -6,12 +6,12 @@ import logging
 import math
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from conf.errors import DelayLakeError
+from jobs.logs import LogFormat, configure
 from jobs.options import global_options
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ def api(
     """Serve the admin REST API. Prints its URL once it answers; needs no JVM, and starts without a broker."""
     options = global_options(context)
     settings = options.settings
-    logging.basicConfig(
-        level=logging.INFO if options.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure(logging.INFO if options.verbose else logging.WARNING, options.log_format or LogFormat.TEXT)
     listener = _listen(
         settings.api.host if host is None else host, settings.api.port if port is None else port, settings.auth
     )

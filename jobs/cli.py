@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import api, audit, broker_commands, demo, maintain, pending, produce, rebuild, run, sql, topics
+from jobs import api, audit, broker_commands, demo, maintain, pending, produce, rebuild, run, sql, status, topics
+from jobs.logs import LogFormat
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
-GLOBAL_OPTIONS = ("config", "verbose", "admin_url")
+GLOBAL_OPTIONS = ("config", "verbose", "admin_url", "log_format")
 
 app = typer.Typer(
     name="delaylake",
@@ -29,6 +30,7 @@ app.add_typer(topics.app, name="topics")
 app.command("produce")(produce.produce)
 app.command("pending")(pending.pending)
 app.command("run")(run.run)
+app.command("status")(status.status)
 app.command("rebuild")(rebuild.rebuild)
 app.command("maintain")(maintain.maintain)
 app.command("sql")(sql.sql)
@@ -55,6 +57,10 @@ def _globals(
         str | None,
         typer.Option(help="The admin API that `topics` uses, instead of the control topic.", show_default=False),
     ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="How `run` and `api` log: text (the default), or JSON, a line each.", show_default=False),
+    ] = None,
     shows_version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
@@ -63,6 +69,7 @@ def _globals(
     options.config = config or options.config
     options.verbose = verbose or options.verbose
     options.admin_url = admin_url or options.admin_url
+    options.log_format = log_format or options.log_format
 
 
 def _take_global_options_anywhere(group: Any) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.logs import LogFormat
+
 if TYPE_CHECKING:
     from admin.rest_client import RestClient
     from conf.settings import Settings
@@ -31,6 +33,7 @@ class GlobalOptions:
     config: Path | None = None
     verbose: bool = False
     admin_url: str | None = None
+    log_format: LogFormat | None = None
 
     @property
     def api_url(self) -> str | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.logs import LogFormat, configure
 from jobs.options import Output, OutputOption, global_options
 
 if TYPE_CHECKING:
@@ -42,13 +43,7 @@ def run(
     With --output json stdout has one object a line: {"event": "ready"}, then {"event": "progress", ...}.
     """
     options = global_options(context)
-    logging.basicConfig(
-        level=logging.DEBUG if options.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    for noisy in ("py4j", "httpx", "httpcore", "filelock"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
     reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
     run_job(options.settings, reporter, keeps_spark_log=not options.verbose)
 

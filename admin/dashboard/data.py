@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from streaming.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
 from tracker.moved import HELD_MILLIS
 
 _SHOWN_BYTES = 4_096
+_COMMITS = 100  # so many are looked at for the last merge
 
 _WORDS = {
     "CANCEL": "cancelled",
@@ -106,7 +108,10 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
     for row in snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
         is_done = row["result"] == "APPLIED"
         what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
-        add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "")
+        detail = row["reason"] or ""
+        if is_done and row["operation"] == "RESCHEDULE" and row["deliver_at"]:
+            detail = f"to {datetime.fromtimestamp(row['deliver_at'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", detail)
     for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
         late = row["sent_at"] - row["deliver_at"]
         add(row["sent_at"], "delivered", row["destination"], row["subscription"], f"{late:,} ms after its time")
@@ -123,6 +128,8 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
         except TableNotFoundError:
             continue
         files = pa.table(table.get_add_actions(flatten=True))
+        commits = table.history(_COMMITS)
+        merged = next((int(c["timestamp"]) for c in commits if c.get("operation") == "OPTIMIZE"), None)
         found.append(
             {
                 "name": name,
@@ -130,7 +137,8 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
                 "files": files.num_rows,
                 "rows": pc.sum(files["num_records"]).as_py() or 0,
                 "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
-                "age": max(0, time.time_ns() // 1_000_000 - int(table.history(1)[0]["timestamp"])),
+                "age": max(0, time.time_ns() // 1_000_000 - int(commits[0]["timestamp"])),
+                "merged_at": merged,
                 "statistics": STATISTICS[name],
             }
         )

@@ -43,14 +43,25 @@ for (const place of document.querySelectorAll("[data-load]")) {
 
 // ---- charts
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const utc = (u, splits) => splits.map((s) => new Date(s * 1000).toISOString().slice(11, 19));
+// Times of an axis, in UTC: no finer than its steps, and with the date where that changes.
+function times(u, splits, axis, space, step) {
+  let day = "";
+  return splits.map((s) => {
+    const text = iso(s * 1000), date = text.slice(5, 10);
+    if (step >= 86400) return date;
+    const label = `${text.slice(11, step >= 60 ? 16 : 19)}${date === day ? "" : `\n${date}`}`;
+    day = date;
+    return label;
+  });
+}
 
 function chart(place, series, data, more = {}) {
-  const axis = { stroke: css("--soft"), grid: { stroke: css("--line") }, ticks: { stroke: css("--line") } };
+  const line = { stroke: css("--line"), width: 1 };
+  const axis = { stroke: css("--soft"), grid: line, ticks: line };
   const options = {
     width: place.clientWidth, height: place.clientHeight - 34,
     tzDate: (s) => uPlot.tzDate(new Date(s * 1e3), "Etc/UTC"),
-    axes: [axis, { ...axis, size: 62 }],
+    axes: [{ ...axis, values: times }, { ...axis, size: 62 }],
     scales: { y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
     series: [{ label: "UTC", value: (u, s) => (s === null ? "-" : iso(s * 1000).slice(0, 19).replace("T", " ")) }, ...series.map(([label, color, extra]) => ({ label, stroke: css(color), width: 2, spanGaps: true, points: { show: false }, ...extra }))],
     ...more,
