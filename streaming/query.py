@@ -96,6 +96,7 @@ class DelayedDelivery:
         tables.create(keep_versions_millis=self._settings.maintain.keep_versions_millis)
         if not (checkpoint / "query" / "offsets").exists() and Rebuilt(checkpoint).offset is None:
             _require_empty(tables)
+        _check_shards(checkpoint, self._settings.tracker.shards)
         keys = shard_keys(self._spark, self._settings.tracker.shards)
         self._spark.dataSource.register(DelayedDeliverySource)
         failures = 0
@@ -187,6 +188,20 @@ def _require_empty(tables: Tables) -> None:
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
     ):
         raise JobError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
+
+
+def _check_shards(checkpoint: Path, shards: int) -> None:
+    """With another number of shards a message would be looked for in a state that does not have it."""
+    file = checkpoint / "query" / "shards"
+    rebuilt = Rebuilt(checkpoint)
+    known = int(file.read_text()) if file.exists() else rebuilt.shards if rebuilt.offset is not None else shards
+    if known != shards:
+        raise JobError(
+            f"the checkpoint is of {known} shards, and tracker.shards is {shards}: set it back, or change it with "
+            "`delaylake rebuild --discard-checkpoint`"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(str(shards))
 
 
 def _application(checkpoint: Path) -> str:

@@ -153,6 +153,11 @@ class Rebuilt:
         meta = self._folder / "meta.json"
         return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
 
+    @property
+    def shards(self) -> int:
+        """For how many shards."""
+        return len(json.loads((self._folder / "meta.json").read_text())["sealed"])
+
     def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
         """For each shard the counts, request ids and pauses, and by kind its rows."""
         meta = json.loads((self._folder / "meta.json").read_text())

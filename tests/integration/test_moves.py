@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 import uuid
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import pulsar
 import pytest
+import yaml
 
 from admin.message_ids import MessageRef
 from jobs.audit import run_audit
@@ -24,6 +26,7 @@ from proto.delaylake_pb2 import (
     SkipEntry,
     SkipMessages,
 )
+from tests.conftest import PROGRAM
 from tests.harness import Collector, Job, now, wait_until
 
 
@@ -111,6 +114,12 @@ def test_messages_come_when_they_were_moved_to(
             job.start()
         else:
             job.stop()
+            # Another number of shards is refused by the checkpoint, and taken by a new one.
+            changed = yaml.safe_load(job.file.read_text())
+            changed["tracker"]["shards"] = 3
+            job.file.write_text(yaml.safe_dump(changed))
+            refused = subprocess.run([PROGRAM, "--config", job.file, "run"], capture_output=True, text=True, timeout=90)
+            assert (refused.returncode, "the checkpoint is of 2 shards" in refused.stderr) == (1, True)
             job.rebuild()
             job.start()
         expected = {"a": {"later", "earlier", "at once", "one of two", "restored", "soon", "held"}, "b": {"at once"}}

@@ -157,3 +157,14 @@ def test_bash_completes_commands_and_options(words: list[str], completed: list[s
         check=True,
     )
     assert sorted(done.stdout.split()) == completed
+
+
+def test_the_reference_is_what_the_code_has() -> None:
+    root = Path(__file__).parents[2]
+    made = subprocess.run(
+        [sys.executable, "docs/make_reference.py", "--check"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert made.returncode == 0, "run docs/make_reference.py"

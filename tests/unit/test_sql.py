@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,23 @@ def test_what_can_not_be_answered_is_one_line(settings: Settings, tmp_path: Path
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(PROGRAM), "--config", str(folder / "settings.yaml"), "sql", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_example_notebook_answers_its_questions(
+    settings: Settings, write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DELAYLAKE_CONFIG", str(tmp_path / "settings.yaml"))
+    at_nine = datetime.now(UTC).replace(hour=9, minute=30, second=0, microsecond=0) + timedelta(days=1)
+    for entry, due in enumerate([int(at_nine.timestamp() * 1000), DUE]):
+        write("delayed_index", operation="DELAY", entry_id=entry, deliver_at=due)
+    cancel = {"result": "APPLIED", "operation": "CANCEL", "issued_by": "ops", "applied_at": 1, "sequence": 1}
+    write("outcomes", entry_id=1, subscription="a", **cancel)
+    notebook = json.loads((Path(__file__).parents[2] / "examples/pending.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert list(names["waiting"]["messages"]) == [1, 2]
+    assert list(names["tomorrow_at_nine"]["subscription"]) == ["a", "b"]
+    assert names["cancelled"].to_dict("records")[0]["issued_by"] == "ops"
+    assert list(names["funnel"]["pending"]) == [1, 2]
