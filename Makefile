@@ -24,7 +24,7 @@ run: setup ## the main job on an embedded broker, with a summary that checks its
 	@$(VENV)/bin/delaylake demo
 
 test: setup ## the test suite
-	@$(PY) -m pytest -m "not chaos"
+	@$(PY) -m pytest -m "not chaos" -n 2 --dist loadfile
 
 lint: setup ## ruff and mypy
 	@$(PY) -m ruff check .

@@ -31,6 +31,7 @@ OLDEST_JAVA = 17
 START_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 20.0
 
+_CLAIM_SECONDS = 1.0
 POLL_SECONDS = 0.05
 
 # Below those of outgoing connections, of which one could take the port while the broker is down for a moment.
@@ -301,6 +302,10 @@ def _claim(name: str, port: int) -> int:
     """The port, or a free one for 0. Connections of a past broker (TIME_WAIT) do not count."""
     if port == 0:
         return next(p for p in iter(lambda: random.choice(FREE_PORTS), None) if _is_free(p))
+    # Of a process that was killed, the threads may hold its sockets for a moment longer.
+    deadline = time.monotonic() + _CLAIM_SECONDS
+    while not _is_free(port) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
     if not _is_free(port):
         raise BrokerError(f"port {port} is in use: choose another with {name}, or 0 for any free one")
     return port

