@@ -84,8 +84,8 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
         return error_response(400, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return error_response(500, f"internal error: {type(error).__name__}")
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return answer(request, 500, f"internal error: {type(error).__name__}")
 
 
 def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None, headers: Any = None) -> Response:

@@ -16,7 +16,7 @@ from admin.dashboard.rendering import COOKIE, page, part, static_file
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
 from admin.message_ids import parse as parse_id
-from admin.pending import Pending, PendingError, PendingFilter, State, UnknownTopicError
+from admin.pending import Pending, PendingError, PendingFilter, State
 from admin.policy import Policy, Reader, open_to_all, requires_some
 from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
@@ -174,10 +174,7 @@ def schedule_data(
     )
 
 
-@router.get("/ui/messages")
-def messages(
-    request: Request,
-    caller: Caller,
+def _asked(
     topic: Text = "",
     subscription: Text = "",
     state: Text = State.WAITING,
@@ -187,56 +184,61 @@ def messages(
     id: Text = "",
     due_from: Annotated[str, Query(alias="dueFrom")] = "",
     due_before: Annotated[str, Query(alias="dueBefore")] = "",
-    cursor: Text = "",
-) -> Response:
-    route = _route(caller, topic)
-    asked = {
-        "topic": route.source, "subscription": subscription, "state": state, "key": key, "property": property,
-        "producer": producer, "id": id, "dueFrom": due_from, "dueBefore": due_before,
-    }  # fmt: skip
-    shown: dict[str, Any] = {"found": None, "problem": None, "filter": None, "version": None, "age": None}
+) -> dict[str, str]:
+    """A dependency: the search form as it was filled in."""
+    return {
+        "topic": topic,
+        "subscription": subscription,
+        "state": state,
+        "key": key,
+        "property": property,
+        "producer": producer,
+        "id": id,
+        "dueFrom": due_from,
+        "dueBefore": due_before,
+    }
+
+
+Asked = Annotated[dict[str, str], Depends(_asked)]
+
+
+@router.get("/ui/messages")
+def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
+    route = _route(caller, asked["topic"])
+    subscription = asked["subscription"]
+    shown: dict[str, Any] = {"found": None, "problem": None, "filter": None}
     code = 200
     try:
         wanted = _wanted(asked)
         _check_subscription(route, subscription)
         shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
-        question = Pending(_settings(request), route.source, wanted, cursor or None)
-        shown["found"] = question.page(_PAGE)
         shown["is_selective"] = wanted.is_selective
+        shown["found"] = Pending(_settings(request), route.source, wanted, cursor or None).page(_PAGE)
     except PendingError as error:
-        shown["problem"], code = str(error), 404 if isinstance(error, UnknownTopicError) else 400
+        shown["problem"], code = str(error), 400
     except AdminError as error:
         shown["problem"], code = error.reason, error.code
-    given = {name: value for name, value in asked.items() if value}
     return page(
-        request, "messages.html", caller, code=code, topics=caller.routes, route=route, asked=asked, cursor=cursor,
-        query=urlencode(given), names=[subscription] if subscription else [s.name for s in route.subscriptions],
-        states=list(State), **shown,
-    )  # fmt: skip
+        request,
+        "messages.html",
+        caller,
+        code=code,
+        topics=caller.routes,
+        route=route,
+        asked=asked,
+        cursor=cursor,
+        query=urlencode({**{name: value for name, value in asked.items() if value}, "topic": route.source}),
+        names=[subscription] if subscription else [s.name for s in route.subscriptions],
+        states=list(State),
+        **shown,
+    )
 
 
 @router.get("/ui/part/count")
-def count(
-    request: Request,
-    caller: Caller,
-    topic: Text = "",
-    subscription: Text = "",
-    state: Text = State.WAITING,
-    key: Text = "",
-    property: Text = "",
-    producer: Text = "",
-    id: Text = "",
-    due_from: Annotated[str, Query(alias="dueFrom")] = "",
-    due_before: Annotated[str, Query(alias="dueBefore")] = "",
-    cursor: Text = "",
-) -> Response:
+def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     """How many messages a listing has, in the version of the tables that its first page was of."""
-    asked = {
-        "subscription": subscription, "state": state, "key": key, "property": property, "producer": producer, "id": id,
-        "dueFrom": due_from, "dueBefore": due_before,
-    }  # fmt: skip
     try:
-        n = Pending(_settings(request), _route(caller, topic).source, _wanted(asked), cursor or None).count()
+        n = Pending(_settings(request), _route(caller, asked["topic"]).source, _wanted(asked), cursor or None).count()
     except PendingError as error:
         raise AdminError(410, str(error)) from error
     return part(request, "parts/count.html", n=n)
