@@ -3,15 +3,68 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from admin.dashboard.data import storage
 from conf.settings import Settings
 from streaming.job_status import read_status
 from streaming.metrics import JobCollector
+from streaming.pulsar_client import AdminClient, PulsarError
 
+_STORAGE_SECONDS = 10.0
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class StorageCollector(Collector):
+    """What the tables and the source topics hold. Read at most every ten seconds, however often it is asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._read_at = -_STORAGE_SECONDS
+        self._found: list[Metric] = []
+
+    def collect(self) -> Iterator[Metric]:
+        if time.monotonic() - self._read_at >= _STORAGE_SECONDS:
+            self._read_at = time.monotonic()
+            self._found = [*self._tables(), *self._backlog()]
+        yield from self._found
+
+    def _tables(self) -> Iterator[Metric]:
+        found = storage(self._settings)
+        for name, text, key in (
+            ("files", "Files of a table's newest version.", "files"),
+            ("rows", "Rows of a table's newest version.", "rows"),
+            ("bytes", "Their size on disk.", "bytes"),
+        ):
+            metric = GaugeMetricFamily(f"delaylake_table_{name}", text, labels=["table"])
+            for table in found:
+                metric.add_metric([table["name"]], table[key])
+            yield metric
+        index = next((table for table in found if table["name"] == "delayed_index"), None)
+        if index is not None:
+            yield GaugeMetricFamily("pulsar_delayed_message_index_bucket_total", "Files of buckets.", index["files"])
+            yield GaugeMetricFamily("pulsar_delayed_message_index_size_bytes", "Their size on disk.", index["bytes"])
+
+    def _backlog(self) -> Iterator[Metric]:
+        metric = GaugeMetricFamily(
+            "delaylake_source_backlog_messages",
+            "What the job has not acknowledged of a source topic: not read, or not written down yet.",
+            labels=["topic"],
+        )
+        settings = self._settings.pulsar
+        try:
+            with AdminClient(settings, timeout_seconds=2) as admin:
+                for route in self._settings.routes:
+                    if (backlog := admin.backlog(route.source, settings.subscription)) is not None:
+                        metric.add_metric([route.source], backlog)
+        except PulsarError:
+            pass  # /readyz tells
+        yield metric
 
 
 class ApiMetrics:
@@ -33,6 +86,7 @@ class ApiMetrics:
         self.waiting = Gauge(
             "delaylake_api_requests_in_progress", "Requests that wait for an answer.", registry=self.registry
         )
+        self.registry.register(StorageCollector(settings))
         self.registry.register(JobCollector(lambda: read_status(settings.warehouse)))
 
 

@@ -82,6 +82,8 @@ class JobStatus:
     batches: int = 0
     batch_millis_sum: int = 0
     batch_millis_last: int = 0
+    operator_millis_last: int = 0  # of that in the stateful operator, all shards together
+    sending: int = 0  # releases that are being sent, in lanes
     taken: int = 0
     delivered: int = 0
     rejected: int = 0
@@ -168,6 +170,8 @@ class StatusWriter:
                 "waiting_commands": counts["waiting_commands"],
                 "lookahead_millis": status.lookahead_millis,
                 "batch_millis_last": counts["sink_millis"],
+                "operator_millis_last": counts["operator_millis"],
+                "sending": status.sending,
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]

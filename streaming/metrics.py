@@ -15,6 +15,7 @@ _GAUGES = {
     "pulsar_delayed_message_index_loaded": ("in_state", "Messages that wait in the job's state."),
     "delaylake_pending_messages": ("pending", "Messages that wait, in state or in the delayed index."),
     "delaylake_in_flight_messages": ("in_flight", "Messages handed to the senders and not written down yet."),
+    "delaylake_releases_in_progress": ("sending", "Releases that are being sent, in lanes."),
     "delaylake_held_up": ("is_held_up", "1 while the senders are behind and the source topics are not read."),
     "delaylake_waiting_commands": ("waiting_commands", "Commands that wait for messages that have not come."),
 }
@@ -55,6 +56,7 @@ class JobCollector(Collector):
         for name, text, millis in (
             ("lookahead", "How long before its time a message is handed out.", status.lookahead_millis),
             ("last_batch_duration", "Of the last batch.", status.batch_millis_last),
+            ("last_batch_operator", "Of that in the stateful operator, all shards.", status.operator_millis_last),
             ("start_time", "When the job was started, since the epoch.", status.started_at),
             ("last_batch_time", "When the last batch ended, since the epoch.", status.last_batch_at),
             ("status_age", "Since the job told of itself.", now - status.updated_at),

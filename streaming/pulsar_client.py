@@ -155,6 +155,18 @@ class AdminClient:
         if response.status_code not in (200, 204):
             raise self._refused(response)
 
+    def backlog(self, topic: str, subscription: str) -> int | None:
+        """The messages of a topic, all its partitions together, that a subscription has not acknowledged.
+
+        None: there is no such topic or subscription.
+        """
+        kind = "partitioned-stats?perPartition=false" if self.partitions(topic) else "stats"
+        response = self._request("GET", f"{_path(topic)}/{kind}")
+        if response.status_code == 404:
+            return None
+        found = self._body(response)["subscriptions"].get(subscription)
+        return None if found is None else int(found["msgBacklog"])
+
     def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
         """The index of an entry, or None where the broker keeps no indexes (no AppendIndexMetadataInterceptor).
 

@@ -102,6 +102,11 @@ class Releaser:
     def lookahead_millis(self) -> int:
         return self._feedback.lookahead_millis or self._settings.release.lookahead_millis
 
+    @property
+    def sending(self) -> int:
+        """The releases that are not finished."""
+        return len(self._outstanding)
+
     def submit(
         self, tick: int, now: int, cutoff: int, next_due: int, bodies: list[tuple[int, int, bool, bytes]]
     ) -> None:

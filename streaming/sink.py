@@ -30,6 +30,7 @@ class BatchStatus:
     tick: int
     now: int
     lookahead_millis: int = 0
+    sending: int = 0  # releases that are being sent
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -90,7 +91,7 @@ class BatchSink:
             if name not in ("tick", "now", "cutoff", "next_due", "run")
         }
         totals["sink_millis"] = time.time_ns() // 1_000_000 - now
-        self._on_batch(BatchStatus(tick, now, self._releaser.lookahead_millis, totals))
+        self._on_batch(BatchStatus(tick, now, self._releaser.lookahead_millis, self._releaser.sending, totals))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:

@@ -202,6 +202,7 @@ def test_the_overview_is_of_now_and_says_when_the_job_is_gone(desk: Desk) -> Non
     n = len(desk.arrived("a") + desk.arrived("b"))
     assert f"delaylake_delivered_messages_total {n}.0" in figures
     assert "delaylake_job_up 1.0" in figures
+    assert f'delaylake_source_backlog_messages{{topic="{desk.topic}"}}' in figures
     desk.job.kill9()
     try:
         page.goto("/")
