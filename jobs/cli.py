@@ -119,3 +119,7 @@ def main() -> None:
 def _complain(message: str) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 1
+
+
+if __name__ == "__main__":
+    main()

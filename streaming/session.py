@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import sys
+import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
-
-_RELEASE_POOL = "release"
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # The default one forks processes for links on local disks: 50 to 150 ms a batch. Its rename is not exclusive, so the
@@ -46,9 +49,17 @@ _JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
 
 _TASK_FAILURES = 4
 
+# What tasks import of this program, and the archive in which executors get it.
+_SHIPPED = ("proto", "tracker", "streaming", "conf")
+_ARCHIVE = "delaylake.zip"
+
 
 def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), delta: bool = False) -> SparkSession:
     """A Spark session for the job.
+
+    On a cluster executors get this program's own packages from the driver; they need an interpreter with the other
+    dependencies where PYSPARK_PYTHON says, by default at this one's path. Under spark-submit its options come before
+    the defaults here, and its master, if that is a cluster's, before the settings'.
 
     Args:
         settings: `spark.master` may be local or a cluster's; `spark.conf` overrides anything set here.
@@ -58,15 +69,22 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     # Spark would start whatever python3 is first on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
+    master = submitted.pop("spark.master", "local")
+    if master.startswith("local"):
+        master = settings.spark.master
+    is_local = master.startswith("local")
     conf = {
         **_CONF,
         "spark.sql.shuffle.partitions": str(settings.tracker.shards),
         "spark.driver.extraJavaOptions": _JVM_OPTIONS,
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
     }
-    if not settings.spark.master.startswith("local"):
-        del conf["spark.driver.bindAddress"], conf["spark.driver.host"]
+    if is_local:
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    else:
+        # Before a Python worker looks for what Spark ships, it starts with `streaming.daemon`.
+        archive = _archive()
+        conf |= {"spark.executor.extraJavaOptions": _JVM_OPTIONS, "spark.executorEnv.PYTHONPATH": archive.name}
     if settings.checkpoint.startswith(("file:", "/", ".")):
         conf["spark.sql.streaming.checkpointFileManagerClass"] = _CHECKPOINT_FILES
     if delta:
@@ -75,22 +93,39 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         conf["spark.databricks.delta.snapshotPartitions"] = "2"
     if jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
-    conf |= {key: str(value) for key, value in settings.spark.conf.items()}
-    builder = SparkSession.builder.appName(name).master(_master(settings))
+    conf |= submitted | {key: str(value) for key, value in settings.spark.conf.items()}
+    builder = SparkSession.builder.appName(name).master(_with_slots(master, settings))
     for key, value in conf.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if not is_local:
+        spark.sparkContext.addPyFile(str(archive))
+    return spark
 
 
-def _master(settings: Settings) -> str:
+def _with_slots(master: str, settings: Settings) -> str:
     """The master; a local one gets slots for release tasks, which mostly sleep, and retries of a failed task."""
-    local = re.fullmatch(r"local(\[(\*|\d+)\])?", settings.spark.master)
+    local = re.fullmatch(r"local(\[(\*|\d+)\])?", master)
     if not local:
-        return settings.spark.master
+        return master
     cores = os.cpu_count() or 1
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
     slots = threads + 2 * settings.release.lanes * settings.tracker.shards
     return f"local[{slots},{_TASK_FAILURES}]"
+
+
+def _archive() -> Path:
+    """An archive of this program's packages, for the driver to serve as long as it runs."""
+    root = Path(__file__).parent.parent
+    if root.is_file():
+        return root  # came in an archive itself, by spark-submit's --py-files
+    folder = tempfile.mkdtemp(prefix="delaylake-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with zipfile.ZipFile(archive := Path(folder) / _ARCHIVE, "w") as file:
+        for package in _SHIPPED:
+            for module in sorted((root / package).rglob("*.py")):
+                file.write(module, module.relative_to(root))
+    return archive
 
 
 def shard_keys(spark: SparkSession, shards: int) -> list[int]:

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,10 @@ class Job:
     def log(self) -> str:
         return "\n".join(f.read_text(errors="replace")[-6000:] for f in (self.folder / "job.log",) if f.exists())
 
-    def start(self) -> Job:
+    def start(self, program: Sequence[str] = (str(PROGRAM),)) -> Job:
         with open(self.folder / "job.log", "a") as log:
             self.process = subprocess.Popen(
-                [str(PROGRAM), "--config", str(self.file), "run", "--output", "json", "--report-every", "1"],
+                [*program, "--config", str(self.file), "run", "--output", "json", "--report-every", "1"],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -83,6 +83,8 @@ class Job:
         def read() -> None:
             assert process.stdout is not None
             for line in process.stdout:
+                if not line.startswith("{"):
+                    continue  # spark-submit has the log here, too
                 event = json.loads(line)
                 if event["event"] == "ready":
                     is_ready.set()
