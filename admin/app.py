@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from admin import health_api, index_api, pending_api, topics_api
 from admin.async_control_client import AsyncControlClient
 from admin.dashboard import pages
+from admin.dashboard.data import Stats
 from admin.dashboard.rendering import error_page
 from admin.errors import answer_errors
 from admin.message_index import MessageIndex
@@ -61,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     refusals = Refusals(Tables(settings.warehouse))
     app.state.policy = Policy(settings, refusals)
     app.state.metrics = ApiMetrics(settings)
+    app.state.stats = Stats(settings)
     app.state.message_index = MessageIndex(app.state.tables)
     app.include_router(topics_api.router, tags=["topics"])
     app.include_router(index_api.router, tags=["topics"])

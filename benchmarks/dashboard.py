@@ -56,9 +56,11 @@ def main() -> None:
                     for _ in range(REPEATED):
                         began = time.perf_counter()
                         page.goto(path)
-                        page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+                        page.locator("[aria-busy=true]").wait_for(state="detached")
                         whole.append((time.perf_counter() - began) * 1000)
-                        page.wait_for_function(_PAINTED)
+                        page.wait_for_load_state("networkidle")
+                        while page.evaluate(_PAINTED) is None:
+                            page.wait_for_timeout(20)
                         painted.append(page.evaluate(_PAINTED))
                     millis[name] = {
                         "painted_p50": round(float(np.median(painted))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,12 +14,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from admin.message_ids import MessageRef
+from admin.pending import Pending
 from admin.refusals import TABLE as REFUSALS
 from conf.settings import Settings
 from streaming.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
 from tracker.moved import HELD_MILLIS
 
 _SHOWN_BYTES = 4_096
+_STATS_SECONDS = 15.0
 _COMMITS = 100  # so many are looked at for the last merge
 
 _WORDS = {
@@ -27,6 +30,28 @@ _WORDS = {
     "RESCHEDULE": "rescheduled",
     "RESTORE": "restored",
 }
+
+
+class Stats:
+    """Counts of what waits, kept for some seconds: of ten million messages they take two, for however many browsers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    def of(self, topic: str) -> dict[str, Any]:
+        """The counts of a topic, as `Pending.stats`.
+
+        Raises:
+            PendingError: there are none.
+        """
+        with self._lock:
+            read_at, stats = self._kept.get(topic, (-_STATS_SECONDS, {}))
+            if time.monotonic() - read_at >= _STATS_SECONDS:
+                stats = Pending(self._settings, topic).stats()
+                self._kept[topic] = time.monotonic(), stats
+            return stats
 
 
 def control_log(settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int) -> list[dict[str, Any]]:

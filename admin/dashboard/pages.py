@@ -123,7 +123,7 @@ def subscriptions(request: Request, caller: Caller) -> Response:
     found, problem = [], None
     for route in caller.routes:
         try:
-            found.append(Pending(_settings(request), route.source).stats())
+            found.append(request.app.state.stats.of(route.source))
         except PendingError as error:
             problem = str(error)
     return part(request, "parts/subscriptions.html", stats=found, problem=problem)
