@@ -23,7 +23,7 @@ from conf.settings import Settings, Subscription
 MAX_MATCHED = 10_000  # unless more are asked for
 
 # Messages of a call of the control client, so that there is an answer, and progress, before the last one is sent.
-CALL_MESSAGES = 20_000
+CALL_MESSAGES = 100_000
 
 
 class TooManyError(PendingError):
@@ -63,8 +63,9 @@ class Call:
     subscription: str
     action: Action
     messages: list[MessageRef] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)  # when the messages wait
     cancels: list[Cancel] = field(default_factory=list)
-    deliver_at: int = 0
+    deliver_at: int = 0  # when they are to be delivered
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,14 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
         total += len(waiting)
         if change.action in (Action.RESCHEDULE, Action.RESTORE) or not subscription.type.is_cumulative:
             action = Action.SKIP if change.action is Action.CANCEL else change.action
-            by_time: dict[int, list[MessageRef]] = defaultdict(list)
+            by_time: dict[int, list[PendingMessage]] = defaultdict(list)
             for m in waiting:
-                by_time[change.new_time(m) if action is Action.RESCHEDULE else 0].append(m.ref)
-            calls += [
-                Call(subscription.name, action, refs[i : i + CALL_MESSAGES], deliver_at=time)
-                for time, refs in by_time.items()
-                for i in range(0, len(refs), CALL_MESSAGES)
-            ]
+                by_time[change.new_time(m) if action is Action.RESCHEDULE else 0].append(m)
+            for time, chosen in by_time.items():
+                for i in range(0, len(chosen), CALL_MESSAGES):
+                    part = chosen[i : i + CALL_MESSAGES]
+                    refs, times = [m.ref for m in part], [m.deliver_at for m in part]
+                    calls.append(Call(subscription.name, action, refs, times, deliver_at=time))
             continue
         cancels = []
         for (ledger_id, entry_id), parts in _by_entry(waiting):
@@ -184,7 +185,7 @@ def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list
         case Action.RESTORE:
             return restore_requests(settings, issued_by, topic, call.messages, names)
         case Action.SKIP:
-            return skip_requests(settings, issued_by, topic, call.messages, names)
+            return skip_requests(settings, issued_by, topic, call.messages, names, call.times)
         case Action.CANCEL:
             return [cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels]
 

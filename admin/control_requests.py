@@ -133,10 +133,19 @@ def cancel_request(
 
 
 def skip_requests(
-    settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
+    settings: Settings,
+    issued_by: str,
+    topic: str,
+    messages: Sequence[MessageRef],
+    subscriptions: Sequence[str],
+    times: Sequence[int] = (),
 ) -> list[ControlRequest]:
-    """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above."""
-    return _of_entries(settings, issued_by, topic, messages, subscriptions, skip=SkipMessages())
+    """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above.
+
+    Args:
+        times: when the messages wait, where that is known: they are found sooner.
+    """
+    return _of_entries(settings, issued_by, topic, messages, subscriptions, times, skip=SkipMessages())
 
 
 def reschedule_requests(
@@ -178,6 +187,7 @@ def _of_entries(
     topic: str,
     messages: Sequence[MessageRef],
     subscriptions: Sequence[str],
+    times: Sequence[int] = (),
     **operation: SkipMessages | RescheduleMessages | RestoreMessages,
 ) -> list[ControlRequest]:
     requests = []
@@ -187,7 +197,8 @@ def _of_entries(
         command = _command(issued_by, topic, subscriptions)
         named = getattr(command, name)
         named.CopyFrom(body)
-        named.entries.extend(_skip_entry(message) for message in part)
+        known = times[start : start + MAX_ENTRIES] or [0] * len(part)
+        named.entries.extend(_skip_entry(message, time) for message, time in zip(part, known, strict=True))
         requests.append(ControlRequest(command, part, _names(settings, topic, subscriptions), SKIPPED))
     return requests
 
@@ -212,8 +223,8 @@ def _names(settings: Settings, topic: str, subscriptions: Sequence[str]) -> list
     return [s.name for s in route.subscriptions] if route else [""]
 
 
-def _skip_entry(message: MessageRef) -> SkipEntry:
-    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
+def _skip_entry(message: MessageRef, deliver_at: int) -> SkipEntry:
+    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=deliver_at)
     if message.batch_index >= 0:
         entry.batch_indexes.append(message.batch_index)
     if message.partition >= 0:

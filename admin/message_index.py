@@ -7,8 +7,9 @@ from typing import Any
 
 from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
-from streaming.tables import Tables
+from streaming.tables import Tables, literal
 from tracker.commands import MAX_BATCH_INDEX
+from tracker.messages import FIRST_IMPORTED_LEDGER
 
 
 class NoSuchIndex(DelayLakeError):
@@ -49,7 +50,7 @@ class MessageIndex:
             NoSuchIndex, IndexNotRecorded, PartitionedTopic: it can't be told.
             deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
         """
-        of_topic = "topic = '{}'".format(topic.replace("'", "''"))
+        of_topic = f"topic = {literal(topic)} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
         of_partition = f"{of_topic} AND partition = {partition}"
         # The lower bound lets the reader skip files. A topic that was made anew has its highest ledgers last.
         near = f"first_index BETWEEN {index - MAX_BATCH_INDEX} AND {index} AND first_index + batch_size > {index}"

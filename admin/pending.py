@@ -22,7 +22,7 @@ from pydantic.alias_generators import to_camel
 from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
-from streaming.tables import Snapshot, literal
+from streaming.tables import Snapshot, any_of, literal, ranges_of
 from tracker.commands import resolve_topic
 from tracker.moved import HELD_MILLIS
 
@@ -52,6 +52,8 @@ _SEQUENCE = "coalesce(sequence, 0)"
 # How many more candidates are read where too many of the last ones turned out not to be pending.
 _GROWTH = 8
 _MAX_CANDIDATES = 1_000_000
+
+_MAX_RANGES = 20  # of times that a query is narrowed to
 
 _Int64 = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -344,7 +346,7 @@ class Pending:
         candidates = n
         while True:
             # The soonest rows are quick to find, and only for them is looked up what became of them.
-            rows = self._delayed(_SHOWN, after)
+            rows = self._delayed(_SHOWN, after, self._times(candidates, after) if self._filter.properties else None)
             self._sql(
                 f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({rows}) AS r ORDER BY {', '.join(_ORDER)} "  # noqa: S608
                 f"LIMIT {candidates}"
@@ -363,13 +365,26 @@ class Pending:
             after = tuple(last.to_pylist()[0].values())
             candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
 
-    def _delayed(self, columns: Sequence[str], after: tuple[int, ...] | None = None) -> str:
+    def _times(self, n: int, after: tuple[int, ...] | None) -> str:
+        """A condition that holds for the first n rows, and by which a reader passes most others over.
+
+        No statistics tell of properties, so all rows are looked at: better not at all columns of them.
+        """
+        rows = self._delayed(("deliver_at",), after)
+        times = self._sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
+        return any_of("deliver_at", ranges_of(times["deliver_at"].to_pylist(), _MAX_RANGES)) or "false"
+
+    def _delayed(
+        self, columns: Sequence[str], after: tuple[int, ...] | None = None, condition: str | None = None
+    ) -> str:
         """The topic's rows of the delayed index to which the filter applies, and that come after a key."""
         conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
         if self._partition is not None:
             conditions.append(f"partition = {self._partition}")
         if after is not None:
             conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
+        if condition is not None:
+            conditions.append(f"({condition})")
         chosen = [f"{_SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 

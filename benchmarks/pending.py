@@ -21,7 +21,8 @@ from streaming.tables import Tables
 from tracker.control import CANCELS
 from tracker.messages import MESSAGES
 
-ROWS, FILES, KEYS = 10_000_000, 200, 1_000_000
+ROWS, ROWS_A_FILE, KEYS = 10_000_000, 50_000, 1_000_000
+FILES = ROWS // ROWS_A_FILE
 MONTH_MILLIS = 30 * 86_400_000
 REPEATED = 5
 TOPIC = "persistent://public/default/orders"
@@ -39,13 +40,13 @@ def columns(schema: pa.Schema, n: int, **values: object) -> pa.Table:
     return pa.table([column(field) for field in schema], schema=schema)
 
 
-def write(tables: Tables, now: int) -> None:
+def write(tables: Tables, now: int, files: int = FILES) -> None:
     chance = np.random.default_rng(1)
-    n = ROWS // FILES
-    for number in range(FILES):
+    n = ROWS_A_FILE
+    for number in range(files):
         due = np.sort(now + chance.integers(60_000, MONTH_MILLIS, n))
         message = chance.permutation(np.arange(number * n, (number + 1) * n))
-        ledger, entry = 10 + message // 50_000, message % 50_000
+        ledger, entry = 10 + message // n, message % n
         names = pa.array(np.char.add("customer-", (message % KEYS).astype(str)))
         properties = pa.MapArray.from_arrays(
             pa.array(np.arange(n + 1), pa.int32()), pa.repeat("order", n), pa.array(message.astype(str))

@@ -31,6 +31,12 @@ def _persistent_topic(name: str) -> str:
     return name
 
 
+def _folder(uri: str) -> str:
+    if is_object_storage(uri):
+        raise ValueError("must be a folder, file:... or a path, that all machines of the job share")
+    return uri
+
+
 Topic = Annotated[str, AfterValidator(_persistent_topic)]
 Millis = Annotated[int, Field(ge=0)]
 PositiveMillis = Annotated[int, Field(gt=0)]
@@ -95,6 +101,7 @@ class TrackerSettings(Section):
 class ReleaseSettings(Section):
     lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 2_500
     min_lookahead_millis: Annotated[int, Field(ge=0)] = 600
+    max_lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 4_000
     lanes: Annotated[int, Field(gt=0, le=64)] = 4
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
     max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000
@@ -104,6 +111,10 @@ class ReleaseSettings(Section):
         if self.min_lookahead_millis > self.lookahead_millis:
             raise ValueError("min_lookahead_millis must not be above lookahead_millis")
         return self
+
+    @property
+    def lookahead_ceiling_millis(self) -> int:
+        return max(self.lookahead_millis, self.max_lookahead_millis)
 
 
 class ApiSettings(Section):
@@ -240,7 +251,7 @@ class Settings(BaseSettings):
     pulsar: PulsarSettings = PulsarSettings()
     control: ControlSettings = ControlSettings()
     warehouse: str = "file:./.delaylake/warehouse"
-    checkpoint: str = "file:./.delaylake/checkpoint"
+    checkpoint: Annotated[str, AfterValidator(_folder)] = "file:./.delaylake/checkpoint"
     spark: SparkSettings = SparkSettings()
     ingest: IngestSettings = IngestSettings()
     tracker: TrackerSettings = TrackerSettings()
@@ -307,9 +318,13 @@ def _one_line(error: ValidationError) -> str:
     return f"{name}{shown}: {message[0].lower()}{message[1:]}"
 
 
+def is_object_storage(uri: str) -> bool:
+    """Whether a URI is no folder: s3://bucket/..., for instance."""
+    return urlparse(uri).scheme not in ("", "file")
+
+
 def local_path(uri: str) -> str:
-    """A `file:` URI as a local path; any other URI (s3a://...) unchanged."""
-    parsed = urlparse(uri)
-    if parsed.scheme not in ("", "file"):
+    """A `file:` URI as a local path; any other URI (s3://...) unchanged."""
+    if is_object_storage(uri):
         return uri
-    return os.path.abspath(url2pathname(parsed.path or uri.removeprefix("file:")))
+    return os.path.abspath(url2pathname(urlparse(uri).path or uri.removeprefix("file:")))

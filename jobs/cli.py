@@ -11,7 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import api, audit, broker_commands, demo, maintain, pending, produce, rebuild, run, sql, status, topics
+from jobs import (
+    api,
+    audit,
+    broker_commands,
+    demo,
+    importing,
+    maintain,
+    pending,
+    produce,
+    rebuild,
+    run,
+    sql,
+    status,
+    topics,
+)
 from jobs.logs import LogFormat
 from jobs.options import GlobalOptions, global_options
 
@@ -32,6 +46,7 @@ app.command("pending")(pending.pending)
 app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("rebuild")(rebuild.rebuild)
+app.command("import")(importing.import_messages)
 app.command("maintain")(maintain.maintain)
 app.command("sql")(sql.sql)
 app.command("audit")(audit.audit)

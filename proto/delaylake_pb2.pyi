@@ -91,16 +91,18 @@ class ResumeSubscriptions(_message.Message):
     def __init__(self) -> None: ...
 
 class SkipEntry(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "batch_indexes", "partition")
+    __slots__ = ("ledger_id", "entry_id", "batch_indexes", "partition", "deliver_at")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     batch_indexes: _containers.RepeatedScalarFieldContainer[int]
     partition: int
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ...) -> None: ...
+    deliver_at: int
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
     __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more")

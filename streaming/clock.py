@@ -12,9 +12,8 @@ from tracker.shard import Tick
 from tracker.time_slots import SLOT_MILLIS
 
 # The time between two batches that have nothing urgent to do: more of them would only take the senders' time.
-TICK_SECONDS = 0.3
-
-# A load horizon that has moved this far at once may have passed slots that the clock has not noted.
+_MIN_TICK_SECONDS = 0.3
+_MAX_TICK_SECONDS = 1.2
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,15 @@ class ClockSettings:
     max_segment_rows: int = 100_000
 
 
+def tick_seconds(batch_seconds: float) -> float:
+    """The time from one batch to the next that has nothing urgent to do, where a batch mostly takes so long.
+
+    Batches one after another would leave the senders late on full cores: each has a cost that does not depend on what
+    is in it.
+    """
+    return min(max(_MIN_TICK_SECONDS, 2 * batch_seconds - _MIN_TICK_SECONDS), _MAX_TICK_SECONDS)
+
+
 class Clock:
     """Makes the next offset of the last one, the time, and what the driver tells of the batches before."""
 
@@ -136,7 +144,7 @@ class Clock:
             self._next_turn = monotonic + self._settings.seal_interval_millis / 1000
             turn += 1
             version = index_version()
-            load, near = self._horizons(last, now, version, rows_due)
+            load, near = self._horizons(last, now, feedback, version, rows_due)
             marks = [*marks, [turn, tick, last.near_until]]
             while marks and marks[0][1] <= confirmed and marks[0][2] <= feedback.settled + 1:
                 booked = marks[0][0]
@@ -146,19 +154,24 @@ class Clock:
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
         """The end of the last whole slot that the lookahead reaches."""
-        lookahead = feedback.lookahead_millis or self._settings.lookahead_millis
-        return max(last.cutoff, _slot_start(now + lookahead) - 1)
+        return max(last.cutoff, _slot_start(now + self._lookahead(feedback)) - 1)
+
+    def _lookahead(self, feedback: Feedback) -> int:
+        return feedback.lookahead_millis or self._settings.lookahead_millis
 
     def _has_due(self, last: Offset, target: int, feedback: Feedback) -> bool:
         return target > last.cutoff and (feedback.next_due is None or feedback.next_due <= target)
 
     def _horizons(
-        self, last: Offset, now: int, version: int, rows_due: Callable[[int, int, int], list[tuple[int, int]]]
+        self,
+        last: Offset,
+        now: int,
+        feedback: Feedback,
+        version: int,
+        rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> tuple[int, int]:
         """The new load horizon and what is near from now on: nearer where too many rows are due before."""
-        near = _slot_start(
-            now + self._settings.seal_interval_millis + self._settings.lookahead_millis + 2 * SLOT_MILLIS
-        )
+        near = _slot_start(now + self._settings.seal_interval_millis + self._lookahead(feedback) + 2 * SLOT_MILLIS)
         load = max(last.load_horizon, near, _slot_start(now + self._settings.load_ahead_millis))
         rows = 0
         for slot, count in rows_due(version, last.load_horizon, load):

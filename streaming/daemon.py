@@ -4,10 +4,15 @@ Workers are forked from this process, a dozen of them as soon as releases overla
 Pulsar client anew, which takes longer than a message has time. No client is made here: one made before a fork hangs.
 """
 
+import gc
+
 from pyspark.daemon import manager
 
 import streaming.processor
 import streaming.sender  # noqa: F401
 
 if __name__ == "__main__":
+    # After each task a worker collects garbage: not in what has been imported, which takes longer than the task itself.
+    gc.collect()
+    gc.freeze()
     manager()

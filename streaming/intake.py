@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 
 import pulsar
 import pyarrow as pa
 
 from conf.settings import Settings
-from streaming.clock import TICK_SECONDS, Clock, ClockSettings, Offset
+from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.parts import MESSAGES, TICK, split
 from streaming.pulsar_client import AdminClient, PulsarError, connect
@@ -28,6 +30,9 @@ _DISCOVERY_SECONDS = 10
 _POLL_SECONDS = 0.05
 _CATCH_UP_SECONDS = 0.2
 _MAX_BARRIERS = 16
+# A command may name a thousand entries: so many are some ten thousand, and do not hold up what is due.
+_MAX_COMMAND_BYTES = 512 * 1024
+_MEASURED_BATCHES = 15  # the last so many decide how long to wait between two
 
 
 class Intake:
@@ -57,12 +62,15 @@ class Intake:
         self._started: Offset | None = None
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
         self._last_tick = 0.0
+        self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
         self._received = threading.Event()
         self._stopped = threading.Event()
 
     def next_offset(self, last: Offset) -> Offset:
         """Waits until a batch is worth it; the last offset where the driver wants no more."""
         self._start(last)
+        if self._last_tick:
+            self._batch_seconds.append(time.monotonic() - self._last_tick)
         while True:
             feedback = self._feedback.read()
             if feedback.is_stopping or self._stopped.is_set():
@@ -81,9 +89,12 @@ class Intake:
         receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
         takes_messages = self._takes_messages(feedback)
-        if time.monotonic() - self._last_tick >= TICK_SECONDS:
+        lookahead = feedback.lookahead_millis or self._settings.release.lookahead_millis
+        # What comes due between two batches has to be within the lookahead of the first.
+        interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
+        if time.monotonic() - self._last_tick >= interval:
             return (takes_messages and waiting > 0) or self._clock.is_time(last, now, time.monotonic(), feedback)
-        soon = now + (feedback.lookahead_millis or self._settings.release.lookahead_millis)
+        soon = now + lookahead
         return takes_messages and (
             2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
         )
@@ -216,7 +227,8 @@ class Intake:
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
-            position, n, size = receiver.cut(max(1, messages // left), max(1, n_bytes // left))
+            most = _MAX_COMMAND_BYTES if self._is_control(receiver) else n_bytes
+            position, n, size = receiver.cut(max(1, messages // left), max(1, min(n_bytes // left, most)))
             messages, n_bytes = messages - n, n_bytes - size
             if position != START:
                 positions[topic] = str(position)
@@ -251,6 +263,7 @@ class Intake:
         if name not in self._receivers:
             source = self._source_topic(name)
             limits = self._settings.ingest
+            is_control = source.topic == self._settings.control.topic
             self._receivers[name] = Receiver(
                 source,
                 lambda: self._client.subscribe(
@@ -264,7 +277,7 @@ class Intake:
                 self._settings.tracker.max_delay_millis,
                 self._settings.pulsar.max_message_size_bytes - OWN_BYTES,
                 2 * limits.max_messages_per_batch,
-                2 * limits.max_bytes_per_batch,
+                4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                 self._last_index,
                 self._received.set,
             )

@@ -11,10 +11,11 @@ from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome, Result
 from streaming.pulsar_client import connect
 from streaming.segments import positions
-from streaming.sender import ROW_BITS
+from streaming.sender import PRODUCER_OPTIONS, ROW_BITS, ignore
 from streaming.tables import OUTCOMES
 
 _PRODUCER_SECONDS = 60
+_BATCH_OUTCOMES = 500
 
 _ENTRY = ("request_id", "subscription", "ledger_id", "entry_id")
 
@@ -22,14 +23,16 @@ _ENTRY = ("request_id", "subscription", "ledger_id", "entry_id")
 class OutcomePublisher:
     """Publishes ControlOutcome messages; the request id is the message's key.
 
-    A batch that is replayed publishes the same under the same sequence ids, which the broker drops.
+    A tick that is replayed publishes the same under the same sequence ids, in the same batches, and the broker drops
+    what it has. Of a batch it remembers the first sequence id.
     """
 
     def __init__(self, settings: Settings, application: str) -> None:
         self._settings = settings
-        self._name = f"{application}-outcomes"
+        self._name = f"{application}-outcomes-batched"
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
+        self._published = -1  # by an earlier run
 
     def publish(self, outcomes: pa.Table, tick: int) -> pa.Table:
         """Publishes outcomes; returns them as rows of the table `outcomes`.
@@ -41,7 +44,13 @@ class OutcomePublisher:
         producer = self._open()
         rows = outcomes.to_pylist()
         entries = [tuple(row[name] for name in _ENTRY) for row in rows]
+        first_id = tick << ROW_BITS
         for number, row in enumerate(rows):
+            sequence_id = (tick << ROW_BITS) + number + 1
+            if number % _BATCH_OUTCOMES == 0:
+                first_id = sequence_id
+            if first_id <= self._published:
+                continue
             outcome = ControlOutcome(
                 request_id=row["request_id"],
                 topic=row["topic"],
@@ -59,11 +68,12 @@ class OutcomePublisher:
                 outcome.SerializeToString(),
                 None,
                 partition_key=row["request_id"],
-                sequence_id=(tick << ROW_BITS) + number + 1,
+                sequence_id=sequence_id,
             )
+            if number % _BATCH_OUTCOMES == _BATCH_OUTCOMES - 1:
+                producer._producer.flush_async(ignore)  # cuts the batch, and sends it
         producer.flush()
-        expected = (tick << ROW_BITS) + outcomes.num_rows
-        if producer.last_sequence_id() < expected:
+        if producer.last_sequence_id() < first_id:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
         return self._rows(outcomes, tick, now)
 
@@ -80,11 +90,10 @@ class OutcomePublisher:
                 self._producer = self._client.create_producer(
                     self._settings.control.outcome_topic,
                     producer_name=self._name,
-                    batching_enabled=False,
-                    block_if_queue_full=True,
-                    max_pending_messages=5_000,
-                    send_timeout_millis=0,
+                    batching_enabled=True,
+                    **PRODUCER_OPTIONS,
                 )
+                self._published = self._producer.last_sequence_id()
             except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady):
                 if time.monotonic() > deadline:
                     raise

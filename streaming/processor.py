@@ -144,7 +144,11 @@ class DelayedDeliveryProcessor(StatefulProcessor):
             elif row.kind == REBUILT:
                 meta = json.loads(row.body)
                 rebuilt = Rebuilt(
-                    meta["sealed"], meta["unwanted"], request_ids=meta["request_ids"], paused=meta["paused"]
+                    meta["sealed"],
+                    meta["unwanted"],
+                    request_ids=meta["request_ids"],
+                    paused=meta["paused"],
+                    released=meta["released"],
                 )
             else:
                 tables[row.kind].append(unpack(bytes(row.body)))

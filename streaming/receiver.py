@@ -249,7 +249,7 @@ class Receiver:
             self._is_idle = True
             return
         self._is_idle = False
-        builder = _ChunkBuilder(self.source, self._max_delay_millis, self._max_size)
+        builder = ChunkBuilder(self.source, self._max_delay_millis, self._max_size)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:
             entry_is_complete = self._take(builder, message)
@@ -275,14 +275,12 @@ class Receiver:
             self._changed.notify_all()
         self._on_received()
 
-    def _take(self, builder: _ChunkBuilder, message: Any) -> bool:
+    def _take(self, builder: ChunkBuilder, message: Any) -> bool:
         """Adds a message, if it is new; returns whether its entry is complete with it."""
         message_id = message.message_id()
         position = Position(message_id.ledger_id(), message_id.entry_id())
         batch_index = message_id.batch_index()
-        batch_size = 1
-        if batch_index >= 0:
-            batch_size = MessageIdData.FromString(message_id.serialize()).batch_size or 1
+        batch_size = batch_size_of(message_id)
         if position <= self._last_received:
             return True
         if builder.position != position:
@@ -307,7 +305,12 @@ class Receiver:
         return first
 
 
-class _ChunkBuilder:
+def batch_size_of(message_id: pulsar.MessageId) -> int:
+    """How many messages the entry of a message has."""
+    return MessageIdData.FromString(message_id.serialize()).batch_size or 1 if message_id.batch_index() >= 0 else 1
+
+
+class ChunkBuilder:
     """Messages as columns."""
 
     def __init__(self, source: SourceTopic, max_delay_millis: int, max_size: int) -> None:

@@ -18,7 +18,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
-from streaming.clock import TICK_SECONDS
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.sender import Assignment, Sent, send_releases
 from streaming.tables import DELIVERIES, Tables
@@ -32,7 +31,7 @@ _ROWS_A_TASK = 4_000  # of a smaller release one task sends all shards
 _FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
-_MEASURED = 60  # the last so many jobs decide how far to look ahead
+_MEASURED = 30  # the last so many jobs decide how far to look ahead
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,12 @@ class Releaser:
                 if (of_tick, is_planned) not in self._accepted:
                     self._accepted.add((of_tick, is_planned))
                     self._enqueue(_job(of_tick, is_planned, assignments))
+            planned = self._outstanding.get((tick, True))
+            if planned is not None:
+                self._measure(now, planned.first_due)
             self._cutoffs.append((tick, cutoff))
+            self._last_batch = now, cutoff
             self._feedback = replace(self._feedback, next_due=next_due)
-            self._measure(now, time.time_ns() // 1_000_000, bool(releases))
             self._confirm()
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -256,17 +258,14 @@ class Releaser:
             self._confirm()
             self._lock.notify_all()
 
-    def _measure(self, now: int, submitted: int, has_releases: bool) -> None:
-        """Notes how long after the last batch's time this one's releases were at hand.
+    def _measure(self, now: int, first_due: int) -> None:
+        """Notes how far ahead the last batch should have looked for this one's releases to be at hand on time.
 
-        What is due just beyond the last batch's cutoff was released by this one, so that is how far the lookahead has
-        to reach. After a pause in which nothing was due only the batch itself counts.
+        What is due just beyond the last batch's cutoff was released by this one.
         """
-        last_now, last_submitted = self._last_batch
-        self._last_batch = now, submitted
-        is_next = now - last_submitted <= 1_500 * TICK_SECONDS
-        if has_releases:
-            self._lags.append(submitted - (last_now if is_next else now))
+        submitted = time.time_ns() // 1_000_000
+        last_now, last_cutoff = self._last_batch
+        self._lags.append(max(submitted - now, submitted - first_due + last_cutoff - last_now))
 
     def _confirm(self) -> None:
         """Works out the feedback: up to where all is done, and how far ahead to look."""
@@ -294,7 +293,7 @@ class Releaser:
             return limits.lookahead_millis
         # The slowest batch counts, not the usual one: a turn takes longer than the ticks between.
         needed = max(self._lags) + self._lead() + SLOT_MILLIS
-        return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_millis))
+        return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_ceiling_millis))
 
     def _publish(self) -> None:
         self._feedback_file.write(self._feedback)

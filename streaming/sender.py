@@ -39,8 +39,16 @@ _SENT_AT_ONCE = 100
 # A batch of ours is never cut by the client: these are far below what it is told of.
 _BATCH_MESSAGES = 500
 _BATCH_BYTES = 100_000
-_CLIENT_BATCH_BYTES = 4 * 1024 * 1024
-_NEVER_MILLIS = 3_600_000
+
+# Of a producer that waits for the broker as long as it takes, and whose batches nothing cuts but flush_async.
+PRODUCER_OPTIONS: dict[str, Any] = {
+    "batching_max_messages": _MAX_PENDING,
+    "batching_max_allowed_size_in_bytes": 4 * 1024 * 1024,
+    "batching_max_publish_delay_ms": 3_600_000,
+    "block_if_queue_full": True,
+    "max_pending_messages": _MAX_PENDING,
+    "send_timeout_millis": 0,
+}
 
 
 class SendError(Exception):
@@ -261,7 +269,7 @@ def _send_on_time(
                 producer, message = item
                 producer.send_async(message, None)  # no callback: a failure shows in flush and the last sequence id
                 if pending[i][0].is_last and pending[i][0].is_batched:
-                    producer.flush_async(_ignore)  # cuts the batch, and sends it
+                    producer.flush_async(ignore)  # cuts the batch, and sends it
                 ready[i] = None
             sent_at[i] = now
         done = end
@@ -285,7 +293,7 @@ def _built(
     return built
 
 
-def _ignore(_: Any) -> None:
+def ignore(_: Any) -> None:
     """What goes wrong shows in the last flush."""
 
 
@@ -343,17 +351,7 @@ def _producer(client: pulsar.Client, topic: str, name: str, is_batched: bool) ->
     deadline = time.monotonic() + _PRODUCER_SECONDS
     while True:
         try:
-            return client.create_producer(
-                topic,
-                producer_name=name,
-                batching_enabled=is_batched,
-                batching_max_messages=_MAX_PENDING,
-                batching_max_allowed_size_in_bytes=_CLIENT_BATCH_BYTES,
-                batching_max_publish_delay_ms=_NEVER_MILLIS,
-                block_if_queue_full=True,
-                max_pending_messages=_MAX_PENDING,
-                send_timeout_millis=0,
-            )
+            return client.create_producer(topic, producer_name=name, batching_enabled=is_batched, **PRODUCER_OPTIONS)
         except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady) as error:
             if time.monotonic() > deadline:
                 raise SendError(f"{topic}: no producer {name}: {error}") from error

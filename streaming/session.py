@@ -23,6 +23,7 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 _CONF = {
+    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
@@ -85,8 +86,6 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         # Before a Python worker looks for what Spark ships, it starts with `streaming.daemon`.
         archive = _archive()
         conf |= {"spark.executor.extraJavaOptions": _JVM_OPTIONS, "spark.executorEnv.PYTHONPATH": archive.name}
-    if settings.checkpoint.startswith(("file:", "/", ".")):
-        conf["spark.sql.streaming.checkpointFileManagerClass"] = _CHECKPOINT_FILES
     if delta:
         conf["spark.sql.extensions"] = "io.delta.sql.DeltaSparkSessionExtension"
         conf["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"

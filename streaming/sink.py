@@ -14,9 +14,8 @@ from pyspark.sql import DataFrame
 from streaming.outcomes import OutcomePublisher
 from streaming.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
 from streaming.release import Releaser
-from streaming.segments import cancels_to_index, positions, to_index
+from streaming.segments import cancels_to_index, to_index, to_rejects
 from streaming.tables import DELAYED_INDEX, Tables
-from streaming.tables import REJECTS as REJECTS_SCHEMA
 from tracker.commands import OUTCOMES as OUTCOME_ROWS
 from tracker.control import CANCELS as CANCEL_ROWS
 from tracker.entry_log import EMPTY_ENTRIES
@@ -83,7 +82,7 @@ class BatchSink:
         entries = concat((unpack(o["body"]) for o in bodies.get(ENTRIES, [])), EMPTY_ENTRIES.schema)
         self._append("entries", entries, tick)
         rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
-        self._append("rejects", _rejects(rejects, tick), tick)
+        self._append("rejects", to_rejects(rejects, tick), tick)
 
         totals = {
             name: sum(s[name] for s in statuses)
@@ -96,12 +95,3 @@ class BatchSink:
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:
             self._tables.append(table, rows, {self._application: tick})
-
-
-def _rejects(messages: pa.Table, tick: int) -> pa.Table:
-    extra = {
-        "position": positions(messages),
-        "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
-    }
-    columns = [extra[f.name] if f.name in extra else messages[f.name] for f in REJECTS_SCHEMA]
-    return pa.table(columns, schema=REJECTS_SCHEMA)

@@ -35,7 +35,7 @@ from streaming.parts import (
     split,
 )
 from streaming.rebuild import Rebuilt
-from streaming.routes import command_routes
+from streaming.routes import command_routes, subscription_names
 from streaming.segments import find_entries, find_held, find_rows, read_segment
 from streaming.tables import Tables
 from tracker.commands import decode
@@ -139,7 +139,14 @@ class DelayedDeliveryReader(DataSourceStreamReader):
             )
 
     def _read_rebuilt(self, version: int) -> list[tuple[int, str, bytes]]:
-        parts = split(find_held(self._tables, version), KEPT, self._shard_keys)
+        # What is held back for who is paused may be much, and stays where it is.
+        paused = [
+            (topic, name)
+            for topic, names in subscription_names(self._settings).items()
+            for number, name in enumerate(names)
+            if self._rebuilt.paused.get(topic, 0) >> number & 1
+        ]
+        parts = split(find_held(self._tables, version, paused), KEPT, self._shard_keys)
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
             parts.append((key, REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]

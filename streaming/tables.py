@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -132,6 +133,9 @@ TIME = {
     "rejects": "publish_time",
 }
 
+# Is told of a table, of what is done there, and how many rows that has done so far.
+OnProgress = Callable[[str, str, int], None]
+
 
 class Tables:
     """The warehouse's tables, to append to. One process writes a table at a time.
@@ -224,10 +228,27 @@ class Tables:
 
     def sql(self, sql: str) -> pa.Table:
         """The rows of a query over the newest versions of all tables."""
+        return run_sql(self._all(), sql)
+
+    def stream(self, sql: str, rows: int = 500_000) -> Iterator[pa.Table]:
+        """As `sql`, but about so many rows at a time, of which there may be none: not all have to be in memory."""
+        reader = self._all().execute(sql)
+        schema = pa.schema(reader.schema)
+        batches: list[pa.RecordBatch] = []
+        n = 0
+        for batch in reader:
+            batches.append(pa.record_batch(batch))
+            n += batch.num_rows
+            if n >= rows:
+                yield _without_views(pa.Table.from_batches(batches, schema))
+                batches, n = [], 0
+        yield _without_views(pa.Table.from_batches(batches, schema))
+
+    def _all(self) -> QueryBuilder:
         builder = QueryBuilder()
         for name in SCHEMAS:
             builder.register(name, self._open(name))
-        return run_sql(builder, sql)
+        return builder
 
     def _open(self, name: str) -> DeltaTable:
         if name not in self._tables:
@@ -281,9 +302,24 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """At most so many ranges, inclusive, that have all the values, which ascend: they end where the gaps are widest."""
+    gaps = sorted(range(1, len(values)), key=lambda i: values[i] - values[i - 1])[-(most - 1) :]
+    ends = [0, *sorted(gaps), len(values)]
+    return [(values[start], values[end - 1]) for start, end in itertools.pairwise(ends) if start < end]
+
+
+def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
+    """The condition that a column is in one of some ranges, as SQL; empty where there are none."""
+    return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
+
+
 def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:
     """The rows of a query, without the view types that Arrow can neither filter nor compare with strings."""
-    rows = pa.table(builder.execute(sql).read_all())
+    return _without_views(pa.table(builder.execute(sql).read_all()))
+
+
+def _without_views(rows: pa.Table) -> pa.Table:
     views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     return rows.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in rows.schema]))
 

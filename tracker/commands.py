@@ -196,7 +196,7 @@ def _rows(command: ControlCommand, routes: Routes) -> tuple[list[tuple[object, .
         return rows, Switch(command.request_id, topic, mask, operation == PAUSE) if mask else None
     deliver_at = getattr(getattr(command, operation), "deliver_at", 0)
     if mask:
-        for entry_partition, ledger_id, entry_id, batch_index in positions:
+        for entry_partition, ledger_id, entry_id, batch_index, known_time in positions:
             if partition >= 0 and entry_partition not in (-1, partition):
                 reason = f"partition {entry_partition} is not {command.topic}"
                 position = ledger_id, entry_id, batch_index
@@ -212,7 +212,7 @@ def _rows(command: ControlCommand, routes: Routes) -> tuple[list[tuple[object, .
                     ledger_id,
                     entry_id,
                     batch_index,
-                    deliver_at,
+                    known_time if operation == SKIP else deliver_at,
                     command.issued_by,
                     command.issued_at,
                     operation.upper(),
@@ -232,8 +232,8 @@ def _check_names(command: ControlCommand) -> None:
         raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
-def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int]]:
-    """(partition, ledger, entry, batch index) of each message or entry that the command names."""
+def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int, int]]:
+    """(partition, ledger, entry, batch index, time) of each message or entry that the command names; time 0: any."""
     if command.HasField("cancel"):
         cancel = command.cancel
         _check(cancel.ledger_id, cancel.entry_id)
@@ -241,7 +241,7 @@ def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int]]:
             raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
         if cancel.deliver_at > MAX_TIME_MILLIS:
             raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
-        yield -1, cancel.ledger_id, cancel.entry_id, -1
+        yield -1, cancel.ledger_id, cancel.entry_id, -1, cancel.deliver_at
         return
     operation = str(command.WhichOneof("operation"))
     if operation in (PAUSE, RESUME):
@@ -259,7 +259,7 @@ def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int]]:
         for batch_index in dict.fromkeys(entry.batch_indexes) or [-1]:
             if batch_index > MAX_BATCH_INDEX or (batch_index < 0 and entry.batch_indexes):
                 raise InvalidCommand(f"batch index {batch_index} is out of range")
-            yield max(partition, -1), entry.ledger_id, entry.entry_id, batch_index
+            yield max(partition, -1), entry.ledger_id, entry.entry_id, batch_index, entry.deliver_at
 
 
 def _check(ledger_id: int, entry_id: int) -> None:

@@ -14,7 +14,17 @@ import pyarrow.compute as pc
 from proto.delaylake_pb2 import Result
 from tracker.chunks import Chunks
 from tracker.commands import ANSWER, CANCEL, OUTCOMES, RESCHEDULE, RESTORE, SKIP, Switch
-from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where, with_columns
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    concat,
+    int64,
+    is_rejected,
+    subscription_numbers,
+    where,
+    with_columns,
+)
 from tracker.moved import HELD_MILLIS, Moved
 from tracker.rebuilt import Rebuilt, take_back
 from tracker.request_log import RequestLog
@@ -205,12 +215,11 @@ class Control:
 
     def _own(self, rows: pa.Table) -> Int64Array:
         """For each row the subscriptions that it is for, as bits."""
-        own = np.full(rows.num_rows, -1, dtype=np.int64)
-        restricted = np.flatnonzero(pc.is_valid(rows["subscription"]).to_numpy(zero_copy_only=False))
-        some = rows.select(["topic", "subscription"]).take(pa.array(restricted)).to_pylist() if len(restricted) else []
-        for i, row in zip(restricted.tolist(), some, strict=True):
-            names = self._subscriptions.get(row["topic"], ())
-            own[i] = 1 << names.index(row["subscription"]) if row["subscription"] in names else 0
+        if rows["subscription"].null_count == rows.num_rows:
+            return np.full(rows.num_rows, -1, dtype=np.int64)
+        numbers = subscription_numbers(rows, self._subscriptions)
+        own = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
+        own[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
         return own
 
     def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ import pyarrow.compute as pc
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+# From here on ledger ids are of imported messages. Pulsar counts its own from 0; JavaScript is exact up to twice this.
+FIRST_IMPORTED_LEDGER = 1 << 52
 
 # One row a message. Times are ms since the epoch, UTC; 0 in event_time means unset.
 MESSAGES = pa.schema(
@@ -120,8 +123,51 @@ def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
     return where(rows, np.array([entry in wanted for entry in _entries(rows)], dtype=np.bool_))
 
 
+def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, with its types; null where there is no such column and there are others."""
+    n = len(rows["ledger_id"])
+    columns = rows.column_names if isinstance(rows, pa.Table) else rows
+    return pa.table(
+        [rows[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in schema], schema=schema
+    )
+
+
+def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:
+    """Which rows have the keys, columns of integers without nulls, of one of the others."""
+    found = np.zeros(rows.num_rows, np.bool_)
+    if rows.num_rows and others.num_rows:
+        numbered = as_int64(rows, keys).append_column("row", pa.array(np.arange(rows.num_rows)))
+        matched = numbered.join(as_int64(others, keys), list(keys), join_type="left semi", use_threads=False)
+        found[int64(matched, "row")] = True
+    return found
+
+
+def as_int64(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Some columns of integers, all of the same type."""
+    return pa.table({column: rows[column].cast(pa.int64()) for column in columns})
+
+
 def _entries(rows: pa.Table) -> Iterable[tuple[int, int]]:
     return zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
+
+
+def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> Int64Array:
+    """For each row the number of its subscription in its topic's route; -1: it names none, or none of that route.
+
+    Args:
+        names: for each source topic the names of its subscriptions.
+    """
+    if not rows.num_rows:
+        return np.zeros(0, np.int64)
+    topics, subscriptions = (
+        rows[column].combine_chunks().dictionary_encode("encode") for column in ("topic", "subscription")
+    )
+    known = {(topic, name): i for topic, of_topic in names.items() for i, name in enumerate(of_topic)}
+    numbers = [
+        [known.get((topic, name), -1) for name in subscriptions.dictionary.to_pylist()]
+        for topic in topics.dictionary.to_pylist()
+    ]
+    return np.array(numbers, np.int64)[topics.indices.to_numpy(), subscriptions.indices.to_numpy()]
 
 
 def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:

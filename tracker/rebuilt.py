@@ -52,6 +52,7 @@ class Rebuilt:
     moved: pa.Table = field(default_factory=MOVED.empty_table)
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic its subscriptions, as bits
     waiting: pa.Table = field(default_factory=COMMANDS.empty_table)  # for messages that come in again
+    released: int = 0  # everything that was due then or before is done with, but for messages that come in again
 
 
 def take_back(taken_back: TakenBack, rows: pa.Table) -> None:

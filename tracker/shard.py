@@ -110,6 +110,8 @@ class Shard:
         """Takes in what came, applies commands, and hands out what is due."""
         last_turn, released, last_run = self._last()
         is_turn = tick.turn != last_turn
+        if intake.rebuilt is not None:
+            released = intake.rebuilt.released
         moment = Moment(tick.tick, tick.now, released, tick.passed)
         effects = Effects()
         self._in_flight.confirm(tick.confirmed)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap, BitMap64
 
-from tracker.index_bits import by_ledger
+from tracker.index_bits import among, by_ledger
 from tracker.messages import BoolArray, Int64Array
 from tracker.store import Store
 
@@ -81,12 +81,9 @@ class TakenBack:
             if entry is None or not entry[0] >> subscription & 1:
                 continue
             bits = self._load(ledger, subscription)
-            entries = entry_ids[rows].astype(np.uint32)
-            if overlap := bits.whole & BitMap(entries):
-                taken[rows] = np.isin(entries, np.array(overlap.to_array()))
+            taken[rows] = among(entry_ids[rows].astype(np.uint32), bits.whole)
             if bits.part:
-                wanted = codes(entry_ids[rows], batch_indexes[rows])
-                taken[rows] |= np.array([code in bits.part for code in wanted.tolist()], dtype=np.bool_)
+                taken[rows] |= among(codes(entry_ids[rows], batch_indexes[rows]).astype(np.uint64), bits.part)
         return taken
 
     def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:

@@ -63,6 +63,8 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
         text=True,
         env={name: value for name, value in os.environ.items() if name != "DELAYLAKE_CONFIG"},
         start_new_session=True,
+        # Ignored where the tests were started in the background of a script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         # The broker runs, and the job has begun to start Spark.

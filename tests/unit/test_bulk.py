@@ -30,7 +30,7 @@ def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancel
     both, one = message(0), message(1, "shared")
     assert plan([SHARED, EXCLUSIVE], [both, one], CANCEL) == Plan(
         calls=[
-            Call("shared", Action.SKIP, [both.ref, one.ref]),
+            Call("shared", Action.SKIP, [both.ref, one.ref], [100, 100]),
             Call("exclusive", Action.CANCEL, cancels=[Cancel(MessageRef(1, 0), 100)]),
         ],
         total=3,

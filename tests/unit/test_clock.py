@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming.clock import Clock, ClockSettings, Offset
+from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
 from streaming.feedback import Feedback
 from tracker.shard import Tick
 from tracker.time_slots import SLOT_MILLIS
@@ -249,3 +250,9 @@ def test_a_mark_that_is_not_settled_holds_back_those_after_it() -> None:
 
 def test_a_driver_that_starts_anew_unconfirms_nothing() -> None:
     assert Ticks(Offset(confirmed=8)).next(confirmed=0).confirmed == 8
+
+
+def test_batches_that_take_long_come_less_often() -> None:
+    assert [tick_seconds(s) for s in (0, 0.2, 0.3)] == [0.3, 0.3, 0.3]
+    assert tick_seconds(0.5) == pytest.approx(0.7)
+    assert [tick_seconds(s) for s in (0.75, 2.0)] == [1.2, 1.2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from admin.pending import OVERDUE_MILLIS, Pending, PendingError, PendingFilter, PendingMessage, State
 from conf.settings import Settings
 from streaming.segments import cancels_to_index, to_index
-from streaming.tables import DELIVERIES, Tables
+from streaming.tables import DELIVERIES, Tables, ranges_of
 from tests.messages import TOPIC, batches, messages
 from tracker.control import CANCELS
 
@@ -181,6 +182,14 @@ def test_a_listing_goes_on_behind_what_was_taken_back(warehouse: Warehouse) -> N
     assert warehouse.pending().count() == 3
 
 
+def test_a_property_finds_its_messages_page_by_page_also_where_most_were_taken_back(warehouse: Warehouse) -> None:
+    warehouse.seal(messages([(1, entry, NOW + entry // 2) for entry in range(2, 100)], properties=[("p", "other")]))
+    warehouse.seal(messages([(2, entry, NOW + entry // 2 * 7) for entry in range(2, 60)], properties=[("p", "v")]))
+    warehouse.cancel([(s, 2, entry, -1, NOW + entry // 2 * 7) for entry in range(5, 40) for s in "ab"])
+    assert entries(warehouse.listed(3, properties={"p": "v"})) == [2, 3, 4, *range(40, 60)]
+    assert entries(warehouse.listed(properties={"p": "w"})) == []
+
+
 def test_a_partition_is_listed_by_its_name(warehouse: Warehouse) -> None:
     warehouse.seal(messages([(1, 0, NOW + 1)], partition=0))
     warehouse.seal(messages([(2, 0, NOW + 2)], partition=1))
@@ -302,3 +311,17 @@ def test_as_a_naive_model_has_it(
             s["subscription"]: s["pending"] for s in warehouse.pending(PendingFilter(**wanted)).stats()["subscriptions"]
         }
         assert counts == {s: sum(s in e[4] for e in expected) for s in SUBSCRIPTIONS if subscription in (None, s)}
+
+
+@given(st.lists(st.integers(0, 1_000), max_size=60).map(sorted))
+def test_ranges_have_all_times_and_leave_the_widest_gaps_out(times: list[int]) -> None:
+    ranges = ranges_of(times, 20)
+    assert len(ranges) <= 20
+    assert all(any(first <= time <= last for first, last in ranges) for time in times)
+    between = [b[0] - a[1] for a, b in itertools.pairwise(ranges)]
+    within = [b - a for a, b in itertools.pairwise(times) if any(f <= a and b <= u for f, u in ranges)]
+    assert len(ranges) < 20 or min(between) >= max(within, default=0)
+
+
+def test_no_times_are_in_no_range() -> None:
+    assert ranges_of([], 20) == []

@@ -56,6 +56,7 @@ def test_an_unknown_section_is_named(write) -> None:
         ("tracker: {shards: many}", "tracker.shards = 'many': "),
         ("tracker: {shards: 0}", "tracker.shards = 0: input should be greater than 0"),
         ("pulsar: {service_url: localhost}", "pulsar.service_url = 'localhost': "),
+        ("checkpoint: s3a://bucket/x", "checkpoint = 's3a://bucket/x': must be a folder, file:... or a path, that all"),
         ("control: {topic: orders}", "control.topic = 'orders': must be a topic's full name: persistent://"),
         ("release: {lookahead_millis: 500}", "release: min_lookahead_millis must not be above lookahead_millis"),
         ("routes: [{source: orders, subscriptions: [{name: a}]}]", "routes.0.source = 'orders': must be"),

@@ -9,10 +9,14 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proto.delaylake_pb2 import Result
 from streaming.clock import Clock, ClockSettings, Offset
 from streaming.feedback import Feedback
 from tests.messages import TOPIC, batches, messages, positions
+from tracker.commands import COMMANDS, RESCHEDULE
+from tracker.control import KNOWN
 from tracker.messages import concat, int64
+from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects, Intake, Shard
 from tracker.store import MemoryStore
 from tracker.time_slots import SLOT_MILLIS
@@ -161,3 +165,30 @@ def test_a_shard_names_the_order_of_its_releases() -> None:
         (True, [(1, 0)]),
     ]
     assert messages([]).schema.names == releases[0].rows.schema.names[:-1]
+
+
+def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
+    """Of what was delivered before the first message that waits, a shard knows no more than that it is past."""
+    names = {TOPIC: ["s"]}
+    past = messages([(1, 0, START - 1), (1, 1, START)])
+    commands = pa.Table.from_pylist(
+        [
+            {
+                **{"request_id": f"r{entry}", "kind": RESCHEDULE, "operation": "RESCHEDULE", "topic": TOPIC},
+                **{"partition": -1, "subscriptions": 1, "ledger_id": 1, "entry_id": entry, "batch_index": -1},
+                "deliver_at": START + 60_000,
+            }
+            for entry in (0, 1)
+        ],
+        COMMANDS,
+    )
+    intake = Intake(
+        commands=commands,
+        request_ids=["r0", "r1"],
+        found=past.select(KNOWN.names),
+        kept=past,
+        rebuilt=Rebuilt(sealed=1, released=START - 1),
+    )
+    tick = Offset(tick=1, now=START, cutoff=START - 1, turn=1, load_horizon=START + 1, run="r").to_tick()
+    outcomes = Shard(MemoryStore(), names, 8).apply(tick, intake).outcomes
+    assert [Result.Name(result) for result in outcomes["result"].to_pylist()] == ["TOO_LATE", "APPLIED"]
