@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.options import Output, OutputOption, global_options, show
+from jobs.progress import ProgressLine
 
 if TYPE_CHECKING:
     from streaming.maintenance import TableReport
@@ -28,27 +28,9 @@ def maintain(
             f"no {unknown.pop()!r}; there are {', '.join(maintenance.ORDER)}", param_hint="--table"
         )
     names = [name for name in maintenance.ORDER if not table or name in table]
-    progress = _Progress(sys.stderr.isatty() and output is Output.TEXT)
-    try:
+    with ProgressLine(output) as progress:
         reports = maintenance.maintain(global_options(context).settings, names, dry_run, on_progress=progress.show)
-    finally:
-        progress.clear()
     show(output, [asdict(r) for r in reports], "\n".join(_text(r, dry_run) for r in reports))
-
-
-class _Progress:
-    """One line on a terminal, written over and over."""
-
-    def __init__(self, is_shown: bool) -> None:
-        self._is_shown = is_shown
-
-    def show(self, table: str, step: str, rows: int) -> None:
-        if self._is_shown:
-            print(f"\r\033[K{table}: {rows:,} {step}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _text(report: TableReport, dry_run: bool) -> str:

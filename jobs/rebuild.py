@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jobs.options import Output, OutputOption, global_options, show
+from jobs.progress import ProgressLine
 
 
 def rebuild(
@@ -23,6 +24,7 @@ def rebuild(
     """
     from jobs.rebuilding import rebuild_checkpoint
 
-    found = rebuild_checkpoint(global_options(context).settings, discard_checkpoint)
+    with ProgressLine(output) as progress:
+        found = rebuild_checkpoint(global_options(context).settings, discard_checkpoint, progress.show)
     text = "\n".join(f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items())
     show(output, found, f"{text}\nready: start the job with `delaylake run`")

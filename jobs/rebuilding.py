@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -11,14 +12,18 @@ from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
 from streaming.maintenance import lock
 from streaming.rebuild import rebuild
-from streaming.tables import SCHEMAS, Tables, exists
+from streaming.tables import SCHEMAS, OnProgress, Tables, exists
 
 
 class RebuildError(DelayLakeError):
     """The checkpoint can't be rebuilt."""
 
 
-def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[str, int]:
+def rebuild_checkpoint(
+    settings: Settings,
+    discards_checkpoint: bool,
+    on_progress: OnProgress = lambda table, step, rows: None,
+) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings; returns counts of what was found.
 
     Raises:
@@ -29,6 +34,19 @@ def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[st
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
+    return import_and_rebuild(settings, discards_checkpoint, lambda: None, on_progress)
+
+
+def import_and_rebuild(
+    settings: Settings, discards_checkpoint: bool, bring_in: Callable[[], None], on_progress: OnProgress
+) -> dict[str, int]:
+    """Rebuilds the checkpoint after something was brought into the tables; returns counts of what was found.
+
+    Without a checkpoint no job starts when this was interrupted.
+
+    Raises:
+        RebuildError: the job runs, or a checkpoint is there and is not to be discarded.
+    """
     checkpoint = Path(local_path(settings.checkpoint))
     checkpoint.mkdir(parents=True, exist_ok=True)
     try:
@@ -38,7 +56,10 @@ def rebuild_checkpoint(settings: Settings, discards_checkpoint: bool) -> dict[st
                 if not discards_checkpoint:
                     raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
                 query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-            return rebuild(settings, Tables(settings.warehouse), checkpoint)
+            tables = Tables(settings.warehouse)
+            tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
+            bring_in()
+            return rebuild(settings, tables, checkpoint, on_progress)
     except Timeout:
         raise RebuildError(
             f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"

@@ -1,10 +1,11 @@
-"""What the running job tells of itself: a small file in the warehouse, written every second.
+"""What the running job tells of itself: a small file in the warehouse, written every second or so.
 
 Whoever reads it judges by its age, too: a job that was killed or hangs says nothing more.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -20,9 +21,11 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
-from conf.settings import local_path
+from conf.settings import is_object_storage, local_path
 
 if TYPE_CHECKING:
+    from pyarrow.fs import PyFileSystem
+
     from streaming.sink import BatchStatus
 
 _log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ STALE_MILLIS = 10_000  # a status older than this says that the job does not run
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
 
 _WRITE_SECONDS = 1.0
+_WRITE_OBJECT_SECONDS = 3.0  # requests to object storage cost money
 _POINT_SECONDS = 5.0
 _POINTS = 180  # a quarter of an hour
 
@@ -112,9 +116,44 @@ _STATUS = TypeAdapter(JobStatus)
 def read_status(warehouse: str) -> JobStatus | None:
     """What the job of a warehouse told last; None: nothing that can be read."""
     try:
-        return _STATUS.validate_json((Path(local_path(warehouse)) / FILE).read_bytes())
+        return _STATUS.validate_json(_read(warehouse))
     except (OSError, ValidationError):
         return None
+
+
+def _read(warehouse: str) -> bytes:
+    if not is_object_storage(warehouse):
+        return (Path(local_path(warehouse)) / FILE).read_bytes()
+    with _object_storage(warehouse).open_input_stream(FILE) as stream:
+        content: bytes = stream.read()
+        return content
+
+
+def _write(warehouse: str, content: bytes) -> None:
+    """A reader sees the old content or the new one, whole."""
+    if is_object_storage(warehouse):
+        # Through a buffer: of what Arrow would hand over else, delta-rs takes nothing.
+        with _object_storage(warehouse).open_output_stream(FILE, buffer_size=len(content) + 1) as stream:
+            stream.write(content)
+        return
+    file = Path(local_path(warehouse)) / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_bytes(content)
+    temporary.replace(file)
+
+
+@functools.lru_cache
+def _object_storage(warehouse: str) -> PyFileSystem:
+    """A warehouse as delta-rs reaches it: where and with which credentials is said by its environment variables."""
+    from deltalake.exceptions import DeltaError
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    try:
+        return PyFileSystem(DeltaStorageHandler(warehouse))
+    except DeltaError as error:
+        raise OSError(str(error)) from error
 
 
 class StatusWriter:
@@ -124,7 +163,7 @@ class StatusWriter:
     """
 
     def __init__(self, warehouse: str, max_in_flight: int) -> None:
-        self._file = Path(local_path(warehouse)) / FILE
+        self._warehouse = warehouse
         self._max_in_flight = max_in_flight
         self._lock = threading.Lock()
         self._values: dict[str, object] = {
@@ -214,15 +253,13 @@ class StatusWriter:
         self._point_began, self._point, self._point_late = time.monotonic(), totals, []
 
     def _run(self) -> None:
-        while not self._stopped.wait(_WRITE_SECONDS):
+        seconds = _WRITE_OBJECT_SECONDS if is_object_storage(self._warehouse) else _WRITE_SECONDS
+        while not self._stopped.wait(seconds):
             self._write()
 
     def _write(self) -> None:
         try:
-            temporary = self._file.with_suffix(".tmp")
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(self.status())))
-            temporary.replace(self._file)
+            _write(self._warehouse, json.dumps(asdict(self.status())).encode())
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError
-from conf.settings import Settings, local_path
+from conf.settings import Settings, is_object_storage, local_path
 from streaming.compaction import merge, plan
 from streaming.retention import Excess, Retention, remove
 from streaming.table_files import DataFile, TableFiles
-from streaming.tables import Tables, exists
+from streaming.tables import OnProgress, Tables, exists
 
 # What speaks for a row in another table goes first, so that it outlives that row by a whole run.
 ORDER = ["deliveries", "outcomes", "rejects", "delayed_index", "entries"]
 
 # Rows removed in one commit, about: the files are written anew before it.
 _ROWS_A_COMMIT = 5_000_000
-
-# Is told of a table, of what is done there, and how many rows that has done so far.
-OnProgress = Callable[[str, str, int], None]
 
 
 class MaintenanceError(DelayLakeError):
@@ -53,8 +50,8 @@ class TableReport:
 
 def lock(settings: Settings) -> FileLock:
     """The lock of whoever removes rows or files of the tables. It is released by the system when a process dies."""
-    warehouse = local_path(settings.warehouse)
-    folder = Path(local_path(settings.checkpoint) if "://" in warehouse else warehouse)
+    beside = settings.checkpoint if is_object_storage(settings.warehouse) else settings.warehouse
+    folder = Path(local_path(beside))
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / "maintain.lock")
 

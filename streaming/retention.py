@@ -20,7 +20,7 @@ from conf.settings import Settings
 from streaming.routes import subscription_names
 from streaming.table_files import DataFile, TableFiles, new_run
 from streaming.tables import SCHEMAS, Tables, run_sql
-from tracker.messages import BoolArray, int64
+from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, as_int64, int64, is_among
 from tracker.request_log import KEPT_MILLIS
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
@@ -144,12 +144,12 @@ class Retention:
                     for done in (delivered, taken, restored, moved)
                 ]
                 whole = own[1].filter(pc.less(own[1]["batch_index"], 0))
-                is_taken = _is_among(rows, own[1], _MESSAGE) | _is_among(rows, whole, _ENTRY)
+                is_taken = is_among(rows, own[1], _MESSAGE) | is_among(rows, whole, _ENTRY)
                 is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
                 is_of_topic &= (
-                    _is_among(rows, own[0], _MESSAGE)
+                    is_among(rows, own[0], _MESSAGE)
                     # What was restored has been delivered by now, or taken back again: only the former is looked for.
-                    | (is_taken & ~_is_among(rows, own[2], _MESSAGE))
+                    | (is_taken & ~is_among(rows, own[2], _MESSAGE))
                     | is_other.to_numpy(zero_copy_only=False)
                     | _is_moved_on(rows, own[3])
                 )
@@ -164,8 +164,8 @@ class Retention:
         """
         if self._last is None:
             by_ledger = self._query(
-                "SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries "
-                "GROUP BY topic, partition, ledger_id"
+                "SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries "  # noqa: S608
+                f"WHERE ledger_id < {FIRST_IMPORTED_LEDGER} GROUP BY topic, partition, ledger_id"
             )
             last: dict[tuple[str, int], tuple[int, int]] = {}
             for topic, partition, ledger, entry in zip(*(c.to_pylist() for c in by_ledger.columns), strict=True):
@@ -179,7 +179,7 @@ class Retention:
         ledger, entry = int64(joined, "ledger_id"), int64(joined, "entry_id")
         last_ledger, last_entry = int64(joined, "last_ledger"), int64(joined, "last_entry")
         is_before = (entry <= last_entry) if or_last else (entry < last_entry)
-        booked = np.zeros(rows.num_rows, np.bool_)
+        booked = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
         booked[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
         return booked
 
@@ -187,7 +187,7 @@ class Retention:
         """Which rows are of an entry that `delayed_index` (as DELAY) or `entries` has."""
         condition = " AND operation = 'DELAY'" if table == "delayed_index" else ""
         kept = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {_of_ledgers(rows)}{condition}")  # noqa: S608
-        return _is_among(rows, kept, _ENTRY)
+        return is_among(rows, kept, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:
         return run_sql(self._builder, sql)
@@ -197,8 +197,8 @@ def _is_moved_on(rows: pa.Table, moved: pa.Table) -> BoolArray:
     """Which rows are of messages that a later command has given another row."""
     is_past = np.zeros(rows.num_rows, np.bool_)
     if moved.num_rows:
-        numbered = _as_int64(rows, _MESSAGE).append_column("row", pa.array(np.arange(rows.num_rows)))
-        others = _as_int64(moved, [*_MESSAGE, "last"])
+        numbered = as_int64(rows, _MESSAGE).append_column("row", pa.array(np.arange(rows.num_rows)))
+        others = as_int64(moved, [*_MESSAGE, "last"])
         joined = numbered.join(others, _MESSAGE, join_type="inner", use_threads=False)
         own = pc.fill_null(rows["sequence"], 0).to_numpy()[int64(joined, "row")]
         is_past[int64(joined, "row")] = int64(joined, "last") > own
@@ -226,17 +226,3 @@ def _of_ledgers(rows: pa.Table) -> str:
     if len(ledgers) > _MAX_LEDGERS:
         return f"ledger_id BETWEEN {min(ledgers)} AND {max(ledgers)}"
     return f"ledger_id IN ({', '.join(map(str, ledgers))})"
-
-
-def _is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:
-    """Which rows have the keys of one of the others."""
-    found = np.zeros(rows.num_rows, np.bool_)
-    if rows.num_rows and others.num_rows:
-        numbered = _as_int64(rows, keys).append_column("row", pa.array(np.arange(rows.num_rows)))
-        matched = numbered.join(_as_int64(others, keys), list(keys), join_type="left semi", use_threads=False)
-        found[int64(matched, "row")] = True
-    return found
-
-
-def _as_int64(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    return pa.table({key: rows[key].cast(pa.int64()) for key in keys})

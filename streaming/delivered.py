@@ -1,0 +1,196 @@
+"""What has been delivered: by `deliveries`, and by the destinations where nobody came to write it down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+
+from conf.settings import Settings
+from streaming.message_set import MessageSet
+from streaming.pulsar_client import connect
+from streaming.receiver import Position
+from streaming.tables import DELIVERIES, OnProgress, Tables
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    BoolArray,
+    Int64Array,
+    concat,
+    int64,
+    subscription_numbers,
+    typed,
+    where,
+)
+from tracker.rebuilt import TAKEN
+
+# Releases may have been sent and not written down. They are looked for at the end of the destinations, from this long
+# before the last one that was written down.
+_UNWRITTEN_MILLIS = 15 * 60 * 1000
+
+_MESSAGES_AT_ONCE = 20_000
+
+_DELIVERIES = "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at FROM deliveries"
+
+# Messages that a subscription is not to get (again), and when they were to be delivered.
+DONE = pa.schema([*list(TAKEN)[:-1], ("deliver_at", pa.int64())])
+
+
+class Delivered:
+    """What has been delivered to the subscriptions of the routes.
+
+    Args:
+        names: for each source topic the names of its subscriptions.
+        booked: by topic partition the last entry that does not come again from the source topics.
+    """
+
+    def __init__(self, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position]) -> None:
+        self._names = names
+        self._booked = booked
+        self._messages = MessageSet()
+        self._unbooked: list[pa.Table] = []
+
+    @property
+    def unbooked(self) -> pa.Table:
+        """What of it comes again from the source topics, as DONE."""
+        return concat(self._unbooked, DONE)
+
+    def add(self, rows: pa.Table) -> None:
+        """Adds rows of `deliveries`; of subscriptions that no route has they are passed over."""
+        numbers = subscription_numbers(rows, self._names)
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            self._messages.add(number, *position(where(rows, numbers == number)))
+        is_again = is_unbooked(rows, self._booked) & (numbers >= 0)
+        again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
+        self._unbooked.append(as_done(again, numbers[is_again]))
+
+    def contains(self, number: int, rows: pa.Table) -> BoolArray:
+        """Which messages have been delivered to a topic's subscription of a number."""
+        return self._messages.contains(number, *position(rows))
+
+    def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
+        """For each number of a subscription, which of the messages have been delivered to it."""
+        for number in self._messages.subscriptions:
+            yield number, self.contains(number, rows)
+
+
+def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
+    """Messages as DONE for the subscriptions of these numbers."""
+    return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
+
+
+def position(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Ledger ids, entry ids and batch indexes."""
+    return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
+
+
+def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
+    """Which rows are of entries that come again from the source topics."""
+    if not rows.num_rows:
+        return np.zeros(0, np.bool_)
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    partitions, place = np.unique(int64(rows, "partition"), return_inverse=True)
+    last = np.array(
+        [
+            [booked.get(partition_name(topic, p), Position(-1, -1)) for p in partitions.tolist()]
+            for topic in topics.dictionary.to_pylist()
+        ],
+        np.int64,
+    )
+    ledger, entry = last[topics.indices.to_numpy(), place].T
+    ledgers = int64(rows, "ledger_id")
+    is_later = (ledgers > ledger) | ((ledgers == ledger) & (int64(rows, "entry_id") > entry))
+    return is_later & (ledgers < FIRST_IMPORTED_LEDGER)
+
+
+def partition_name(topic: str, partition: int) -> str:
+    """A topic partition as a client subscribes to it; -1: the topic is not partitioned."""
+    return topic if partition < 0 else f"{topic}-partition-{partition}"
+
+
+def read_delivered(
+    tables: Tables, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position], on_progress: OnProgress
+) -> Delivered:
+    """What `deliveries` has."""
+    delivered = Delivered(names, booked)
+    n = 0
+    for rows in tables.stream(_DELIVERIES):
+        delivered.add(rows)
+        n += rows.num_rows
+        on_progress("deliveries", "rows read", n)
+    return delivered
+
+
+def write_missing_deliveries(settings: Settings, tables: Tables, delivered: Delivered, on_progress: OnProgress) -> int:
+    """Writes down what the destinations hold and `deliveries` does not; returns how many.
+
+    Args:
+        delivered: what `deliveries` has, and then the destinations, too.
+    """
+    newest = tables.sql("SELECT coalesce(max(sent_at), 0) AS t FROM deliveries")["t"][0].as_py()
+    since = max(0, int(newest) - _UNWRITTEN_MILLIS)
+    found: list[pa.Table] = []
+    n = 0
+    client = connect(settings.pulsar)
+    try:
+        for route in settings.routes:
+            for number, subscription in enumerate(route.subscriptions):
+                messages = _messages_since(client, subscription.destination, since)
+                while some := list(islice(messages, _MESSAGES_AT_ONCE)):
+                    rows = _deliveries(some, route.source, subscription.name)
+                    missing = where(rows, ~delivered.contains(number, rows))
+                    delivered.add(missing)
+                    found.append(missing)
+                    n += len(some)
+                    on_progress("destinations", "messages read", n)
+    finally:
+        client.close()
+    rows = concat(found, DELIVERIES)
+    if rows.num_rows:
+        # All at once: by the last of them a later rebuild knows where to begin.
+        tables.append("deliveries", rows, {f"rebuild-{time.time_ns()}": 1})
+    return rows.num_rows
+
+
+def _deliveries(messages: Iterable[pulsar.Message], topic: str, subscription: str) -> pa.Table:
+    """The messages that the job has sent, as rows of `deliveries`: each position once."""
+    rows: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        properties = message.properties()
+        text = properties.get("delaylake.messageId", "")
+        if properties.get("delaylake.source") != topic or text.count(":") != 3 or text in rows:
+            continue
+        ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
+        rows[text] = {
+            "topic": topic,
+            "subscription": subscription,
+            "partition": partition,
+            "ledger_id": ledger,
+            "entry_id": entry,
+            "batch_index": batch_index,
+            "position": text,
+            "deliver_at": int(properties.get("delaylake.deliverAt", 0)),
+            "sent_at": message.publish_timestamp(),
+            "short_notice": False,
+            "destination": message.topic_name(),
+            "destination_message_id": None,
+            "batch_id": 0,
+        }
+    return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
+
+
+def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[pulsar.Message]:
+    """The messages that a destination has got since a time, as far as the broker still has them."""
+    for partition in client.get_topic_partitions(topic):
+        reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5_000)
+        if since:
+            reader.seek(since)
+        while reader.has_message_available():
+            message = reader.read_next(30_000)
+            if message.publish_timestamp() >= since:
+                yield message
+        reader.close()

@@ -1,0 +1,290 @@
+"""Brings many messages in at once, from Parquet files or another Pulsar topic: straight into the Delta tables.
+
+The state learns of them by a rebuild. An imported message has a position that Pulsar gives to none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from conf.errors import DelayLakeError
+from conf.settings import Settings
+from streaming.pulsar_client import connect
+from streaming.receiver import ChunkBuilder, Position, SourceTopic, batch_size_of
+from streaming.segments import to_index, to_rejects
+from streaming.sender import OWN_BYTES
+from streaming.tables import OnProgress, Tables
+from tracker.entry_log import ENTRY_COLUMNS
+from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, Int64Array, in_order, int64, is_rejected, where
+from tracker.schedule import MAX_TIME_MILLIS
+
+_ROWS_AT_ONCE = 1_000_000
+_MESSAGES_AT_ONCE = 100_000
+_IDLE_MILLIS = 10_000
+_ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
+_SUBSCRIPTION = "delaylake-import"
+
+# Ledgers of files; below them, above the first imported one, are those of other topics.
+_FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
+
+# A file's columns. `deliver_at` must be there; a null there, and in the others, is what a message without it has.
+COLUMNS = {
+    "deliver_at": pa.int64(),  # ms since the epoch, or a timestamp
+    "payload": pa.binary(),  # or text
+    "key": pa.string(),
+    "ordering_key": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "event_time": pa.int64(),  # as deliver_at
+    "producer_name": pa.string(),
+}
+
+
+class ImportFailedError(DelayLakeError):
+    """Messages can't be imported. The message is one line."""
+
+
+@dataclass
+class Imported:
+    """Counts of messages: written now, of these to `rejects`, and passed over because an earlier import has them."""
+
+    messages: int = 0
+    rejected: int = 0
+    already_there: int = 0
+
+
+class Importer:
+    """Appends to the tables, which are there, what is to be of a route's source topic. A rebuild has to follow.
+
+    Raises:
+        ImportFailedError: there is no such route.
+    """
+
+    def __init__(
+        self, settings: Settings, topic: str, on_progress: OnProgress = lambda table, step, rows: None
+    ) -> None:
+        if settings.route(topic) is None:
+            raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
+        self._settings = settings
+        self._topic = topic
+        self._on_progress = on_progress
+        self._tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
+        self._max_size = settings.pulsar.max_message_size_bytes - OWN_BYTES
+        self.done = Imported()
+
+    def file(self, path: Path) -> None:
+        """Imports a Parquet file with the columns of COLUMNS. Importing it again does nothing.
+
+        A file is known by its name and size. Its number stands for a ledger, and a row's number for an entry.
+
+        Raises:
+            ImportFailedError: it can't be read, or has other columns.
+        """
+        try:
+            file = pq.ParquetFile(path)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise ImportFailedError(f"{path}: {' '.join(str(error).split())}") from None
+        with file:
+            self._check(path, file.schema_arrow)
+            name = f"{self._topic} {path.name} {path.stat().st_size}"
+            digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+            ledger = _FIRST_LEDGER_OF_FILES + digest
+            first = 0
+            for number, batch in enumerate(file.iter_batches(_ROWS_AT_ONCE), 1):
+                rows = pa.Table.from_batches([batch])
+                try:
+                    messages = self._messages(rows, ledger, first)
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                    raise ImportFailedError(f"{path}: {' '.join(str(error).split())}") from None
+                self._append(messages, f"import-{ledger}", number)
+                first += rows.num_rows
+
+    def topic(self, name: str) -> None:
+        """Imports what another topic holds now, as its subscription `delaylake-import` has not acknowledged it.
+
+        Messages are scheduled by their properties, as those of a source topic are.
+
+        Raises:
+            ImportFailedError: it is the source of a route, which the job reads by itself, or stops answering.
+            pulsar.PulsarException: it can't be read.
+        """
+        if self._settings.route(name) is not None:
+            raise ImportFailedError(f"{name} is the source of a route: the job reads it by itself")
+        client = connect(self._settings.pulsar)
+        try:
+            for partition in client.get_topic_partitions(name):
+                consumer = client.subscribe(
+                    partition,
+                    _SUBSCRIPTION,
+                    consumer_type=pulsar.ConsumerType.Exclusive,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=5_000,
+                )
+                application = f"import {partition} to {self._topic}"
+                for messages, last in self._chunks(consumer, partition, application):
+                    self._append(messages, application, _number(last), is_by_position=True)
+                    consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
+                consumer.close()
+        finally:
+            client.close()
+
+    def _chunks(
+        self, consumer: pulsar.Consumer, partition: str, application: str
+    ) -> Iterator[tuple[pa.Table, Position]]:
+        """The messages up to the last one of now, whole entries, with the last entry; not those that are written."""
+        newest = consumer.get_last_message_id()
+        end = Position(newest.ledger_id(), newest.entry_id())
+        written = self._tables.written("entries", application)
+        builder = self._builder()
+        position = Position(-1, -1)
+        while position < end:
+            try:
+                message = consumer.receive(_IDLE_MILLIS)
+            except pulsar.Timeout:
+                # The last ones may have been acknowledged before.
+                if builder.position is None:
+                    return
+                raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
+            message_id = message.message_id()
+            position = Position(message_id.ledger_id(), message_id.entry_id())
+            batch_index, batch_size = message_id.batch_index(), batch_size_of(message_id)
+            if _number(position) <= written:
+                self.done.already_there += 1
+            else:
+                if builder.position != position:
+                    builder.start_entry(position, batch_size, None)
+                builder.add(message, batch_index)
+            if batch_index + 1 < batch_size and batch_index >= 0:
+                position = Position(position.ledger_id, position.entry_id - 1)  # there is more of the entry
+            elif len(builder) and (len(builder) >= _MESSAGES_AT_ONCE or position >= end):
+                yield _as_imported(builder.build()), position
+                builder = self._builder()
+
+    def _builder(self) -> ChunkBuilder:
+        return ChunkBuilder(
+            SourceTopic(self._topic, self._topic, -1), self._settings.tracker.max_delay_millis, self._max_size
+        )
+
+    def _check(self, path: Path, schema: pa.Schema) -> None:
+        unknown = [name for name in schema.names if name not in COLUMNS]
+        if unknown:
+            raise ImportFailedError(f"{path}: unknown column {unknown[0]}; there may be {', '.join(COLUMNS)}")
+        if "deliver_at" not in schema.names:
+            raise ImportFailedError(f"{path}: no column deliver_at")
+
+    def _messages(self, rows: pa.Table, ledger: int, first: int) -> pa.Table:
+        """A file's rows as messages, from the entry `first` on."""
+        n, now = rows.num_rows, time.time_ns() // 1_000_000
+        own = {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
+        due = pc.fill_null(own["deliver_at"], now)
+        columns = {
+            **own,
+            "topic": pa.repeat(self._topic, n),
+            "partition": pa.repeat(-1, n),
+            "ledger_id": pa.repeat(ledger, n),
+            "entry_id": pa.array(np.arange(first, first + n)),
+            "batch_index": pa.repeat(-1, n),
+            "batch_size": pa.repeat(1, n),
+            "deliver_at": due,
+            "publish_time": pa.repeat(now, n),
+            "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
+            "reason": self._reasons(due, own, now),
+        }
+        arrays = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in MESSAGES]
+        return pa.table(arrays, schema=MESSAGES)
+
+    def _reasons(self, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
+        """Why rows are rejected; null: they are not."""
+        times = due.to_numpy()
+        delay = self._settings.tracker.max_delay_millis
+        cases: list[tuple[BoolArray, str]] = [
+            (times < 0, "deliver_at is negative"),
+            (times > MAX_TIME_MILLIS, "deliver_at is beyond the year 9999"),
+            (
+                _sizes(own, len(times)) > self._max_size,
+                "too many bytes to be delivered with their delaylake properties",
+            ),
+        ]
+        if delay:
+            cases.append((times - now > delay, f"Exceeds max allowed delivery delay of {delay} milliseconds"))
+        reasons = np.full(len(times), None, dtype=object)
+        for is_wrong, reason in reversed(cases):
+            reasons[is_wrong] = reason
+        return pa.array(reasons, pa.string())
+
+    def _append(self, messages: pa.Table, application: str, number: int, is_by_position: bool = False) -> None:
+        """Writes messages down, unless it was done before. `entries` comes last: what it has is in the others.
+
+        Args:
+            number: rises from write to write.
+            is_by_position: it is that of the last message's position, and of an interrupted import some tables may
+                have a part of the messages.
+        """
+        rejected = is_rejected(messages)
+        taken = in_order(where(messages, ~rejected))
+        parts = (
+            ("rejects", to_rejects(where(messages, rejected), 0)),
+            ("delayed_index", to_index(taken, 0)),
+            ("entries", where(messages, int64(messages, "batch_index") <= 0).select(ENTRY_COLUMNS)),
+        )
+        is_new = False
+        for table, rows in parts:
+            if is_by_position:
+                rows = where(rows, _numbers(rows) > self._tables.written(table, application))
+            if rows.num_rows:
+                is_new = self._tables.append(table, rows, {application: number})
+        if is_new:
+            self.done.messages += messages.num_rows
+            self.done.rejected += int(rejected.sum())
+        else:
+            self.done.already_there += messages.num_rows
+        self._on_progress("delayed_index", "messages imported", self.done.messages)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False)
+    return column.cast(kind)
+
+
+def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
+    """Bytes of each row's payload and properties."""
+    sizes = np.zeros(n, np.int64)
+    if "payload" in own:
+        sizes += pc.fill_null(pc.binary_length(own["payload"]), 0).to_numpy()
+    if "properties" in own:
+        properties = own["properties"].combine_chunks()
+        lengths = sum(
+            pc.fill_null(pc.binary_length(part), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+            for part in (properties.keys, properties.items)
+        )
+        offsets = properties.offsets.to_numpy() - properties.offsets[0].as_py()
+        total = np.concatenate([[0], np.cumsum(lengths)])
+        sizes += total[offsets[1:]] - total[offsets[:-1]]
+    return sizes
+
+
+def _as_imported(messages: pa.Table) -> pa.Table:
+    """Messages of another topic, at positions that are no other's."""
+    i = messages.schema.get_field_index("ledger_id")
+    ledgers = pc.add(messages["ledger_id"], FIRST_IMPORTED_LEDGER)
+    return messages.set_column(i, messages.schema.field(i), ledgers)
+
+
+def _number(position: Position) -> int:
+    """A number that rises with the position."""
+    return (position.ledger_id << _ENTRY_BITS) + position.entry_id
+
+
+def _numbers(imported: pa.Table) -> Int64Array:
+    """The same of imported messages."""
+    return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << _ENTRY_BITS) + int64(imported, "entry_id")

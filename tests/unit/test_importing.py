@@ -1,0 +1,131 @@
+"""What an import makes of a file's rows, and that an interrupted one can be repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.settings import Settings
+from streaming import importing
+from streaming.importing import Importer, ImportFailedError
+from streaming.receiver import Position
+from streaming.tables import Tables
+from tests.messages import TOPIC, messages
+from tracker.messages import FIRST_IMPORTED_LEDGER
+
+NOW = 1_800_000_000_000
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    settings = Settings(
+        warehouse=str(tmp_path / "warehouse"),
+        routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),
+        tracker={"max_delay_millis": 10**12},
+        pulsar={"max_message_size_bytes": 65_536},
+    )
+    Tables(settings.warehouse).create()
+    return settings
+
+
+def write(file: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), file)
+    return file
+
+
+def rows(settings: Settings, table: str, columns: str = "*") -> list[dict[str, Any]]:
+    return Tables(settings.warehouse).query(table, f"SELECT {columns} FROM {table} ORDER BY entry_id").to_pylist()
+
+
+def test_a_row_without_a_time_is_due_at_once_and_the_rest_has_defaults(settings: Settings, tmp_path: Path) -> None:
+    importer = Importer(settings, TOPIC)
+    importer.file(write(tmp_path / "a.parquet", deliver_at=pa.array([None, NOW], pa.int64()), payload=[b"x", None]))
+    first, second = rows(settings, "delayed_index")
+    assert first["deliver_at"] == first["publish_time"] > NOW - 10**12
+    assert (second["deliver_at"], second["payload"], second["key"], second["event_time"]) == (NOW, None, None, 0)
+    assert second["ledger_id"] == first["ledger_id"] > FIRST_IMPORTED_LEDGER
+    assert second["ledger_id"] < 2 * FIRST_IMPORTED_LEDGER
+    assert [row["entry_id"] for row in rows(settings, "entries")] == [0, 1]
+
+
+def test_what_cannot_be_delivered_is_rejected_with_the_reason(settings: Settings, tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    file = write(
+        tmp_path / "a.parquet",
+        deliver_at=[NOW, -1, 253_402_300_800_000, 3 * 10**12, NOW, NOW],
+        payload=[b"", b"", b"", b"", b"x" * 65_000, b"x" * 32_000],
+        properties=pa.array([None, None, None, None, None, [("k", "v" * 40_000)]], kind),
+    )
+    importer = Importer(settings, TOPIC)
+    importer.file(file)
+    assert (importer.done.messages, importer.done.rejected) == (6, 5)
+    size = "too many bytes to be delivered with their delaylake properties"
+    assert [(row["entry_id"], row["reason"]) for row in rows(settings, "rejects")] == [
+        (1, "deliver_at is negative"),
+        (2, "deliver_at is beyond the year 9999"),
+        (3, "Exceeds max allowed delivery delay of 1000000000000 milliseconds"),
+        (4, size),
+        (5, size),
+    ]
+    assert [row["entry_id"] for row in rows(settings, "delayed_index")] == [0]
+
+
+def test_a_file_that_is_none_or_has_other_columns_is_one_clear_line(settings: Settings, tmp_path: Path) -> None:
+    importer = Importer(settings, TOPIC)
+    (tmp_path / "text.parquet").write_text("no")
+    for file, message in (
+        (tmp_path / "none.parquet", "none.parquet"),
+        (tmp_path / "text.parquet", "text.parquet"),
+        (
+            write(tmp_path / "b.parquet", deliver_at=[1], colour=["red"]),
+            "unknown column colour; there may be deliver_at",
+        ),
+        (write(tmp_path / "c.parquet", payload=[b"x"]), "no column deliver_at"),
+        (write(tmp_path / "d.parquet", deliver_at=["tomorrow"]), "d.parquet: .*tomorrow"),
+    ):
+        with pytest.raises(ImportFailedError, match=message) as raised:
+            importer.file(file)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ImportFailedError, match="no route with the source"):
+        Importer(settings, "persistent://public/default/other")
+
+
+def test_an_interrupted_import_goes_on_where_it_was(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_ROWS_AT_ONCE", 10)
+    file = write(tmp_path / "a.parquet", deliver_at=list(range(NOW, NOW + 35)))
+    append = Tables.append
+    calls = []
+
+    def fail_in_the_middle(self: Tables, name: str, *arguments: Any) -> bool:
+        calls.append(name)
+        if len(calls) == 4:  # the second part is in delayed_index, not in entries
+            raise OSError("no space left")
+        return append(self, name, *arguments)
+
+    monkeypatch.setattr(Tables, "append", fail_in_the_middle)
+    with pytest.raises(OSError, match="no space"):
+        Importer(settings, TOPIC).file(file)
+    again = Importer(settings, TOPIC)
+    again.file(file)
+    assert (again.done.messages, again.done.already_there) == (25, 10)
+    for table in ("delayed_index", "entries"):
+        assert [row["entry_id"] for row in rows(settings, table)] == list(range(35))
+
+
+def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: Settings) -> None:
+    def imported(last: int) -> pa.Table:
+        return importing._as_imported(messages([(5, entry, NOW + entry) for entry in range(last + 1)]))
+
+    importer = Importer(settings, TOPIC)
+    importer._tables.append(
+        "delayed_index", importing.to_index(imported(3), 0), {"x": importing._number(Position(5, 3))}
+    )
+    importer._append(imported(7), "x", importing._number(Position(5, 7)), is_by_position=True)
+    for table in ("delayed_index", "entries"):
+        assert [row["entry_id"] for row in rows(settings, table)] == list(range(8))
