@@ -24,6 +24,7 @@ from jobs.broker import EmbeddedBroker
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 
 SPARK_HOME = Path(pyspark.__file__).parent
+ENTRY_POINT = Path(cli.__file__).parents[1] / "conf" / "kubernetes" / "entrypoint.sh"
 
 
 class Cluster:
@@ -92,7 +93,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_lost_worker_loses_doubles_and_hurries_nothing(
     broker: EmbeddedBroker, cluster: Cluster, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
 ) -> None:
-    """Then the job goes on from its checkpoint by spark-submit."""
+    """Then the job goes on from its checkpoint by spark-submit, as the image's entry point starts it."""
     spark: dict[str, Any] = {
         "master": cluster.master,
         "conf": {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"},
@@ -125,12 +126,19 @@ def test_a_lost_worker_loses_doubles_and_hurries_nothing(
         wait_until(all_arrived, 60, f"all messages\n{job.log}")
         assert job.terminate()[0] == 0
 
-        python = f"PYSPARK_PYTHON={sys.executable}"
-        job.start(["env", python, str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.master, cli.__file__])
+        variables = {
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": SPARK_HOME,
+            "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
+        }
+        environment = [f"{name}={value}" for name, value in variables.items()]
+        program = "--class", "org.apache.spark.deploy.PythonRunner", f"local://{cli.__file__}"
+        job.start(["env", *environment, str(ENTRY_POINT), "driver", "--master", cluster.master, *program])
         produce(200, 5)
         wait_until(all_arrived, 60, f"all messages\n{job.log}")
         audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == len(sent) and a, 30, "all entries")
         assert audit.is_clean, audit.findings
+        assert job.terminate()[0] == 0
         check_exactly_once(sent, collector.received[f"{topic}-a"])
     finally:
         collector.stop()
