@@ -154,9 +154,10 @@ class Clock:
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
         """The end of the last whole slot that the lookahead reaches."""
-        return max(last.cutoff, _slot_start(now + self._lookahead(feedback)) - 1)
+        return max(last.cutoff, _slot_start(now + self.lookahead(feedback)) - 1)
 
-    def _lookahead(self, feedback: Feedback) -> int:
+    def lookahead(self, feedback: Feedback) -> int:
+        """How far ahead of its time a message is to be handed out, ms."""
         return feedback.lookahead_millis or self._settings.lookahead_millis
 
     def _has_due(self, last: Offset, target: int, feedback: Feedback) -> bool:
@@ -171,7 +172,7 @@ class Clock:
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> tuple[int, int]:
         """The new load horizon and what is near from now on: nearer where too many rows are due before."""
-        near = _slot_start(now + self._settings.seal_interval_millis + self._lookahead(feedback) + 2 * SLOT_MILLIS)
+        near = _slot_start(now + self._settings.seal_interval_millis + self.lookahead(feedback) + 2 * SLOT_MILLIS)
         load = max(last.load_horizon, near, _slot_start(now + self._settings.load_ahead_millis))
         rows = 0
         for slot, count in rows_due(version, last.load_horizon, load):

@@ -14,7 +14,7 @@ class Feedback:
 
     confirmed: int = 0  # the releases of this tick and earlier ones are finished and written down
     settled: int = 0  # the cutoff of that tick: everything due at this time or before is
-    lookahead_millis: int | None = None  # how far ahead of its time a message is to be handed out; None: the ceiling
+    lookahead_millis: int = 0  # how far ahead of its time a message is to be handed out; 0: as the settings say
     next_due: int | None = None  # nothing that is in state is due before; None: that is not known
     in_flight: int = 0  # messages handed to the senders and not written down yet
     is_stopping: bool = False  # no more ticks

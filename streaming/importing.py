@@ -25,7 +25,17 @@ from streaming.segments import to_index, to_rejects
 from streaming.sender import OWN_BYTES
 from streaming.tables import OnProgress, Tables
 from tracker.entry_log import ENTRY_COLUMNS
-from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, Int64Array, in_order, int64, is_rejected, where
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    in_order,
+    int64,
+    is_rejected,
+    typed,
+    where,
+)
 from tracker.schedule import MAX_TIME_MILLIS
 
 _ROWS_AT_ONCE = 1_000_000
@@ -199,8 +209,7 @@ class Importer:
             "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
             "reason": self._reasons(due, own, now),
         }
-        arrays = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in MESSAGES]
-        return pa.table(arrays, schema=MESSAGES)
+        return typed(columns, MESSAGES)
 
     def _reasons(self, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
         """Why rows are rejected; null: they are not."""

@@ -89,7 +89,7 @@ class Intake:
         receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
         takes_messages = self._takes_messages(feedback)
-        lookahead = feedback.lookahead_millis or self._settings.release.lookahead_millis
+        lookahead = self._clock.lookahead(feedback)
         # What comes due between two batches has to be within the lookahead of the first.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if time.monotonic() - self._last_tick >= interval:

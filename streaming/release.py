@@ -82,7 +82,7 @@ class Releaser:
         self._outstanding: dict[tuple[int, bool], Job] = {}
         self._accepted: set[tuple[int, bool]] = set()
         self._cutoffs: deque[tuple[int, int]] = deque()
-        self._feedback = Feedback()
+        self._feedback = Feedback(lookahead_millis=settings.release.lookahead_millis)
         self._last_batch = 0, 0
         self._lags: deque[int] = deque(maxlen=_MEASURED)
         self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
@@ -99,7 +99,7 @@ class Releaser:
 
     @property
     def lookahead_millis(self) -> int:
-        return self._feedback.lookahead_millis or self._settings.release.lookahead_millis
+        return self._feedback.lookahead_millis
 
     @property
     def sending(self) -> int:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from streaming.tables import DELAYED_INDEX, REJECTS, Tables, any_of, literal, ranges_of
 from tracker.commands import CANCEL, RESCHEDULE, RESTORE, SKIP, command_positions
 from tracker.control import KNOWN
-from tracker.messages import MESSAGES, concat, of_entries
+from tracker.messages import MESSAGES, concat, of_entries, typed
 from tracker.moved import HELD_MILLIS
 from tracker.time_slots import SLOT_MILLIS
 
@@ -49,7 +49,7 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
         "AND operation = 'DELAY'",
         version,
     )
-    return from_index(rows)
+    return typed(rows, MESSAGES)
 
 
 def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
@@ -68,7 +68,7 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
 
     def look_up(table: int, columns: str, condition: str) -> pa.Table:
         sql = f"SELECT {columns} FROM {LOOKED_UP[table]} WHERE {condition}"  # noqa: S608
-        found = _cast(tables.query(LOOKED_UP[table], sql, versions[table]), KNOWN)
+        found = typed(tables.query(LOOKED_UP[table], sql, versions[table]), KNOWN)
         return found.join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
 
     found = []
@@ -77,15 +77,17 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
     kinds = pc.is_in(commands["kind"], pa.array([CANCEL, SKIP]))
     times = pc.unique(commands.filter(pc.and_(kinds, pc.greater(commands["deliver_at"], 0)))["deliver_at"])
     ranges = ranges_of(np.sort(times.to_numpy()).tolist(), _MAX_RANGES)
-    for condition in ([f"({any_of('deliver_at', ranges)})"] if ranges else []) + [None]:
-        if wanted.num_rows:
-            rows = look_up(0, ", ".join(KNOWN.names), f"{condition or _near(wanted)} AND {_AS_IT_CAME}")
-            # An entry's messages may be due at different times: it is found when all of it is.
-            sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
-            is_whole = pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])
-            done = sizes.filter(is_whole) if condition else sizes
-            found.append(rows.join(done.select(_ENTRY), _ENTRY, join_type="inner", use_threads=False))
-            wanted = wanted.join(done.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
+    columns = ", ".join(KNOWN.names)
+    if ranges:
+        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {_AS_IT_CAME}")
+        # An entry's messages may be due at different times: it is found when all of it is.
+        sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
+        whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
+        found.append(rows.join(whole, _ENTRY, join_type="inner", use_threads=False))
+        wanted = wanted.join(whole, _ENTRY, join_type="left anti", use_threads=False)
+    if wanted.num_rows:
+        found.append(look_up(0, columns, f"{_near(wanted)} AND {_AS_IT_CAME}"))
+        wanted = wanted.join(found[-1].select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
     if wanted.num_rows:
         found.append(look_up(1, _ENTRY_AS_KNOWN, _near(wanted)))
     return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
@@ -100,7 +102,8 @@ def find_held(tables: Tables, version: int, paused: Sequence[tuple[str, str]] = 
     condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY'"
     for topic, subscription in paused:
         condition += f" AND NOT (topic = {literal(topic)} AND subscription = {literal(subscription)})"
-    return from_index(tables.query("delayed_index", f"SELECT * FROM delayed_index WHERE {condition}", version))  # noqa: S608
+    sql = f"SELECT * FROM delayed_index WHERE {condition}"  # noqa: S608
+    return typed(tables.query("delayed_index", sql, version), MESSAGES)
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
@@ -112,14 +115,8 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
     wanted = command_positions(commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE]))))
     if not wanted.num_rows:
         return MESSAGES.empty_table()
-    rows = from_index(
-        tables.query(
-            "delayed_index",
-            f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'",  # noqa: S608
-            versions[0],
-        )
-    )
-    return of_entries(rows, wanted)
+    sql = f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'"  # noqa: S608
+    return of_entries(typed(tables.query("delayed_index", sql, versions[0]), MESSAGES), wanted)
 
 
 def _near(wanted: pa.Table) -> str:
@@ -133,20 +130,6 @@ def _near(wanted: pa.Table) -> str:
         for row in of_ledger.to_pylist()
     ]
     return f"({' OR '.join(ranges)})"
-
-
-def _cast(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    return pa.table([rows[field.name].cast(field.type) for field in schema], schema=schema)
-
-
-def from_index(rows: pa.Table) -> pa.Table:
-    """Rows of the delayed index as messages."""
-    n = rows.num_rows
-    columns = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(n, field.type)
-        for field in MESSAGES
-    ]
-    return pa.table(columns, schema=MESSAGES)
 
 
 def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:

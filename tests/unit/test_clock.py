@@ -42,7 +42,7 @@ class Ticks:
         self.monotonic += millis / 1000
         return self
 
-    def next(self, confirmed: int = 0, settled: int = 0, lookahead: int | None = None) -> Offset:
+    def next(self, confirmed: int = 0, settled: int = 0, lookahead: int = 0) -> Offset:
         feedback = Feedback(confirmed, settled, lookahead)
         self.last = self.clock.next(
             self.last, self.now, self.monotonic, feedback, lambda: self.version, due_in(self.rows)

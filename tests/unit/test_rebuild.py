@@ -22,11 +22,11 @@ from streaming.message_set import MessageSet
 from streaming.rebuild import Rebuilt, rebuild
 from streaming.receiver import Position
 from streaming.routes import subscription_names
-from streaming.segments import find_held, from_index
+from streaming.segments import find_held
 from streaming.tables import Tables
 from tests.unit.test_maintenance import DAY, NOW, TOPIC, make, rows
 from tracker.control import Control
-from tracker.messages import FIRST_IMPORTED_LEDGER, subscription_numbers
+from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
 from tracker.moved import HELD_MILLIS
 from tracker.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.rebuilt import Rebuilt as RebuiltShard
@@ -215,14 +215,14 @@ def test_a_rebuild_finds_what_happened(made: list[History], booked: int) -> None
                     begun = control(settings_, found)
                 position_ = row["ledger_id"], row["entry_id"], max(row["batch_index"], 0)
                 key = (due, *position_, sequence, row["subscription"] if sequence else "")
-                assert wanted_by(begun, from_index(index.slice(i, 1))) == [expected[key]]
+                assert wanted_by(begun, typed(index.slice(i, 1), MESSAGES)) == [expected[key]]
 
         # And of messages that come in again.
         begun = control(settings_, found)
         for entry in made:
             if entry.topic == TOPIC and (entry.ledger, entry.entry) > last[TOPIC]:
                 again = [row for row in entry.tables["delayed_index"] if row["sequence"] is None]
-                assert wanted_by(begun, from_index(rows("delayed_index", again))) == [
+                assert wanted_by(begun, typed(rows("delayed_index", again), MESSAGES)) == [
                     {name for name in "ab" if waits_again(found, entry, i, name)} for i in range(len(entry.due))
                 ]
 
