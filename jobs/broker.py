@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 OLDEST_JAVA = 17
 
 # How long a start or a stop may take, in seconds, before it counts as failed.
-START_TIMEOUT_SECONDS = 60.0
+START_TIMEOUT_SECONDS = 180.0
 STOP_TIMEOUT_SECONDS = 20.0
 
 _CLAIM_SECONDS = 1.0

@@ -14,7 +14,7 @@ import psutil
 
 from conf.errors import DelayLakeError
 
-_READY_SECONDS = 120
+_READY_SECONDS = 300
 _STOP_SECONDS = 30
 
 

@@ -44,7 +44,7 @@ from streaming.tables import Tables
 _BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second: to be watched
 _TAKEN_BACK_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped
 _TAKE_BACK_AHEAD_SECONDS = 6
-_PATIENCE_SECONDS = 45
+_PATIENCE_SECONDS = 120
 
 # What is due sooner is released when it comes in, and its lateness is that of a batch.
 _PLANNED_SECONDS = 5

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PROGRAM = Path(sys.executable).parent / "delaylake"
 
+# A command or a process that takes longer hangs.
+RUN_SECONDS = 400
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -62,7 +65,7 @@ def delaylake(clean_environment: None) -> Run:
     """Runs the program to its end: `delaylake("produce", topic, "-m", "a", env={...})`."""
 
     def run(
-        *arguments: str, env: dict[str, str] | None = None, timeout: float = 90
+        *arguments: str, env: dict[str, str] | None = None, timeout: float = RUN_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(PROGRAM), *arguments],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.broker import EmbeddedBroker
-from tests.conftest import PROGRAM
+from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,13 @@ def test_each_command_does_what_the_text_says(environment: dict[str, str]) -> No
     def sh(command: str) -> str:
         script = f"set -euo pipefail; orders={topic}; {command}"
         done = subprocess.run(
-            ["bash", "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False
+            ["bash", "-c", script],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
         )
         assert done.returncode == 0, (command, done.stderr)
         return done.stdout

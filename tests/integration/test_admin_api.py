@@ -25,8 +25,8 @@ from admin.message_ids import MessageRef
 from jobs.broker import EmbeddedBroker
 from jobs.jars import jars
 from streaming.pulsar_client import AdminClient
-from tests.conftest import PROGRAM
-from tests.harness import Api, Collector, Job, now, wait_until
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.harness import Api, Collector, Job, http, now, wait_until
 
 NAMESPACE = "public/admin_api"
 TRIMMED_NAMESPACE = "public/admin_api_trimmed"
@@ -73,7 +73,7 @@ class Service:
         self.collector = Collector(client).collect(f"{self.plain}-a").collect(f"{self.plain}-b")
         self.job = Job(folder, broker.settings, routes, tracker={"max_seal_interval_millis": 1500}).start()
         self.api = Api(self.job.file)
-        self.http = httpx.Client(base_url=self.api.url, timeout=20)
+        self.http = httpx.Client(base_url=self.api.url, timeout=90)
         self.producer = client.create_producer(self.plain)
         wait_until(lambda: self.http.get("/readyz").status_code == 200, 20, f"the API\n{self.api.log}")
 
@@ -288,7 +288,7 @@ def test_each_of_many_concurrent_calls_gets_its_own_answer(service: Service) -> 
 
     async def all_at_once() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=n)
-        async with httpx.AsyncClient(base_url=service.api.url, timeout=30, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=service.api.url, timeout=90, limits=limits) as client:
             url = f"{path_of(service.plain)}/cancelDelayedMessage"
             return await asyncio.gather(*(client.post(url, params=call) for call in calls))
 
@@ -352,7 +352,7 @@ def pulsars_admin(url: str, topic: str, *indexes: int) -> list[str]:
     """What Pulsar's own Java admin client is answered for some indexes."""
     program = ["java", "-cp", f"{jars('broker')}/*", str(Path(__file__).with_name("MessageIds.java"))]
     arguments = [url, topic, *map(str, indexes)]
-    done = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=RUN_SECONDS, check=True)
     return done.stdout.splitlines()
 
 
@@ -361,7 +361,7 @@ def topics(service: Service, *arguments: str) -> subprocess.CompletedProcess[str
         [str(PROGRAM), "--config", str(service.job.file), "topics", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_SECONDS,
         check=False,
     )
 
@@ -407,7 +407,7 @@ def test_made_up_calls_are_answered_as_described(service: Service) -> None:
             if is_known:
                 case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
                 case.query.pop("subscriptionNames", None)
-            response = case.call(timeout=20)
+            response = case.call(timeout=90)
             codes.add(response.status_code)
             assert response.status_code < 500, response.text
             if response.status_code >= 400:
@@ -446,9 +446,9 @@ def test_without_the_job_a_call_is_answered_504_with_its_request_id(
     )
     api = Api(file)
     try:
-        wait_until(lambda: httpx.post(api.url + CALL).status_code == 504, 20, f"the broker\n{api.log}")
+        wait_until(lambda: http.post(api.url + CALL).status_code == 504, 20, f"the broker\n{api.log}")
         before = time.monotonic()
-        answer = httpx.post(api.url + CALL)
+        answer = http.post(api.url + CALL)
         assert time.monotonic() - before >= 0.7
         request_id = reason(answer, 504).rpartition(" ")[2]
         sent = []
@@ -467,13 +467,13 @@ def test_the_broker_may_come_later_and_go_and_come_again(tmp_path: Path) -> None
     broker = EmbeddedBroker(tmp_path / "broker")
     api = Api(settings_file(tmp_path, service_url=f"pulsar://127.0.0.1:{port}"))
     try:
-        code = lambda: httpx.post(api.url + CALL, timeout=20).status_code  # noqa: E731
-        assert "broker" in reason(httpx.post(api.url + CALL), 503)
-        assert httpx.get(f"{api.url}/healthz").status_code == 200
+        code = lambda: http.post(api.url + CALL).status_code  # noqa: E731
+        assert "broker" in reason(http.post(api.url + CALL), 503)
+        assert http.get(f"{api.url}/healthz").status_code == 200
         for _ in range(2):
             broker.start(port=port, http_port=http_port)
             wait_until(lambda: code() == 504, 30, f"a connection\n{api.log}")
-            assert "tables" in reason(httpx.get(f"{api.url}/readyz"), 503)
+            assert "tables" in reason(http.get(f"{api.url}/readyz"), 503)
             broker.kill()
             wait_until(lambda: code() == 503, 30, f"the end of the connection\n{api.log}")
     finally:

@@ -17,7 +17,7 @@ import pytest
 
 from jobs.broker import BrokerError, EmbeddedBroker
 from streaming.pulsar_client import connect
-from tests.conftest import PROGRAM
+from tests.conftest import PROGRAM, RUN_SECONDS
 
 TOPIC = "persistent://public/default/kept"
 
@@ -107,7 +107,7 @@ def test_in_the_foreground_it_ends_with_the_program(own: EmbeddedBroker, number:
         assert program.stdout.readline().startswith("ready: pulsar://127.0.0.1:")
         pid = own.status().pid
         program.send_signal(number)
-        assert program.wait(timeout=30) == 0
+        assert program.wait(timeout=RUN_SECONDS) == 0
     assert pid is not None
     assert has_ended(pid)
 
@@ -120,7 +120,7 @@ def test_in_the_foreground_a_broker_that_dies_is_an_error(own: EmbeddedBroker) -
         assert program.stdout
         program.stdout.readline()
         own.kill()
-        _, err = program.communicate(timeout=30)
+        _, err = program.communicate(timeout=RUN_SECONDS)
     assert program.returncode == 1
     assert re.fullmatch(r"error: the broker was stopped from elsewhere, or crashed \(see .*broker.log\)\n", err)
 

@@ -21,8 +21,10 @@ from admin.message_ids import MessageRef
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
 from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry, SkipMessages
-from tests.conftest import PROGRAM
+from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
+
+ANSWER_SECONDS = 90
 
 
 @pytest.fixture
@@ -39,14 +41,15 @@ def ref(message_id: pulsar.MessageId) -> MessageRef:
 class Case:
     """Sends messages with one producer and remembers who is to get what."""
 
-    def __init__(self, client: pulsar.Client, topic: str, subscriptions: list[str]) -> None:
+    def __init__(self, client: pulsar.Client, topic: str, subscriptions: list[str], pace: float) -> None:
         self._producer = client.create_producer(topic)
         self._topic = topic
+        self._pace = pace
         self.subscriptions = subscriptions
         self.wanted: dict[str, set[str]] = {}
 
     def send(self, text: str, delay_seconds: float) -> tuple[MessageRef, int]:
-        due = now() + int(delay_seconds * 1000)
+        due = now() + int(delay_seconds * 1000 * self._pace)
         self.wanted[text] = set(self.subscriptions)
         return ref(self._producer.send(text.encode(), properties={"deliverAt": str(due)})), due
 
@@ -66,20 +69,22 @@ def test_every_kind_of_command_on_every_kind_of_message(
         {"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}, {"name": "x", "type": "Exclusive"}]},
         {"source": batched, "subscriptions": [{"name": "a"}]},
     ]
-    job = Job(tmp_path, broker.settings, routes, tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 9000})
+    tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 9000}
+    release = {"lookahead_millis": 4000, "min_lookahead_millis": 4000}
+    job = Job(tmp_path, broker.settings, routes, tracker=tracker, release=release)
     for subscription in "abx":
         collector.collect(f"{topic}-{subscription}")
     collector.collect(f"{batched}-a")
     try:
         job.start()
         client = ControlClient(job.settings, "tester")
-        case = Case(pulsar_client, topic, ["a", "b", "x"])
+        case = Case(pulsar_client, topic, ["a", "b", "x"], job.pace)
 
         def cancel(message: MessageRef, due: int, *names: str) -> dict[str, str]:
-            return results(client.cancel(topic, [Cancel(message, due)], names, 20))
+            return results(client.cancel(topic, [Cancel(message, due)], names, ANSWER_SECONDS))
 
         def skip(message: MessageRef, *names: str) -> dict[str, str]:
-            return results(client.skip(topic, [message], names, 20))
+            return results(client.skip(topic, [message], names, ANSWER_SECONDS))
 
         # Far ahead, for a while: sealed, and out of the state by the time it is cancelled.
         sealed, sealed_due = case.send("sealed", 70)
@@ -108,7 +113,7 @@ def test_every_kind_of_command_on_every_kind_of_message(
         # In advance: the next entry of the same ledger.
         last, _ = case.send("last", 20)
         coming = MessageRef(last.ledger_id, last.entry_id + 1)
-        assert cancel(coming, now() + 20_000, "a", "b") == {"a": "WAITING", "b": "WAITING"}
+        assert cancel(coming, now() + 60_000, "a", "b") == {"a": "WAITING", "b": "WAITING"}
         came, _ = case.send("in advance", 20)
         assert (came.ledger_id, came.entry_id) == (coming.ledger_id, coming.entry_id)
         case.taken("in advance", "a", "b")
@@ -118,8 +123,8 @@ def test_every_kind_of_command_on_every_kind_of_message(
         assert skip(nowhere, "a") == {"a": "NOT_FOUND"}
         assert skip(MessageRef(9_000_000, 0), "b") == {"b": "NOT_FOUND"}
         assert skip(kept, "nobody") == {"nobody": "NOT_FOUND"}
-        assert results(client.skip("persistent://public/default/none", [kept], [], 20)) == {"": "NOT_FOUND"}
-        assert results(client.skip(batched, [kept], ["a"], 20)) == {"a": "NOT_FOUND"}
+        assert results(client.skip("persistent://public/default/none", [kept], [], ANSWER_SECONDS)) == {"": "NOT_FOUND"}
+        assert results(client.skip(batched, [kept], ["a"], ANSWER_SECONDS)) == {"a": "NOT_FOUND"}
 
         assert skip(kept, "x") == {"x": "NOT_ALLOWED"}
         assert skip(kept) == {"a": "APPLIED", "b": "APPLIED", "x": "NOT_ALLOWED"}
@@ -132,20 +137,20 @@ def test_every_kind_of_command_on_every_kind_of_message(
             batched, batching_enabled=True, batching_max_messages=6, batching_max_publish_delay_ms=2_000
         )
         ids: list[MessageRef] = []
-        due = now() + 20_000
+        due = now() + int(20_000 * job.pace)
         for i in range(12):
             producer.send_async(f"b{i}".encode(), lambda _, m: ids.append(ref(m)), properties={"deliverAt": str(due)})
         producer.flush()
         wait_until(lambda: len(ids) == 12, 10, "ids of a batch")
         first = [m for m in ids if m.entry_id == ids[0].entry_id]
         assert [m.batch_index for m in first] == list(range(6))
-        assert results(client.skip(batched, [first[2]], ["a"], 20)) == {"a": "APPLIED"}
+        assert results(client.skip(batched, [first[2]], ["a"], ANSWER_SECONDS)) == {"a": "APPLIED"}
         beyond = MessageRef(first[0].ledger_id, first[0].entry_id, -1, 6)
-        assert results(client.skip(batched, [beyond], ["a"], 20)) == {"a": "INVALID"}
-        rest = list(client.skip(batched, [m for m in first if m.batch_index != 2], ["a"], 20))
+        assert results(client.skip(batched, [beyond], ["a"], ANSWER_SECONDS)) == {"a": "INVALID"}
+        rest = list(client.skip(batched, [m for m in first if m.batch_index != 2], ["a"], ANSWER_SECONDS))
         assert Counter(o.result for o in rest) == {"APPLIED": 5}
         entry = MessageRef(first[0].ledger_id, first[0].entry_id)
-        assert results(client.skip(batched, [entry], ["a"], 20)) == {"a": "ALREADY_APPLIED"}
+        assert results(client.skip(batched, [entry], ["a"], ANSWER_SECONDS)) == {"a": "ALREADY_APPLIED"}
 
         # What is no command is kept, answered where it can be, and stops nothing.
         raw = pulsar_client.create_producer(job.settings.control.topic)
@@ -176,11 +181,11 @@ def test_every_kind_of_command_on_every_kind_of_message(
         assert now() < sealed_due - 20_000
         assert cancel(sealed, sealed_due, "a", "b") == {"a": "APPLIED", "b": "APPLIED"}
         case.taken("sealed", "a", "b")
-        wait_until(lambda: now() > loaded_due - 6_000, 45, "the segment of a message")
+        wait_until(lambda: now() > loaded_due - 6_000 * job.pace, 45, "the segment of a message")
         assert cancel(loaded, loaded_due, "b") == {"b": "APPLIED"}
         case.taken("loaded", "b")
 
-        # In flight: handed out already, and it comes. The lookahead is never below 600 ms.
+        # In flight: handed out already, and it comes.
         message, due = case.send("in flight", 8)
         while now() < due - 150:
             time.sleep(0.01)
@@ -231,7 +236,7 @@ def test_commands_read_long_before_their_messages_hold(
     collector.collect(f"{topic}-a")
     try:
         job.start()
-        assert job.terminate()[0] == 0
+        assert job.terminate() == 0
 
         ids: dict[int, tuple[MessageRef, int]] = {}
         producer = pulsar_client.create_producer(topic, block_if_queue_full=True, max_pending_messages=5_000)
@@ -272,7 +277,7 @@ def test_commands_read_long_before_their_messages_hold(
             last.setdefault(row["request_id"], set()).add(row["result"])
         assert len(last) == n_commands
         assert all("APPLIED" in of_request for of_request in last.values())
-        assert job.terminate()[0] == 0
+        assert job.terminate() == 0
     finally:
         job.stop()
 
@@ -288,13 +293,13 @@ def test_the_commands_of_the_command_line(
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=RUN_SECONDS,
             check=False,
         )
 
     try:
         job.start()
-        case = Case(pulsar_client, topic, ["a", "b"])
+        case = Case(pulsar_client, topic, ["a", "b"], job.pace)
         far = [case.send(f"far {i}", 3600) for i in range(40)]
         (m0, due0), (m1, _), (m2, _) = far[:3]
         position = ["--ledgerId", str(m0.ledger_id), "-e", str(m0.entry_id)]
@@ -320,7 +325,7 @@ def test_the_commands_of_the_command_line(
         assert missing.stderr.strip() == "error: not done: 987654321:0 a NOT_FOUND the topic has no such message"
         assert topics("skip-messages", topic, "-s", "a").returncode == 2
         assert topics("skip-messages", topic, "-s", "a", "--messageId-triplet", "x").returncode == 1
-        assert job.terminate()[0] == 0
+        assert job.terminate() == 0
     finally:
         job.stop()
 

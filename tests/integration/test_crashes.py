@@ -116,7 +116,7 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
         audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == n and a, 60, f"{n} entries\n{job.log}")
         assert audit.is_clean, audit.findings
         assert max(Counter((r["subscription"], r["position"]) for r in job.rows("deliveries")).values()) == 1
-        assert job.terminate()[0] == 0
+        assert job.terminate() == 0
     finally:
         collector.stop()
         job.stop()

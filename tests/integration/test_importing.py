@@ -14,7 +14,7 @@ import pytest
 
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
-from tests.conftest import PROGRAM
+from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from tracker.messages import FIRST_IMPORTED_LEDGER
 
@@ -28,7 +28,7 @@ def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
 
 def run_import(job: Job, *arguments: str, status: int = 0) -> dict[str, int]:
     command = [str(PROGRAM), "--config", str(job.file), "import", *arguments, "--output", "json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
     assert done.returncode == status, done.stderr
     if status:
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr

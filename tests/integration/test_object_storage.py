@@ -119,7 +119,7 @@ def test_the_job_delivers_with_its_tables_there(
         status = read_status(warehouse)
         assert status is not None
         assert status.trouble(now()) is None
-        assert job.terminate()[0] == 0
+        assert job.terminate() == 0
         check_exactly_once(sent, collector.received[f"{topic}-a"])
         assert not (tmp_path / "warehouse").exists()
     finally:

@@ -33,7 +33,7 @@ def send_batch(client, topic: str, count: int) -> list[tuple[int, int, int]]:
         producer.send_async(b"%d" % number, record)
     producer.flush()
     for _ in range(count):
-        assert answered.acquire(timeout=10)
+        assert answered.acquire(timeout=60)
     producer.close()
     return ids
 

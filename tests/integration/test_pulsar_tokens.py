@@ -10,13 +10,14 @@ import pytest
 from admin.tokens import TokenError, TokenVerifier
 from conf.settings import AuthSettings
 from jobs.jars import jars
+from tests.conftest import RUN_SECONDS
 
 
 def tokens(*arguments: str) -> str:
     """Runs `pulsar tokens` as Pulsar's script does; what it prints."""
     main = "org.apache.pulsar.utils.auth.tokens.TokensCliUtils"
     command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{jars('broker')}/*", main, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=RUN_SECONDS).stdout.strip()
 
 
 def verifier(**settings: str) -> TokenVerifier:

@@ -16,8 +16,8 @@ import pytest
 
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
-from tests.conftest import PROGRAM
-from tests.harness import Api, Collector, Job, now, wait_until
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.harness import Api, Collector, Job, http, now, wait_until
 
 
 @pytest.fixture
@@ -38,15 +38,17 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
 
     def post(operation: str, content: Any = None, subscription: str = "a") -> httpx.Response:
         path = f"{api.url}/admin/v2/{topic.replace('://', '/')}/subscription/{subscription}/{operation}"
-        return httpx.post(path, json=content, timeout=30)
+        return http.post(path, json=content)
 
     def topics(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(PROGRAM), "--config", str(job.file), "topics", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
 
     def pending(*arguments: str) -> Any:
         command = [str(PROGRAM), "--config", str(job.file), "pending", topic, *arguments, "--output", "json"]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+        return json.loads(
+            subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=True).stdout
+        )
 
     def arrived(subscription: str) -> Counter[str]:
         return Counter(m.payload.decode() for m in collector.received[f"{topic}-{subscription}"])
@@ -115,7 +117,7 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
         wait_until(lambda: run_audit(job.settings).taken_in == 7, 30, "all entries")
         audit = run_audit(job.settings)
         assert audit.is_clean, audit.findings
-        assert job.terminate()[0] == 0
+        assert job.terminate() == 0
     finally:
         api.stop()
         job.stop()

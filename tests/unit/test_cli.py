@@ -15,6 +15,7 @@ import typer
 
 from jobs import cli
 from jobs.produce import parse_duration, parse_property, parse_time
+from tests.conftest import RUN_SECONDS
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -153,7 +154,7 @@ def test_bash_completes_commands_and_options(words: list[str], completed: list[s
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_SECONDS,
         check=True,
     )
     assert sorted(done.stdout.split()) == completed

@@ -21,6 +21,7 @@ from admin.app import create_app
 from admin.security import check_address
 from conf.settings import Settings, load_settings, local_path
 from jobs import cli
+from tests.conftest import RUN_SECONDS
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -260,4 +261,4 @@ def test_the_entry_point_lets_a_driver_finish(tmp_path: Path) -> None:
         assert process.stdout.readline() == submitted
         assert process.stdout.readline() == "['run']\n"
         process.terminate()
-        assert process.wait(timeout=20) == 7
+        assert process.wait(timeout=RUN_SECONDS) == 7

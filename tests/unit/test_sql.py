@@ -17,7 +17,7 @@ import yaml
 from conf.settings import Settings, load_settings
 from streaming.tables import SCHEMAS, Tables
 from streaming.views import VIEWS, Warehouse
-from tests.conftest import PROGRAM
+from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.messages import TOPIC
 from tracker.moved import HELD_MILLIS
 
@@ -128,7 +128,7 @@ def test_what_can_not_be_answered_is_one_line(settings: Settings, tmp_path: Path
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(PROGRAM), "--config", str(folder / "settings.yaml"), "sql", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
 
 
 def test_the_example_notebook_answers_its_questions(
