@@ -22,9 +22,6 @@ from conf.settings import Settings, Subscription
 
 MAX_MATCHED = 10_000  # unless more are asked for
 
-# Messages of a call of the control client, so that there is an answer, and progress, before the last one is sent.
-CALL_MESSAGES = 100_000
-
 
 class TooManyError(PendingError):
     """More messages match than may be changed at once."""
@@ -58,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of the control client does: to messages, or where it cancels to entries."""
+    """What is done to messages in one way, or where they are cancelled to entries."""
 
     subscription: str
     action: Action
@@ -157,10 +154,8 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
             for m in waiting:
                 by_time[change.new_time(m) if action is Action.RESCHEDULE else 0].append(m)
             for time, chosen in by_time.items():
-                for i in range(0, len(chosen), CALL_MESSAGES):
-                    part = chosen[i : i + CALL_MESSAGES]
-                    refs, times = [m.ref for m in part], [m.deliver_at for m in part]
-                    calls.append(Call(subscription.name, action, refs, times, deliver_at=time))
+                refs, times = [m.ref for m in chosen], [m.deliver_at for m in chosen]
+                calls.append(Call(subscription.name, action, refs, times, deliver_at=time))
             continue
         cancels = []
         for (ledger_id, entry_id), parts in _by_entry(waiting):
@@ -169,14 +164,12 @@ def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessag
                 continue
             batch_sizes[subscription.name, ledger_id, entry_id] = len(parts)
             cancels.append(Cancel(MessageRef(ledger_id, entry_id), max(m.deliver_at for m in parts)))
-        calls += [
-            Call(subscription.name, Action.CANCEL, cancels=cancels[i : i + CALL_MESSAGES])
-            for i in range(0, len(cancels), CALL_MESSAGES)
-        ]
+        if cancels:
+            calls.append(Call(subscription.name, Action.CANCEL, cancels=cancels))
     return Plan(calls, total, impossible, batch_sizes)
 
 
-def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list[ControlRequest]:
+def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> Iterator[ControlRequest]:
     """A call's commands."""
     names = [call.subscription]
     match call.action:
@@ -187,7 +180,7 @@ def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> list
         case Action.SKIP:
             return skip_requests(settings, issued_by, topic, call.messages, names, call.times)
         case Action.CANCEL:
-            return [cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels]
+            return (cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels)
 
 
 def _by_entry(messages: Sequence[PendingMessage]) -> Iterator[tuple[tuple[int, int], list[PendingMessage]]]:

@@ -27,6 +27,10 @@ from streaming.pulsar_client import connect
 if TYPE_CHECKING:
     from admin.bulk import Call
 
+# So many messages are named in commands that are not answered yet: enough for the job to have some at hand always, and
+# few enough that the answers begin soon, and that it does not wait for ever where nobody answers.
+_MESSAGES_AHEAD = 100_000
+
 
 class ControlClient:
     """Publishes commands to the control topic and reads their outcomes. A context manager.
@@ -62,7 +66,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        requests = [cancel_request(self._settings, self._issued_by, topic, c, subscriptions) for c in cancels]
+        requests = (cancel_request(self._settings, self._issued_by, topic, c, subscriptions) for c in cancels)
         return self._send(requests, timeout_seconds)
 
     def skip(
@@ -116,24 +120,34 @@ class ControlClient:
         request = pause_request(self._settings, self._issued_by, topic, subscriptions, is_paused)
         return self._send([request], timeout_seconds)
 
-    def run(self, topic: str, call: Call, timeout_seconds: float) -> Iterator[Outcome]:
-        """Does what a call of a plan says; yields what became of each message or entry.
+    def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
+        """Does what the calls of a plan say; yields what became of each message or entry.
 
         Raises:
             ControlError: not everything was answered in time.
         """
         from admin.bulk import requests
 
-        return self._send(requests(self._settings, self._issued_by, topic, call), timeout_seconds)
+        made = (r for call in calls for r in requests(self._settings, self._issued_by, topic, call))
+        return self._send(made, timeout_seconds)
 
-    def _send(self, requests: Sequence[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
-        """Publishes commands and yields their outcomes until each has all of them."""
-        waiting = {request.request_id: request for request in requests}
-        for request in requests:
-            self._producer.send_async(request.command.SerializeToString(), None)
-        self._producer.flush()
+    def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
+        """Publishes commands, some of them ahead, and yields their outcomes until each has all of them.
+
+        Args:
+            timeout_seconds: from one outcome to the next.
+        """
+        coming = iter(requests)
+        waiting: dict[str, ControlRequest] = {}
+        ahead = 0
         deadline = time.monotonic() + timeout_seconds
-        while waiting:
+        while True:
+            while ahead < _MESSAGES_AHEAD and (request := next(coming, None)):
+                waiting[request.request_id] = request
+                ahead += request.n_messages
+                self._producer.send_async(request.command.SerializeToString(), None)
+            if not waiting:
+                return
             left = int((deadline - time.monotonic()) * 1000)
             try:
                 if left <= 0:
@@ -144,11 +158,13 @@ class ControlClient:
                     f"no answer within {timeout_seconds:.0f} s (does the job run?); "
                     f"request ids: {', '.join(list(waiting)[:5])}"
                 ) from None
-            request_of = waiting.get(told.request_id)
-            if request_of is None:
+            request = waiting.get(told.request_id)
+            if request is None:
                 continue
-            outcome = request_of.take(told)
+            deadline = time.monotonic() + timeout_seconds
+            outcome = request.take(told)
             if outcome is not None:
                 yield outcome
-            if request_of.is_answered:
+            if request.is_answered:
                 del waiting[told.request_id]
+                ahead -= request.n_messages

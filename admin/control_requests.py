@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from admin.message_ids import MessageRef
@@ -83,6 +83,7 @@ class ControlRequest:
         done: frozenset[int],
     ) -> None:
         self.command = command
+        self.n_messages = len(messages)
         self._done = done
         # By entry, the subscription and batch index of each outcome.
         self._expected: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
@@ -139,7 +140,7 @@ def skip_requests(
     messages: Sequence[MessageRef],
     subscriptions: Sequence[str],
     times: Sequence[int] = (),
-) -> list[ControlRequest]:
+) -> Iterator[ControlRequest]:
     """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above.
 
     Args:
@@ -155,7 +156,7 @@ def reschedule_requests(
     messages: Sequence[MessageRef],
     deliver_at: int,
     subscriptions: Sequence[str],
-) -> list[ControlRequest]:
+) -> Iterator[ControlRequest]:
     """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
     operation = RescheduleMessages(deliver_at=deliver_at)
     return _of_entries(settings, issued_by, topic, messages, subscriptions, reschedule=operation)
@@ -163,7 +164,7 @@ def reschedule_requests(
 
 def restore_requests(
     settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
-) -> list[ControlRequest]:
+) -> Iterator[ControlRequest]:
     """Requests to undo cancels and skips of messages that are not due yet."""
     return _of_entries(settings, issued_by, topic, messages, subscriptions, restore=RestoreMessages())
 
@@ -189,8 +190,7 @@ def _of_entries(
     subscriptions: Sequence[str],
     times: Sequence[int] = (),
     **operation: SkipMessages | RescheduleMessages | RestoreMessages,
-) -> list[ControlRequest]:
-    requests = []
+) -> Iterator[ControlRequest]:
     [(name, body)] = operation.items()
     for start in range(0, len(messages), MAX_ENTRIES):
         part = messages[start : start + MAX_ENTRIES]
@@ -199,8 +199,7 @@ def _of_entries(
         named.CopyFrom(body)
         known = times[start : start + MAX_ENTRIES] or [0] * len(part)
         named.entries.extend(_skip_entry(message, time) for message, time in zip(part, known, strict=True))
-        requests.append(ControlRequest(command, part, _names(settings, topic, subscriptions), SKIPPED))
-    return requests
+        yield ControlRequest(command, part, _names(settings, topic, subscriptions), SKIPPED)
 
 
 def _command(issued_by: str, topic: str, subscriptions: Sequence[str]) -> ControlCommand:

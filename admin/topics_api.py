@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -317,11 +317,11 @@ async def _given(request: Request, **query: object) -> dict[str, object]:
     return content | {name: value for name, value in query.items() if value is not None}
 
 
-async def _send(request: Request, requests: list[ControlRequest], codes: Mapping[str, int]) -> Response:
+async def _send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
     """Sends commands, waits for what they do, and answers with it."""
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
-    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
+    outcomes = await client.send(list(requests), settings.api.answer_timeout_millis / 1000)
     wants_outcomes = "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
     if failed := [outcome for outcome in outcomes if not outcome.is_done]:
         results = {outcome.result for outcome in failed}

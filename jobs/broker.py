@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,6 +99,9 @@ class EmbeddedBroker:
     The broker outlives the Python process that starts it; another one finds it by `data_dir/broker.json`. Data are kept
     between starts, also after a crash. Not for production: one node, one copy, no authentication, local clients only.
 
+    Args:
+        conf: settings of Pulsar's, beyond those of conf/broker/standalone.conf.
+
     Example:
         >>> broker = EmbeddedBroker(Path(".delaylake/broker"))
         >>> broker.start(port=0, http_port=0).service_url
@@ -105,7 +109,8 @@ class EmbeddedBroker:
         >>> broker.stop()
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, conf: Mapping[str, str] | None = None) -> None:
+        self._conf = conf or {}
         self.data_dir = data_dir.absolute()
         self.log_file = self.data_dir / "broker.log"
         self._state_file = self.data_dir / "broker.json"
@@ -188,7 +193,8 @@ class EmbeddedBroker:
         http_port = _claim("--http-port", http_port)
         conf = self.data_dir / "standalone.conf"
         base = (CONF / "broker" / "standalone.conf").read_text()
-        conf.write_text(f"{base}\nbrokerServicePort={port}\nwebServicePort={http_port}\n")
+        own = {**self._conf, "brokerServicePort": port, "webServicePort": http_port}
+        conf.write_text("\n".join([base, *(f"{name}={value}" for name, value in own.items()), ""]))
         arguments = ["-c", str(conf), "-a", HOST, "-nss", "-nfw", "--bookkeeper-port", str(_claim("bookie", 0))]
         folders = [
             "--bookkeeper-dir",

@@ -351,13 +351,12 @@ def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, 
     tally = Tally(steps)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("messages", total=steps.total)
-        for call in steps.calls:
-            try:
-                for outcome in client.run(question.topic, call, timeout):
-                    tally.add(outcome)
-                    progress.update(task, completed=tally.results.total())
-            except ControlError as error:
-                raise BulkError(f"{tally.done:,} of {steps.total:,} were done, then: {error}") from error
+        try:
+            for outcome in client.run(question.topic, steps.calls, timeout):
+                tally.add(outcome)
+                progress.update(task, completed=tally.results.total())
+        except ControlError as error:
+            raise BulkError(f"{tally.done:,} of {steps.total:,} were done, then: {error}") from error
     return tally
 
 

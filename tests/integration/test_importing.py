@@ -75,6 +75,7 @@ def test_files_and_a_topic_are_delivered_once_with_all_that_they_have(
         assert ledger >= FIRST_IMPORTED_LEDGER
         assert job.rows("rejects", "SELECT reason FROM {table}") == [{"reason": "deliver_at is negative"}]
         run_import(job, topic, str(file), status=1)  # the job runs
+        wait_until(lambda: run_audit(job.settings).taken_in == 2_303, 20, "the own message is written down")
     finally:
         job.terminate()
         job.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from admin.bulk import CALL_MESSAGES, Action, Call, Change, Plan, Tally, plan
+from admin.bulk import Action, Call, Change, Plan, Tally, plan
 from admin.control_requests import Cancel, Outcome
 from admin.message_ids import MessageRef
 from admin.pending import PendingMessage
@@ -49,11 +49,6 @@ def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
     tally.add(outcome("exclusive", 0, "APPLIED"))
     assert tally.to_json() == {"applied": 3, "tooLate": 0, "notAllowed": 2}
     assert not tally.is_complete
-
-
-def test_many_messages_are_taken_back_in_several_calls() -> None:
-    made = plan([SHARED], [message(entry) for entry in range(CALL_MESSAGES + 1)], CANCEL)
-    assert [len(call.messages) for call in made.calls] == [CALL_MESSAGES, 1]
 
 
 @pytest.mark.parametrize(

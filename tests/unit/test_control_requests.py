@@ -25,7 +25,7 @@ def told(
 
 
 def skip(*messages: MessageRef, subscriptions: tuple[str, ...] = ("a",)) -> ControlRequest:
-    return skip_requests(SETTINGS, "tester", TOPIC, messages, subscriptions)[0]
+    return next(skip_requests(SETTINGS, "tester", TOPIC, messages, subscriptions))
 
 
 def results(request: ControlRequest, *outcomes: ControlOutcome) -> list[str | None]:
@@ -80,7 +80,7 @@ def test_single_messages_of_a_batch_are_answered_one_by_one_or_by_their_entry() 
 
 
 def test_many_messages_are_several_commands_with_ids_of_their_own() -> None:
-    requests = skip_requests(SETTINGS, "tester", TOPIC, [MessageRef(1, i) for i in range(2_500)], [])
+    requests = list(skip_requests(SETTINGS, "tester", TOPIC, [MessageRef(1, i) for i in range(2_500)], []))
     assert [len(r.command.skip.entries) for r in requests] == [1_000, 1_000, 500]
     assert len({r.request_id for r in requests}) == 3
     assert {r.command.issued_by for r in requests} == {"tester"}
