@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,7 +148,6 @@ def _run_job(settings: Settings, reporter: Reporter, status: StatusWriter, keeps
 
     from conf.settings import local_path
     from jobs.maintaining import BackgroundMaintenance
-    from streaming.query import DelayedDelivery
     from streaming.session import create_session
 
     def on_batch(batch: BatchStatus) -> None:
@@ -159,8 +160,11 @@ def _run_job(settings: Settings, reporter: Reporter, status: StatusWriter, keeps
 
     warn_without_deduplication(settings)
     log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_spark_log else None
-    with _output_of_children(log):
+    with _output_of_children(log), ThreadPoolExecutor(1) as thread:
+        thread.submit(importlib.import_module, "streaming.query")  # takes a second, in which Spark's JVM starts
         spark = create_session(settings, "delaylake")
+    from streaming.query import DelayedDelivery
+
     job = DelayedDelivery(spark, settings, on_batch, on_deliveries)
     failure: list[BaseException] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from tracker.messages import int64, pack
 from tracker.shards import shard_of
@@ -23,14 +22,7 @@ REBUILT_TAKEN = "rebuilt_taken"
 REBUILT_MOVED = "rebuilt_moved"
 REBUILT_WAITING = "rebuilt_waiting"
 
-# A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
-SCHEMA = StructType(
-    [
-        StructField("shard", IntegerType(), False),
-        StructField("kind", StringType(), False),
-        StructField("body", BinaryType(), False),
-    ]
-)
+# As `streaming.entry_points.INPUT_SCHEMA`.
 ARROW_SCHEMA = pa.schema(
     [
         pa.field("shard", pa.int32(), False),
@@ -53,3 +45,25 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, s
         for shard, of_shard in by_shard.items()
         for start in range(0, of_shard.num_rows, _PART_ROWS)
     ]
+
+
+def shard_keys(shards: int) -> list[int]:
+    """For each shard an integer that Spark's hash puts in a partition of its own, so that no task gets two shards."""
+    partitions = [_spark_hash(key) % shards for key in range(shards * 64)]
+    return [partitions.index(shard) for shard in range(shards)]
+
+
+def _spark_hash(value: int) -> int:
+    """What Spark's hash() gives for an integer from 0 on: MurmurHash3_x86_32 with the seed 42, signed."""
+    mask = 0xFFFFFFFF
+
+    def rotated(number: int, bits: int) -> int:
+        return (number << bits | number >> 32 - bits) & mask
+
+    mixed = rotated(value * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    hashed = rotated(42 ^ mixed, 13) * 5 + 0xE6546B64 & mask
+    hashed ^= 4  # bytes
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
+    hashed ^= hashed >> 16
+    return hashed - (hashed >> 31 << 32)

@@ -1,4 +1,4 @@
-"""The stateful operator: gives each shard its input of the batch, and passes on what it leads to."""
+"""What the stateful operator does: gives each shard its input of the batch, and passes on what it leads to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from conf.settings import TrackerSettings
 from streaming.clock import Offset
+from streaming.entry_points import OUTPUT_SCHEMA
 from streaming.parts import (
     COMMANDS,
     FOUND,
@@ -48,21 +47,7 @@ ENTRIES = "entries"
 REJECTS = "rejects"
 STATUS = "status"  # body: counts as JSON
 
-OUTPUT_SCHEMA = StructType(
-    [
-        StructField("shard", IntegerType(), False),
-        StructField("kind", StringType(), False),
-        StructField("tick", LongType(), False),
-        StructField("body", BinaryType(), False),
-    ]
-)
-
 _output = Row(*OUTPUT_SCHEMA.names)
-
-_KEY = StructType(
-    [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]
-)
-_VALUE = StructType([StructField("value", BinaryType())])
 
 _TABLES = (
     MESSAGES,
@@ -104,30 +89,35 @@ class SparkStore:
         self._state.removeKey(full)
 
 
-class DelayedDeliveryProcessor(StatefulProcessor):
+class Operator:
     """Runs a `Shard` a key.
 
     Args:
+        state: Spark's map for the key that is being run.
         shard_keys: for each shard the key of its rows.
         subscriptions: for each source topic the names of its subscriptions.
-        settings: of the tracker. `min_index_count_per_bucket` is of all shards together.
+        settings_json: of the tracker. `min_index_count_per_bucket` is of all shards together.
     """
 
     def __init__(
-        self, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings: TrackerSettings
+        self, state: Any, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings_json: str
     ) -> None:
+        settings = TrackerSettings.model_validate_json(settings_json)
+        self._state = state
         self._shard_of = {key: shard for shard, key in enumerate(shard_keys)}
-        self._subscriptions = dict(subscriptions)
+        self._subscriptions = subscriptions
         self._settings = settings
         self._min_index_count = max(1, settings.min_index_count_per_bucket // len(shard_keys))
         self._compression = Compression(
             settings.taken_back_compression_type, settings.taken_back_compression_threshold_bytes
         )
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._state = handle.getMapState("tracker", _KEY, _VALUE)
+    def apply(self, key: int, rows: Iterator[Any]) -> Iterator[Any]:
+        """Takes a shard's input rows of a batch; yields what the shard does.
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        Args:
+            key: the shard's.
+        """
         started = time.perf_counter()
         offset: Offset | None = None
         request_ids: list[str] = []
@@ -153,7 +143,7 @@ class DelayedDeliveryProcessor(StatefulProcessor):
             else:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
-            raise AssertionError(f"a batch without a tick for the shard of key {key[0]}")
+            raise AssertionError(f"a batch without a tick for the shard of key {key}")
 
         shard = Shard(
             SparkStore(self._state),
@@ -181,7 +171,7 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         )
         effects = shard.apply(offset.to_tick(), intake)
 
-        number = self._shard_of[key[0]]
+        number = self._shard_of[key]
         for release in effects.releases:
             kind = RELEASE if release.is_planned else SHORT_NOTICE
             yield _output(number, kind, release.tick, pack(release.rows))

@@ -19,15 +19,14 @@ from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
+from streaming.entry_points import OUTPUT_SCHEMA, DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.feedback import FeedbackFile
 from streaming.outcomes import OutcomePublisher
-from streaming.processor import OUTPUT_SCHEMA, DelayedDeliveryProcessor
+from streaming.parts import shard_keys
 from streaming.rebuild import Rebuilt
 from streaming.release import Releaser
 from streaming.routes import subscription_names
-from streaming.session import shard_keys
 from streaming.sink import BatchSink, BatchStatus
-from streaming.source import DelayedDeliverySource
 from streaming.tables import Tables
 
 _log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class DelayedDelivery:
         if not (checkpoint / "query" / "offsets").exists() and Rebuilt(checkpoint).offset is None:
             _require_empty(tables)
         _check_shards(checkpoint, self._settings.tracker.shards)
-        keys = shard_keys(self._spark, self._settings.tracker.shards)
+        keys = shard_keys(self._settings.tracker.shards)
         self._spark.dataSource.register(DelayedDeliverySource)
         failures = 0
         while not self._stopping.is_set():
@@ -149,7 +148,7 @@ class DelayedDelivery:
         processor = DelayedDeliveryProcessor(
             keys,
             subscription_names(self._settings),
-            self._settings.tracker,
+            self._settings.tracker.model_dump_json(),
         )
         outputs = source.groupBy("shard").transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
         return (

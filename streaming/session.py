@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyspark
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
@@ -31,6 +32,8 @@ _CONF = {
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "streaming.daemon",
+    # SQL asks for it and RDDs don't, and each of the two ways would have a daemon of its own.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -67,6 +70,7 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         jars: to add to the class path.
         delta: whether Spark itself reads and writes Delta tables (the JARs must be those of Delta).
     """
+    _use_compiled_pyspark()
     # Spark would start whatever python3 is first on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -102,6 +106,28 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     return spark
 
 
+def _use_compiled_pyspark() -> None:
+    """Has Spark's Python processes import PySpark as it is installed.
+
+    They would take it from an archive of its sources beside it, python/lib/pyspark.zip, and compile it: a second for
+    each of the dozen processes of a start. Where there is no such archive, they import what this process does.
+    """
+    if "SPARK_HOME" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    installed = Path(pyspark.__file__).parent
+    home = Path(_temporary_folder())
+    for name in ("bin", "conf", "jars"):
+        if (installed / name).exists():
+            (home / name).symlink_to(installed / name)
+    os.environ["SPARK_HOME"] = str(home)
+
+
+def _temporary_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="delaylake-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _with_slots(master: str, settings: Settings) -> str:
     """The master; a local one gets slots for release tasks, which mostly sleep, and retries of a failed task."""
     local = re.fullmatch(r"local(\[(\*|\d+)\])?", master)
@@ -118,19 +144,8 @@ def _archive() -> Path:
     root = Path(__file__).parent.parent
     if root.is_file():
         return root  # came in an archive itself, by spark-submit's --py-files
-    folder = tempfile.mkdtemp(prefix="delaylake-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with zipfile.ZipFile(archive := Path(folder) / _ARCHIVE, "w") as file:
+    with zipfile.ZipFile(archive := Path(_temporary_folder()) / _ARCHIVE, "w") as file:
         for package in _SHIPPED:
             for module in sorted((root / package).rglob("*.py")):
                 file.write(module, module.relative_to(root))
     return archive
-
-
-def shard_keys(spark: SparkSession, shards: int) -> list[int]:
-    """For each shard an integer that Spark's hash puts in a partition of its own, so that no task gets two shards."""
-    partitions = [
-        row[0]
-        for row in spark.sql(f"SELECT pmod(hash(cast(id AS int)), {shards}) FROM range({shards * 64})").collect()  # noqa: S608
-    ]
-    return [partitions.index(shard) for shard in range(shards)]

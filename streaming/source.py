@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import InputPartition
 
 from conf.settings import Settings, local_path
 from streaming.clock import Offset
@@ -29,7 +28,6 @@ from streaming.parts import (
     NO_COMMANDS,
     REBUILT,
     REQUEST_IDS,
-    SCHEMA,
     SEGMENT,
     SWITCHES,
     split,
@@ -74,39 +72,17 @@ class SegmentPart(InputPartition):
     end: int
 
 
-class DelayedDeliverySource(DataSource):
-    """The job's only source. Used as
-
-        spark.dataSource.register(DelayedDeliverySource)
-        spark.readStream.format("delaylake").option("settings", settings.model_dump_json()).option(...)
-
-    Options: settings (JSON), run (a new id for each start), feedback (the path of the feedback file), shard_keys (for
-    each shard the integer that Spark's hash puts in a partition of its own, JSON).
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "delaylake"
-
-    def schema(self) -> StructType:
-        return SCHEMA
-
-    def streamReader(self, schema: StructType) -> DelayedDeliveryReader:
-        return DelayedDeliveryReader(dict(self.options))
-
-
-class DelayedDeliveryReader(DataSourceStreamReader):
-    """Lives in one process on the driver for the run; `read` runs in tasks, on copies."""
+class Reading:
+    """What the source does: in one process on the driver for the run, and `read` in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = dict(options)
+        self._options = options
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initial_offset(self) -> dict[str, Any]:
         return (self._rebuilt.offset or Offset()).to_json()
 
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        last = Offset.from_json(start)
-        return self._intake.next_offset(last).to_json()
+    def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
+        return self._intake.next_offset(Offset.from_json(start)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         first, last = Offset.from_json(start), Offset.from_json(end)

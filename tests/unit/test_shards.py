@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from streaming.parts import _spark_hash, shard_keys
 from tracker.shards import ENTRIES_TOGETHER, shard_of
 
 
@@ -41,3 +42,12 @@ def test_every_shard_gets_its_part(shards: int, ledgers: str) -> None:
 
 def test_no_positions_have_no_shards() -> None:
     assert shard_of(np.zeros(0, np.int64), np.zeros(0, np.int64), 4).tolist() == []
+
+
+def test_each_shard_has_a_partition_of_its_own_by_sparks_hash() -> None:
+    # SELECT hash(0), hash(1), hash(2), hash(3)
+    assert [_spark_hash(i) for i in (0, 1, 2, 3)] == [933211791, -559580957, 1765031574, -1823081949]
+    for shards in (1, 2, 7, 64):
+        assert [_spark_hash(key) % shards for key in shard_keys(shards)] == list(range(shards))
+    # State is kept by these.
+    assert (shard_keys(2), shard_keys(7)) == ([2, 0], [12, 0, 1, 9, 3, 2, 11])

@@ -1,0 +1,123 @@
+"""The source and the stateful operator as Spark has them.
+
+Spark plans a query in half a dozen Python processes, one after the other, and each imports this module: so it imports
+little, and the work is in `streaming.source` and `streaming.processor`, which are imported where it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from streaming.processor import Operator
+    from streaming.source import Reading
+
+# A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
+INPUT_SCHEMA = StructType(
+    [
+        StructField("shard", IntegerType(), False),
+        StructField("kind", StringType(), False),
+        StructField("body", BinaryType(), False),
+    ]
+)
+
+# A row is a part of what a shard does.
+OUTPUT_SCHEMA = StructType(
+    [
+        StructField("shard", IntegerType(), False),
+        StructField("kind", StringType(), False),
+        StructField("tick", LongType(), False),
+        StructField("body", BinaryType(), False),
+    ]
+)
+
+_KEY = StructType(
+    [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]
+)
+_VALUE = StructType([StructField("value", BinaryType())])
+
+
+class DelayedDeliverySource(DataSource):
+    """The job's only source. Used as
+
+        spark.dataSource.register(DelayedDeliverySource)
+        spark.readStream.format("delaylake").option("settings", settings.model_dump_json()).option(...)
+
+    Options: settings (JSON), run (a new id for each start), feedback (the path of the feedback file), shard_keys (for
+    each shard the integer that Spark's hash puts in a partition of its own, JSON).
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "delaylake"
+
+    def schema(self) -> StructType:
+        return INPUT_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DelayedDeliveryReader:
+        return DelayedDeliveryReader(self.options)
+
+
+class DelayedDeliveryReader(DataSourceStreamReader):
+    """Lives in one process on the driver for the run; `read` runs in tasks, on copies."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = dict(options)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._reading.initial_offset()
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        return self._reading.next_offset(start)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return self._reading.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reading.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._reading.commit(end)
+
+    def stop(self) -> None:
+        if "_reading" in self.__dict__:
+            self._reading.stop()
+
+    @cached_property
+    def _reading(self) -> Reading:
+        from streaming.source import Reading
+
+        return Reading(self._options)
+
+
+class DelayedDeliveryProcessor(StatefulProcessor):
+    """Runs the tracker of each shard, a key a shard.
+
+    Args:
+        shard_keys: for each shard the key of its rows.
+        subscriptions: for each source topic the names of its subscriptions.
+        settings: of the tracker, as JSON.
+    """
+
+    def __init__(self, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings: str) -> None:
+        self._options = shard_keys, dict(subscriptions), settings
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getMapState("tracker", _KEY, _VALUE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        return self._operator.apply(key[0], rows)
+
+    @cached_property
+    def _operator(self) -> Operator:
+        from streaming.processor import Operator
+
+        return Operator(self._state, *self._options)
