@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming.delivered import Delivered, is_unbooked, position
+from streaming.delivered import Delivered, is_unbooked
 from streaming.message_set import MessageSet
 from streaming.receiver import Position
 from streaming.tables import DELAYED_INDEX, OnProgress, Tables
@@ -21,6 +21,7 @@ from tracker.messages import (
     in_order,
     int64,
     is_among,
+    message_ids,
     subscription_numbers,
     typed,
     where,
@@ -95,7 +96,7 @@ def find_changes(
     cancelled, answered, restored, moves = (
         pa.concat_tables(_read(tables, sql, names)) for sql in (_CANCELLED, _ANSWERED, _RESTORED, _MOVES)
     )
-    moves = _last_moves(moves)
+    moves = _resumed(_last_moves(moves), now)
     delays = _delays_of(tables, names, booked, (cancelled, answered, restored, moves), on_progress)
     done = pa.concat_tables([where(cancelled, _is_in_time(cancelled, delays, now)), answered])
     done = _without_restored(done, restored, delays)
@@ -156,6 +157,17 @@ def _last_moves(moves: pa.Table) -> pa.Table:
     if len(order):
         is_last[:-1] = np.any([key[order][1:] != key[order][:-1] for key in keys[: len(_KEY)]], axis=0)
     return moves.take(pa.array(order[is_last]))
+
+
+def _resumed(moves: pa.Table, now: int) -> pa.Table:
+    """Moves, and when those go out that were held back until their subscription went on: at once.
+
+    No command names them. Their MOVE row is as late as what it takes the place of.
+    """
+    is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_MILLIS)
+    due = np.where(is_resumed, now, int64(moves, "deliver_at"))
+    is_known = int64(moves, "is_time_known") | is_resumed
+    return with_columns(moves, deliver_at=pa.array(due), is_time_known=pa.array(is_known))
 
 
 def _delays_of(
@@ -260,13 +272,13 @@ def _write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[s
     if not moves.num_rows:
         return
     wanted, written = MessageSet(), MessageSet()
-    wanted.add(0, *position(moves))
+    wanted.add(0, *message_ids(moves))
     ledgers = pc.min_max(moves["ledger_id"])
     condition = f"operation = 'DELAY' AND ledger_id BETWEEN {ledgers['min']} AND {ledgers['max']}"
     found = []
     for rows in tables.stream(f"SELECT * FROM delayed_index WHERE {condition}", _WRITTEN_ROWS):  # noqa: S608
-        rows = where(rows, wanted.contains(0, *position(rows)) & ~written.contains(0, *position(rows)))
-        written.add(0, *position(rows))
+        rows = where(rows, wanted.contains(0, *message_ids(rows)) & ~written.contains(0, *message_ids(rows)))
+        written.add(0, *message_ids(rows))
         found.append(_moved_rows(rows, moves, names, tick))
     new = in_order(pa.concat_tables(found))
     for start in range(0, new.num_rows, _WRITTEN_ROWS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from tracker.messages import (
     Int64Array,
     concat,
     int64,
+    message_ids,
     subscription_numbers,
     typed,
     where,
@@ -63,14 +65,14 @@ class Delivered:
         """Adds rows of `deliveries`; of subscriptions that no route has they are passed over."""
         numbers = subscription_numbers(rows, self._names)
         for number in np.unique(numbers[numbers >= 0]).tolist():
-            self._messages.add(number, *position(where(rows, numbers == number)))
+            self._messages.add(number, *message_ids(where(rows, numbers == number)))
         is_again = is_unbooked(rows, self._booked) & (numbers >= 0)
         again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
         self._unbooked.append(as_done(again, numbers[is_again]))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
         """Which messages have been delivered to a topic's subscription of a number."""
-        return self._messages.contains(number, *position(rows))
+        return self._messages.contains(number, *message_ids(rows))
 
     def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
         """For each number of a subscription, which of the messages have been delivered to it."""
@@ -81,11 +83,6 @@ class Delivered:
 def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
     """Messages as DONE for the subscriptions of these numbers."""
     return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
-
-
-def position(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Ledger ids, entry ids and batch indexes."""
-    return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
 
 
 def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
@@ -156,11 +153,20 @@ def write_missing_deliveries(settings: Settings, tables: Tables, delivered: Deli
     return rows.num_rows
 
 
-def _deliveries(messages: Iterable[pulsar.Message], topic: str, subscription: str) -> pa.Table:
+@dataclass(frozen=True)
+class _Sent:
+    """Of a message that a destination has, all that is looked at: its payload may be large."""
+
+    properties: dict[str, str]
+    published_at: int
+    destination: str
+
+
+def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
     """The messages that the job has sent, as rows of `deliveries`: each position once."""
     rows: dict[str, dict[str, Any]] = {}
     for message in messages:
-        properties = message.properties()
+        properties = message.properties
         text = properties.get("delaylake.messageId", "")
         if properties.get("delaylake.source") != topic or text.count(":") != 3 or text in rows:
             continue
@@ -174,16 +180,16 @@ def _deliveries(messages: Iterable[pulsar.Message], topic: str, subscription: st
             "batch_index": batch_index,
             "position": text,
             "deliver_at": int(properties.get("delaylake.deliverAt", 0)),
-            "sent_at": message.publish_timestamp(),
+            "sent_at": message.published_at,
             "short_notice": False,
-            "destination": message.topic_name(),
+            "destination": message.destination,
             "destination_message_id": None,
             "batch_id": 0,
         }
     return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
 
 
-def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[pulsar.Message]:
+def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_Sent]:
     """The messages that a destination has got since a time, as far as the broker still has them."""
     for partition in client.get_topic_partitions(topic):
         reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5_000)
@@ -192,5 +198,5 @@ def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[p
         while reader.has_message_available():
             message = reader.read_next(30_000)
             if message.publish_timestamp() >= since:
-                yield message
+                yield _Sent(message.properties(), message.publish_timestamp(), message.topic_name())
         reader.close()

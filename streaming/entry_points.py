@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming.processor import Operator
-    from streaming.source import Reading
+    from streaming.source import SourceReader
 
 # A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
 INPUT_SCHEMA = StructType(
@@ -73,29 +73,29 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         self._options = dict(options)
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._reading.initial_offset()
+        return self._reader.initial_offset()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        return self._reading.next_offset(start)
+        return self._reader.next_offset(start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return self._reading.partitions(start, end)
+        return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._reading.read(partition)
+        return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._reading.commit(end)
+        self._reader.commit(end)
 
     def stop(self) -> None:
-        if "_reading" in self.__dict__:
-            self._reading.stop()
+        if "_reader" in self.__dict__:
+            self._reader.stop()
 
     @cached_property
-    def _reading(self) -> Reading:
-        from streaming.source import Reading
+    def _reader(self) -> SourceReader:
+        from streaming.source import SourceReader
 
-        return Reading(self._options)
+        return SourceReader(self._options)
 
 
 class DelayedDeliveryProcessor(StatefulProcessor):

@@ -31,7 +31,7 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 
-_PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
+PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
 
 
 def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, str, bytes]]:
@@ -41,9 +41,9 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, s
     shards = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
     by_shard = {shard: rows.filter(pa.array(shards == shard)) for shard in np.unique(shards).tolist()}
     return [
-        (shard_keys[shard], kind, pack(of_shard.slice(start, _PART_ROWS)))
+        (shard_keys[shard], kind, pack(of_shard.slice(start, PART_ROWS)))
         for shard, of_shard in by_shard.items()
-        for start in range(0, of_shard.num_rows, _PART_ROWS)
+        for start in range(0, of_shard.num_rows, PART_ROWS)
     ]
 
 

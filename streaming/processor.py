@@ -20,6 +20,7 @@ from streaming.parts import (
     KEPT,
     MESSAGES,
     NO_COMMANDS,
+    PART_ROWS,
     REBUILT,
     REBUILT_MOVED,
     REBUILT_TAKEN,
@@ -60,8 +61,6 @@ _TABLES = (
     REBUILT_MOVED,
     REBUILT_WAITING,
 )
-
-_PART_ROWS = 20_000
 
 
 class SparkStore:
@@ -182,11 +181,8 @@ class Operator:
             (REJECTS, effects.rejects),
             (OUTCOMES, effects.outcomes),
         ):
-            for start in range(0, table.num_rows, _PART_ROWS):
-                yield _output(number, kind, offset.tick, pack(table.slice(start, _PART_ROWS)))
+            for start in range(0, table.num_rows, PART_ROWS):
+                yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run}
         yield _output(number, STATUS, offset.tick, json.dumps(status).encode())
-
-    def close(self) -> None:
-        pass

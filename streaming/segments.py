@@ -79,7 +79,7 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
     ranges = ranges_of(np.sort(times.to_numpy()).tolist(), _MAX_RANGES)
     columns = ", ".join(KNOWN.names)
     if ranges:
-        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {_AS_IT_CAME}")
+        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {_near(wanted)} AND {_AS_IT_CAME}")
         # An entry's messages may be due at different times: it is found when all of it is.
         sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
         whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
@@ -93,15 +93,14 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
     return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
 
 
-def find_held(tables: Tables, version: int, paused: Sequence[tuple[str, str]] = ()) -> pa.Table:
+def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
     """Sealed rows of messages that were held back, as messages.
 
     Args:
-        paused: topics and their subscriptions whose rows are not wanted.
+        subscriptions: topics and their subscriptions for which they were.
     """
-    condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY'"
-    for topic, subscription in paused:
-        condition += f" AND NOT (topic = {literal(topic)} AND subscription = {literal(subscription)})"
+    own = [f"(topic = {literal(topic)} AND subscription = {literal(name)})" for topic, name in subscriptions]
+    condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
     sql = f"SELECT * FROM delayed_index WHERE {condition}"  # noqa: S608
     return typed(tables.query("delayed_index", sql, version), MESSAGES)
 

@@ -7,6 +7,7 @@ is decided, and replayed, together.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -72,7 +73,7 @@ class SegmentPart(InputPartition):
     end: int
 
 
-class Reading:
+class SourceReader:
     """What the source does: in one process on the driver for the run, and `read` in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -116,13 +117,8 @@ class Reading:
 
     def _read_rebuilt(self, version: int) -> list[tuple[int, str, bytes]]:
         # What is held back for who is paused may be much, and stays where it is.
-        paused = [
-            (topic, name)
-            for topic, names in subscription_names(self._settings).items()
-            for number, name in enumerate(names)
-            if self._rebuilt.paused.get(topic, 0) >> number & 1
-        ]
-        parts = split(find_held(self._tables, version, paused), KEPT, self._shard_keys)
+        going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in subscription_names(self._settings)}
+        parts = split(self._held(version, going_on), KEPT, self._shard_keys)
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
             parts.append((key, REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]
@@ -132,9 +128,12 @@ class Reading:
         decoded = decode(unpack(partition.messages), command_routes(self._settings))
         found = find_entries(self._tables, partition.versions, decoded.commands)
         kept = find_rows(self._tables, partition.versions, decoded.commands)
-        if any(not switch.is_paused for switch in decoded.switches):
+        resumed: dict[str, int] = defaultdict(int)
+        for switch in decoded.switches:
+            resumed[switch.topic] |= 0 if switch.is_paused else switch.subscriptions
+        if any(resumed.values()):
             others = where(kept, int64(kept, "deliver_at") < HELD_MILLIS)
-            kept = concat([others, find_held(self._tables, partition.versions[0])])
+            kept = concat([others, self._held(partition.versions[0], resumed)])
         request_ids = json.dumps(decoded.request_ids).encode()
         switches = json.dumps([asdict(switch) for switch in decoded.switches]).encode()
         return [
@@ -145,6 +144,16 @@ class Reading:
             *split(found, FOUND, self._shard_keys),
             *split(decoded.rejects, NO_COMMANDS, self._shard_keys),
         ]
+
+    def _held(self, version: int, subscriptions: Mapping[str, int]) -> pa.Table:
+        """What was held back for subscriptions, of each topic as bits."""
+        chosen = [
+            (topic, name)
+            for topic, names in subscription_names(self._settings).items()
+            for number, name in enumerate(names)
+            if subscriptions.get(topic, 0) >> number & 1
+        ]
+        return find_held(self._tables, version, chosen)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._intake.commit(Offset.from_json(end))

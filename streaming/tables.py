@@ -23,7 +23,7 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("entry_id"),
         MESSAGES.field("batch_index"),
         MESSAGES.field("batch_size"),
-        ("operation", pa.string()),  # DELAY, CANCEL or RESTORE
+        ("operation", pa.string()),  # DELAY, CANCEL, RESTORE or MOVE
         MESSAGES.field("subscription"),
         MESSAGES.field("sequence"),
         ("bucket_id", pa.int64()),

@@ -46,7 +46,9 @@ COMMANDS = pa.schema(
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
-        ("deliver_at", pa.int64()),  # of a cancel, as the command has it; of a reschedule, the new time; else 0
+        # Of a cancel, as the command has it; of a skip, when the message waits, as far as known; of a reschedule, the
+        # new time; else 0.
+        ("deliver_at", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("operation", pa.string()),  # the kind in capitals, of an answer that of its command

@@ -21,6 +21,7 @@ from tracker.messages import (
     concat,
     int64,
     is_rejected,
+    message_ids,
     subscription_numbers,
     where,
     with_columns,
@@ -155,7 +156,7 @@ class Control:
         wants = np.array(masks, dtype=np.int64)[topics.indices.to_numpy()] if rows.num_rows else np.zeros(0, np.int64)
         if not self.has_exceptions or not rows.num_rows:
             return wants
-        position = _position(rows)
+        position = message_ids(rows)
         sequence = np.zeros(rows.num_rows, np.int64)
         if "sequence" in rows.column_names:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
@@ -170,7 +171,7 @@ class Control:
         """The times that messages have been moved to."""
         times: set[int] = set()
         for subscription in range(max(map(len, self._subscriptions.values()), default=0) if self._moved else 0):
-            times.update(self._moved.find(subscription, *_position(known))[1].tolist())
+            times.update(self._moved.find(subscription, *message_ids(known))[1].tolist())
         return times
 
     def take_moves(self) -> pa.Table:
@@ -205,7 +206,7 @@ class Control:
         own &= ~np.array([self._paused.get(topic, 0) for topic in rows["topic"].to_pylist()], dtype=np.int64)
         sequences = int64(rows, "sequence")
         for subscription in range(int(own.max(initial=0)).bit_length()):
-            last = self._moved.find(subscription, *_position(rows))[0]
+            last = self._moved.find(subscription, *message_ids(rows))[0]
             # What was taken back, too: it may be restored.
             released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
             if len(released):
@@ -300,7 +301,7 @@ class Control:
         for subscription in np.unique(subscriptions).tolist():
             moved = where(rebuilt.moved, subscriptions == subscription)
             sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
-            self._moved.put(subscription, *_position(moved), sequences, times, int64(moved, "until"))
+            self._moved.put(subscription, *message_ids(moved), sequences, times, int64(moved, "until"))
         self._paused = dict(rebuilt.paused)
         self._waiting.add(rebuilt.waiting, 0)
         self.unwanted = rebuilt.unwanted
@@ -359,7 +360,7 @@ class Control:
 
     def _move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int) -> None:
         """Gives messages another row, at another time, for one subscription."""
-        position, n = _position(rows), rows.num_rows
+        position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._margin
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
         names = pa.array([self._subscriptions[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
@@ -405,7 +406,7 @@ class Control:
         is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
         masks = int64(commands, "subscriptions")[command]
         due = int64(rows, "deliver_at")
-        ledgers, entries, indexes = _position(rows)
+        ledgers, entries, indexes = message_ids(rows)
         sizes = int64(rows, "batch_size")
         _, distinct = np.unique(row, return_index=True)
         originals = rows.take(pa.array(distinct))
@@ -594,7 +595,7 @@ def _rows_of(known: pa.Table, kept: pa.Table) -> Int64Array:
 
 def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
     """Positions; a message alone in its entry counts as the first of a batch."""
-    ledgers, entries, indexes = _position(rows)
+    ledgers, entries, indexes = message_ids(rows)
     return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
 
 
@@ -667,7 +668,3 @@ def _times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array
         times[ledger, entry] = max(int(time), times.get((ledger, entry), 0))
     positions = zip(outcomes["ledger_id"].to_pylist(), outcomes["entry_id"].to_pylist(), strict=True)
     return np.array([times[position] for position in positions], dtype=np.int64)
-
-
-def _position(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
-    return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")

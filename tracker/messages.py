@@ -132,6 +132,11 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
     )
 
 
+def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Ledger ids, entry ids and batch indexes."""
+    return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
+
+
 def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:
     """Which rows have the keys, columns of integers without nulls, of one of the others."""
     found = np.zeros(rows.num_rows, np.bool_)

@@ -116,6 +116,15 @@ class History:
             for operation in ("DELAY", "MOVE"):
                 self.index(operation, message, HELD_MILLIS, subscription=name, sequence=self.sequence)
 
+    def resume(self, name: str, message: int) -> None:
+        """As a subscription that goes on does with what was held back, where no seal follows but that of its move."""
+        m = self.messages[name][message]
+        if m.is_waiting and m.times[-1][1] == HELD_MILLIS and self.is_sealing:
+            self.sequence += 1
+            m.times.append((self.sequence, NOW))
+            m.is_last_sealed = False
+            self.index("MOVE", message, HELD_MILLIS, subscription=name, sequence=self.sequence)
+
     def deliver(self, name: str, message: int) -> None:
         m = self.messages[name][message]
         if m.is_waiting and m.times[-1][1] < HELD_MILLIS:
@@ -141,11 +150,13 @@ def histories(draw: st.DrawFn) -> list[History]:
             # What comes after the last seal is not sealed.
             entry.is_sealing &= draw(st.integers(0, 3)) > 0
             name, message = draw(st.sampled_from("ab")), draw(st.integers(0, len(entry.due) - 1))
-            event = draw(st.sampled_from(["SKIP", "SKIP WHOLE", "RESTORE", "RESCHEDULE", "HOLD", "DELIVER"]))
+            event = draw(st.sampled_from(["SKIP", "SKIP WHOLE", "RESTORE", "RESCHEDULE", "HOLD", "RESUME", "DELIVER"]))
             if event == "DELIVER":
                 entry.deliver(name, message)
             elif event == "HOLD":
                 entry.hold(name, message)
+            elif event == "RESUME":
+                entry.resume(name, message)
             elif event == "SKIP WHOLE":
                 entry.command("SKIP", name, None)
             else:
@@ -182,6 +193,21 @@ def control(made: Settings, found: Rebuilt) -> Control:
 @given(histories(), st.integers(0, 6))
 @settings(max_examples=30, deadline=None)
 def test_a_rebuild_finds_what_happened(made: list[History], booked: int) -> None:
+    check_rebuild(made, booked)
+
+
+@pytest.mark.parametrize("is_delivered", [False, True])
+def test_what_was_held_back_and_handed_out_is_handed_out_again_unless_it_came(is_delivered: bool) -> None:
+    entry = History(TOPIC, 1, 0, [NOW - 5])
+    entry.hold("a", 0)
+    entry.resume("a", 0)
+    if is_delivered:
+        entry.deliver("a", 0)
+    assert entry.messages["a"][0].is_waiting == (not is_delivered)
+    check_rebuild([entry], 1)
+
+
+def check_rebuild(made: list[History], booked: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings_, tables = make(Path(folder))
         write(tables, made, booked)
@@ -353,8 +379,9 @@ def test_what_is_held_back_for_who_is_paused_is_not_read(tmp_path: Path) -> None
         for i, (topic, name) in enumerate([(TOPIC, "a"), (TOPIC, "b"), (OTHER, "a")])
     ]
     tables.append("delayed_index", rows("delayed_index", held), {})
-    found = find_held(tables, tables.version("delayed_index"), [(TOPIC, "a")])
+    found = find_held(tables, tables.version("delayed_index"), [(TOPIC, "b"), (OTHER, "a")])
     assert sorted(found["entry_id"].to_pylist()) == [1, 2]
+    assert find_held(tables, tables.version("delayed_index"), []).num_rows == 0
 
 
 def test_what_was_imported_does_not_come_again() -> None:
