@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pulsar
@@ -140,7 +140,6 @@ class ControlClient:
         coming = iter(requests)
         waiting: dict[str, ControlRequest] = {}
         ahead = 0
-        deadline = time.monotonic() + timeout_seconds
         while True:
             while ahead < _MESSAGES_AHEAD and (request := next(coming, None)):
                 waiting[request.request_id] = request
@@ -148,23 +147,29 @@ class ControlClient:
                 self._producer.send_async(request.command.SerializeToString(), None)
             if not waiting:
                 return
-            left = int((deadline - time.monotonic()) * 1000)
             try:
-                if left <= 0:
-                    raise pulsar.Timeout
-                told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
+                told, request = self._next_outcome(waiting, timeout_seconds)
             except pulsar.Timeout:
                 raise ControlError(
                     f"no answer within {timeout_seconds:.0f} s (does the job run?); "
                     f"request ids: {', '.join(list(waiting)[:5])}"
                 ) from None
-            request = waiting.get(told.request_id)
-            if request is None:
-                continue
-            deadline = time.monotonic() + timeout_seconds
             outcome = request.take(told)
             if outcome is not None:
                 yield outcome
             if request.is_answered:
                 del waiting[told.request_id]
                 ahead -= request.n_messages
+
+    def _next_outcome(
+        self, waiting: Mapping[str, ControlRequest], timeout_seconds: float
+    ) -> tuple[ControlOutcome, ControlRequest]:
+        """The next outcome of a request that waits; others may have commands of their own."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = int((deadline - time.monotonic()) * 1000)
+            if left <= 0:
+                raise pulsar.Timeout
+            told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
+            if request := waiting.get(told.request_id):
+                return told, request

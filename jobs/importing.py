@@ -40,6 +40,7 @@ def import_messages(
     settings = global_options(context).settings
     with ProgressLine(output) as progress:
         importer = Importer(settings, topic, progress.show)
+        importer.check(files or (), from_topic)
 
         def bring_in() -> None:
             for file in files or ():

@@ -6,8 +6,10 @@ The state learns of them by a rebuild. An imported message has a position that P
 from __future__ import annotations
 
 import hashlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +21,12 @@ import pyarrow.parquet as pq
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings
-from streaming.pulsar_client import connect
+from streaming.pulsar_client import AdminClient, connect
 from streaming.receiver import ChunkBuilder, Position, SourceTopic, batch_size_of
 from streaming.segments import to_index, to_rejects
 from streaming.sender import OWN_BYTES
 from streaming.tables import OnProgress, Tables
+from tracker.commands import resolve_topic
 from tracker.entry_log import ENTRY_COLUMNS
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
@@ -40,6 +43,8 @@ from tracker.schedule import MAX_TIME_MILLIS
 
 _ROWS_AT_ONCE = 1_000_000
 _MESSAGES_AT_ONCE = 100_000
+_BYTES_AT_ONCE = 64 << 20
+_FILE_BYTES_AT_ONCE = 256 << 20
 _IDLE_MILLIS = 10_000
 _ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
 _SUBSCRIPTION = "delaylake-import"
@@ -82,41 +87,55 @@ class Importer:
     def __init__(
         self, settings: Settings, topic: str, on_progress: OnProgress = lambda table, step, rows: None
     ) -> None:
-        if settings.route(topic) is None:
-            raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
         self._settings = settings
-        self._topic = topic
+        source = self._source(topic)
+        if source is None:
+            raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
+        self._topic = source
         self._on_progress = on_progress
         self._tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
         self._max_size = settings.pulsar.max_message_size_bytes - OWN_BYTES
         self.done = Imported()
 
+    def check(self, files: Iterable[Path], topic: str | None) -> None:
+        """Whether files, and what another topic holds, can be imported: nothing is written before all of it can be.
+
+        Raises:
+            ImportFailedError: a file can't be read or has other columns, or the topic is the source of a route, which
+                the job reads by itself.
+        """
+        for path in files:
+            with _errors_of(path):
+                schema = pq.read_schema(path)
+                unknown = [name for name in schema.names if name not in COLUMNS]
+                if unknown:
+                    raise ImportFailedError(f"{path}: unknown column {unknown[0]}; there may be {', '.join(COLUMNS)}")
+                if "deliver_at" not in schema.names:
+                    raise ImportFailedError(f"{path}: no column deliver_at")
+                if others := [field.name for field in schema if field.type != COLUMNS[field.name]]:
+                    for rows in _batches(path, _ROWS_AT_ONCE, others):
+                        _own_columns(rows)
+        if topic is not None and self._source(topic) is not None:
+            raise ImportFailedError(f"{topic} is the source of a route: the job reads it by itself")
+
     def file(self, path: Path) -> None:
         """Imports a Parquet file with the columns of COLUMNS. Importing it again does nothing.
 
-        A file is known by its name and size. Its number stands for a ledger, and a row's number for an entry.
+        A file is known by its name, size and footer. Its number stands for a ledger, and a row's number for an entry.
 
         Raises:
-            ImportFailedError: it can't be read, or has other columns.
+            ImportFailedError: it can't be read.
         """
-        try:
-            file = pq.ParquetFile(path)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise ImportFailedError(f"{path}: {' '.join(str(error).split())}") from None
-        with file:
-            self._check(path, file.schema_arrow)
-            name = f"{self._topic} {path.name} {path.stat().st_size}"
-            digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
-            ledger = _FIRST_LEDGER_OF_FILES + digest
-            first = 0
-            for number, batch in enumerate(file.iter_batches(_ROWS_AT_ONCE), 1):
-                rows = pa.Table.from_batches([batch])
-                try:
-                    messages = self._messages(rows, ledger, first)
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                    raise ImportFailedError(f"{path}: {' '.join(str(error).split())}") from None
-                self._append(messages, f"import-{ledger}", number)
-                first += rows.num_rows
+        with _errors_of(path):
+            ledger = _FIRST_LEDGER_OF_FILES + _digest(self._topic, path)
+            metadata = pq.read_metadata(path)
+        size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        # The same of a file each time: what is written is known by the number of its part.
+        rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
+        first = 0
+        for number, rows in enumerate(_batches(path, rows_at_once), 1):
+            self._append(self._messages(rows, ledger, first), f"import-{ledger}", number)
+            first += rows.num_rows
 
     def topic(self, name: str) -> None:
         """Imports what another topic holds now, as its subscription `delaylake-import` has not acknowledged it.
@@ -124,11 +143,9 @@ class Importer:
         Messages are scheduled by their properties, as those of a source topic are.
 
         Raises:
-            ImportFailedError: it is the source of a route, which the job reads by itself, or stops answering.
+            ImportFailedError: it stops answering.
             pulsar.PulsarException: it can't be read.
         """
-        if self._settings.route(name) is not None:
-            raise ImportFailedError(f"{name} is the source of a route: the job reads it by itself")
         client = connect(self._settings.pulsar)
         try:
             for partition in client.get_topic_partitions(name):
@@ -161,8 +178,9 @@ class Importer:
                 message = consumer.receive(_IDLE_MILLIS)
             except pulsar.Timeout:
                 # The last ones may have been acknowledged before.
-                if builder.position is None:
-                    return
+                with AdminClient(self._settings.pulsar) as admin:
+                    if builder.position is None and not admin.backlog(partition, _SUBSCRIPTION):
+                        return
                 raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
             message_id = message.message_id()
             position = Position(message_id.ledger_id(), message_id.entry_id())
@@ -175,8 +193,9 @@ class Importer:
                 builder.add(message, batch_index)
             if batch_index + 1 < batch_size and batch_index >= 0:
                 position = Position(position.ledger_id, position.entry_id - 1)  # there is more of the entry
-            elif len(builder) and (len(builder) >= _MESSAGES_AT_ONCE or position >= end):
-                yield _as_imported(builder.build()), position
+            elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
+                # Of none, where all is written already, and was not acknowledged.
+                yield _as_imported(builder.build()) if len(builder) else MESSAGES.empty_table(), position
                 builder = self._builder()
 
     def _builder(self) -> ChunkBuilder:
@@ -184,17 +203,14 @@ class Importer:
             SourceTopic(self._topic, self._topic, -1), self._settings.tracker.max_delay_millis, self._max_size
         )
 
-    def _check(self, path: Path, schema: pa.Schema) -> None:
-        unknown = [name for name in schema.names if name not in COLUMNS]
-        if unknown:
-            raise ImportFailedError(f"{path}: unknown column {unknown[0]}; there may be {', '.join(COLUMNS)}")
-        if "deliver_at" not in schema.names:
-            raise ImportFailedError(f"{path}: no column deliver_at")
+    def _source(self, topic: str) -> str | None:
+        """The source of the route that a topic, or a partition of one, belongs to."""
+        return resolve_topic(topic, {route.source for route in self._settings.routes})[0]
 
     def _messages(self, rows: pa.Table, ledger: int, first: int) -> pa.Table:
         """A file's rows as messages, from the entry `first` on."""
         n, now = rows.num_rows, time.time_ns() // 1_000_000
-        own = {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
+        own = _own_columns(rows)
         due = pc.fill_null(own["deliver_at"], now)
         columns = {
             **own,
@@ -257,6 +273,41 @@ class Importer:
         else:
             self.done.already_there += messages.num_rows
         self._on_progress("delayed_index", "messages imported", self.done.messages)
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns what can be wrong with a file into one line."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ImportFailedError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """A file's rows in parts.
+
+    Raises:
+        ImportFailedError: it can't be read.
+    """
+    with _errors_of(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(rows_at_once, columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def _digest(topic: str, path: Path) -> int:
+    """A number of 48 bits for a topic's file: by its name, and its footer, which tells what is where in it."""
+    with path.open("rb") as file:
+        end = file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, end - length))
+        footer = file.read(length)
+    return int.from_bytes(hashlib.sha256(f"{topic} {path.name} {end} ".encode() + footer).digest()[:6], "big")
+
+
+def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """A file's columns in our types."""
+    return {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

@@ -83,7 +83,7 @@ class Releaser:
         self._accepted: set[tuple[int, bool]] = set()
         self._cutoffs: deque[tuple[int, int]] = deque()
         self._feedback = Feedback(lookahead_millis=settings.release.lookahead_millis)
-        self._last_batch = 0, 0
+        self._last_batch: tuple[int, int] | None = None  # the time it looked ahead from, and its cutoff
         self._lags: deque[int] = deque(maxlen=_MEASURED)
         self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
         self._finished: queue.Queue[tuple[Job, pa.Table] | None] = queue.Queue()
@@ -264,8 +264,11 @@ class Releaser:
         What is due just beyond the last batch's cutoff was released by this one.
         """
         submitted = time.time_ns() // 1_000_000
-        last_now, last_cutoff = self._last_batch
-        self._lags.append(max(submitted - now, submitted - first_due + last_cutoff - last_now))
+        lag = submitted - now
+        if self._last_batch is not None:  # else the time without a job would count
+            last_now, last_cutoff = self._last_batch
+            lag = max(lag, submitted - first_due + last_cutoff - last_now)
+        self._lags.append(lag)
 
     def _confirm(self) -> None:
         """Works out the feedback: up to where all is done, and how far ahead to look."""

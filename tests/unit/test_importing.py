@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,10 @@ def test_a_file_that_is_none_or_has_other_columns_is_one_clear_line(settings: Se
         (write(tmp_path / "d.parquet", deliver_at=["tomorrow"]), "d.parquet: .*tomorrow"),
     ):
         with pytest.raises(ImportFailedError, match=message) as raised:
-            importer.file(file)
+            importer.check([file], None)
         assert "\n" not in str(raised.value)
+    with pytest.raises(ImportFailedError, match="is the source of a route"):
+        importer.check([], f"{TOPIC.rpartition('/')[2]}-partition-3")
     with pytest.raises(ImportFailedError, match="no route with the source"):
         Importer(settings, "persistent://public/default/other")
 
@@ -129,3 +132,23 @@ def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: S
     importer._append(imported(7), "x", importing._number(Position(5, 7)), is_by_position=True)
     for table in ("delayed_index", "entries"):
         assert [row["entry_id"] for row in rows(settings, table)] == list(range(8))
+
+
+def test_a_file_is_known_by_what_is_in_it_and_large_ones_are_taken_in_parts(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_FILE_BYTES_AT_ONCE", 40_000)
+    files = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        payload = [random.Random(100 * number + i).randbytes(1_000) for i in range(100)]
+        files.append(write(folder / "a.parquet", deliver_at=[NOW + number] * 100, payload=payload))
+    assert files[0].stat().st_size == files[1].stat().st_size
+    importer = Importer(settings, TOPIC)
+    parts = []
+    monkeypatch.setattr(importer, "_on_progress", lambda table, step, n: parts.append(n))
+    for file in (*files, files[0]):
+        importer.file(file)
+    assert (importer.done.messages, importer.done.already_there) == (200, 100)
+    assert len(parts) >= 6
