@@ -23,10 +23,15 @@ SPAN_MILLIS = 5_000
 ROWS = 8_000
 
 
-def assignment(topic: str, batch_millis: int, first_due: int) -> Assignment:
-    """Messages of some milliseconds' distance: most without a key, some with one, some large."""
+def assignment(topic: str, batch_millis: int, first_due: int, last: int = 0) -> Assignment:
+    """Messages of some milliseconds' distance: most without a key, some with one, some large.
+
+    Args:
+        last: so many of them come later, one after the other.
+    """
     chance = random.Random(3)
-    due = sorted(first_due + chance.randrange(SPAN_MILLIS) for _ in range(ROWS))
+    due = sorted(first_due + chance.randrange(SPAN_MILLIS) for _ in range(ROWS - last))
+    due += [first_due + SPAN_MILLIS + 150 * i for i in range(last)]
     rows = messages([(1, i, at) for i, at in enumerate(due)], topic=topic)
     columns = {
         "key": [f"k{i}" if i % 7 == 0 else None for i in range(ROWS)],
@@ -49,25 +54,26 @@ def test_a_release_sent_again_after_kills_comes_once_and_never_early(
     job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
     settings: Settings = job.settings
     reader = pulsar_client.create_reader(f"{topic}-a", pulsar.MessageId.earliest)
-    what = assignment(topic, 5, now() + 1_500)
+    last = 200  # half a minute, in which the kills come also on a slow machine
+    what = assignment(topic, 5, now() + 1_500, last)
     chance = random.Random(5)
     spawn = multiprocessing.get_context("spawn")
     received = []
     for _ in range(3):
         process = spawn.Process(target=send, args=(settings.model_dump_json(), what))
         process.start()
-        received.append(reader.read_next(20_000))  # beyond what was sent before
+        received.append(reader.read_next(120_000))  # beyond what was sent before
         time.sleep(chance.uniform(0, 0.2))
         process.kill()
         process.join()
         while reader.has_message_available():
-            received.append(reader.read_next(5_000))
+            received.append(reader.read_next(60_000))
     assert len(received) < ROWS, "it was killed too late to show anything"
     deliveries = unpack(next(send_releases(settings.model_dump_json(), [what])).deliveries)
     assert deliveries.num_rows == ROWS
 
     while reader.has_message_available():
-        received.append(reader.read_next(5_000))
+        received.append(reader.read_next(60_000))
     rows = unpack(what.body)
     due = dict(zip(rows["entry_id"].to_pylist(), rows["deliver_at"].to_pylist(), strict=True))
     assert sorted(int(m.data()) for m in received) == list(range(ROWS))
@@ -77,7 +83,7 @@ def test_a_release_sent_again_after_kills_comes_once_and_never_early(
         assert order == sorted(order), "each of the two producers sends in order"
     entries = {(m.message_id().ledger_id(), m.message_id().entry_id()) for m in received if not m.partition_key()}
     n_large = ROWS // 400
-    assert len(entries) <= SPAN_MILLIS / 5 + 1 + n_large, "what is due within 5 ms goes in one batch"
+    assert len(entries) <= SPAN_MILLIS / 5 + 1 + n_large + last, "what is due within 5 ms goes in one batch"
     alone = [m for m in received if m.partition_key()]
     assert len({(m.message_id().ledger_id(), m.message_id().entry_id()) for m in alone}) == len(alone)
 
@@ -88,7 +94,7 @@ def test_without_batches_each_message_is_an_entry(
     job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
     send(job.settings.model_dump_json(), assignment(topic, 0, now() - SPAN_MILLIS))
     reader = pulsar_client.create_reader(f"{topic}-a", pulsar.MessageId.earliest)
-    received = [reader.read_next(5_000) for _ in range(ROWS)]
+    received = [reader.read_next(60_000) for _ in range(ROWS)]
     ids = {(m.message_id().ledger_id(), m.message_id().entry_id()) for m in received}
     assert len(ids) == ROWS
     assert not reader.has_message_available()
