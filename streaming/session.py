@@ -32,8 +32,6 @@ _CONF = {
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "streaming.daemon",
-    # SQL asks for it and RDDs don't, and each of the two ways would have a daemon of its own.
-    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
