@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -73,6 +74,9 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
         demo.send_signal(number)
         out, err = demo.communicate(timeout=RUN_SECONDS)
     finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(demo.pid).children(recursive=True):
+                process.kill()
         demo.kill()
     assert (demo.returncode, out) == (1, "")
     assert err.splitlines()[-1] == "error: interrupted; nothing is left running"
