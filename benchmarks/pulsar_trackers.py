@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pulsar
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.on_time import NAMESPACE
 from benchmarks.scale import YEAR_MILLIS, Memory
@@ -64,9 +64,10 @@ def send(client: pulsar.Client, n: int, is_native: bool) -> float:
 
 
 def metric(broker: EmbeddedBroker, name: str) -> float:
-    lines = httpx.get(f"{broker.settings.admin_url}/metrics/", follow_redirects=True, timeout=60).text.splitlines()
-    return sum(float(line.split()[-2 if line.count("} ") and len(line.split()) > 2 else -1]) for line in lines
-               if line.startswith(f"{name}{{") and TOPIC in line)  # fmt: skip
+    """The topic's value of one of the broker's metrics."""
+    text = httpx.get(f"{broker.settings.admin_url}/metrics/", follow_redirects=True, timeout=60).text
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return sum(s.value for s in samples if s.name == name and s.labels.get("topic") == TOPIC)
 
 
 def n_delayed(broker: EmbeddedBroker) -> int:
@@ -165,7 +166,7 @@ def main() -> None:
         }
         for tracker in TRACKERS
     }
-    print(json.dumps({"benchmark": "pulsar_trackers", "pending": pending, "machine": psutil.cpu_count(), **found,
+    print(json.dumps({"benchmark": "pulsar_trackers", "pending": pending, **found,
                       "ratio_to": ratios}))  # fmt: skip
 
 
