@@ -27,13 +27,6 @@ from tests.harness import Collector, Job, now, wait_until
 ANSWER_SECONDS = 90
 
 
-@pytest.fixture
-def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
-    collector = Collector(pulsar_client)
-    yield collector
-    collector.stop()
-
-
 def ref(message_id: pulsar.MessageId) -> MessageRef:
     return MessageRef(message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from tracker.messages import FIRST_IMPORTED_LEDGER
-
-
-@pytest.fixture
-def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
-    collector = Collector(pulsar_client)
-    yield collector
-    collector.stop()
 
 
 def run_import(job: Job, *arguments: str, status: int = 0) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
@@ -19,13 +18,6 @@ from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 
 MEGABYTE = 1024 * 1024
-
-
-@pytest.fixture
-def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
-    collector = Collector(pulsar_client)
-    yield collector
-    collector.stop()
 
 
 def test_mixed_messages_are_delivered_once_intact_and_on_time(

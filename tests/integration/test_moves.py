@@ -6,7 +6,6 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ from proto.delaylake_pb2 import (
 )
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
-
-
-@pytest.fixture
-def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
-    collector = Collector(pulsar_client)
-    yield collector
-    collector.stop()
 
 
 class Desk:

@@ -6,25 +6,16 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pulsar
-import pytest
 
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Api, Collector, Job, http, now, wait_until
-
-
-@pytest.fixture
-def collector(pulsar_client: pulsar.Client) -> Iterator[Collector]:
-    collector = Collector(pulsar_client)
-    yield collector
-    collector.stop()
 
 
 def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
