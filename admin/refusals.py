@@ -11,6 +11,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from conf.errors import one_line
 from streaming.tables import REFUSALS, Tables
 
 TABLE = "refusals"
@@ -87,7 +88,7 @@ class Refusals:
         try:
             await asyncio.to_thread(self._append, pa.Table.from_pylist(rows, schema=REFUSALS))
         except Exception as error:  # whatever it is, the next ones are to be written
-            log.warning("%d refused calls wait for the table %s: %s", len(rows), TABLE, " ".join(str(error).split()))
+            log.warning("%d refused calls wait for the table %s: %s", len(rows), TABLE, one_line(error))
             self._waiting[:0] = rows
 
     def _append(self, rows: pa.Table) -> None:

@@ -11,6 +11,7 @@ import httpx
 
 from admin.control_requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
 from admin.message_ids import MessageRef
+from conf.errors import one_line
 from conf.settings import PulsarSettings
 from proto.delaylake_pb2 import Result
 from streaming.pulsar_client import http_client
@@ -174,7 +175,7 @@ class RestClient:
             response = self._http.request(method, self._url + path, json=content, timeout=timeout_seconds)
             found = response.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error) or type(error).__name__
             raise ControlError(f"no answer from {self._url} ({reason}): is this an admin API (--admin-url)?") from error
         if response.is_success or "outcomes" in found:
             return found

@@ -3,3 +3,8 @@
 
 class DelayLakeError(Exception):
     """An expected failure. The message is one line that says what is wrong and what to do."""
+
+
+def one_line(error: BaseException) -> str:
+    """What another library says of an error, in one line."""
+    return " ".join(str(error).split())

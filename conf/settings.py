@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 from yaml import YAMLError
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
 
@@ -304,7 +304,7 @@ def load_settings(file: Path | None = None) -> Settings:
     except ValidationError as error:
         raise SettingsError(f"{path}: {_one_line(error)}") from error
     except (ValueError, OSError, YAMLError) as error:
-        raise SettingsError(f"{path}: {' '.join(str(error).split())}") from error
+        raise SettingsError(f"{path}: {one_line(error)}") from error
 
 
 def _one_line(error: ValidationError) -> str:

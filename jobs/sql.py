@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from jobs.options import Output, OutputOption, global_options
 from jobs.produce import parse_time
 
@@ -50,7 +50,7 @@ def sql(
     try:
         rows = Warehouse(global_options(context).settings, as_of).sql(text)
     except DeltaError as error:
-        raise SqlError(" ".join(str(error).split())) from error
+        raise SqlError(one_line(error)) from error
     if output is Output.JSON:
         for row in rows.to_pylist():
             print(json.dumps(_plain(row)))

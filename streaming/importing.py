@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from streaming.pulsar_client import AdminClient, connect
 from streaming.receiver import ChunkBuilder, Position, SourceTopic, batch_size_of
@@ -39,7 +39,7 @@ from tracker.messages import (
     typed,
     where,
 )
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.schedule import MAX_TIME_MILLIS, TOO_FAR
 
 _ROWS_AT_ONCE = 1_000_000
 _MESSAGES_AT_ONCE = 100_000
@@ -240,7 +240,7 @@ class Importer:
             ),
         ]
         if delay:
-            cases.append((times - now > delay, f"Exceeds max allowed delivery delay of {delay} milliseconds"))
+            cases.append((times - now > delay, TOO_FAR.format(delay)))
         reasons = np.full(len(times), None, dtype=object)
         for is_wrong, reason in reversed(cases):
             reasons[is_wrong] = reason
@@ -281,7 +281,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ImportFailedError(f"{path}: {' '.join(str(error).split())}") from None
+        raise ImportFailedError(f"{path}: {one_line(error)}") from None
 
 
 def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
+from conf.errors import one_line
 from conf.settings import is_object_storage, local_path
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class StatusWriter:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         with self._lock:
             self._state = "stopped" if error is None else "failed"
-            self._reason = "" if error is None else " ".join(str(error).split())[:500]
+            self._reason = "" if error is None else one_line(error)[:500]
         self._stopped.set()
         self._thread.join(timeout=5)
         self._write()

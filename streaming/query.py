@@ -17,7 +17,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from streaming.entry_points import OUTPUT_SCHEMA, DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.feedback import FeedbackFile
@@ -130,7 +130,7 @@ class DelayedDelivery:
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:
-                return " ".join(str(error).split())[:500]
+                return one_line(error)[:500]
             finally:
                 self._end(query, releaser)
                 outcomes.close()

@@ -9,6 +9,9 @@ DELIVER_AFTER = "deliverAfter"
 
 MAX_TIME_MILLIS = 253_402_300_799_999  # the end of the year 9999
 
+# As Pulsar puts it.
+TOO_FAR = "Exceeds max allowed delivery delay of {} milliseconds"
+
 
 class BadSchedule(ValueError):
     """A message's time of delivery can't be taken. The message is the reason, one line."""
@@ -34,7 +37,7 @@ def deliver_at(properties: Mapping[str, str], publish_time: int, max_delay_milli
     if due > MAX_TIME_MILLIS:
         raise BadSchedule(f"deliverAt {due} is beyond the year 9999")
     if 0 < max_delay_millis < due - publish_time:
-        raise BadSchedule(f"Exceeds max allowed delivery delay of {max_delay_millis} milliseconds")
+        raise BadSchedule(TOO_FAR.format(max_delay_millis))
     return due
 
 

@@ -18,6 +18,7 @@ from admin.message_ids import MessageIdError, MessageRef
 from admin.message_ids import parse as parse_id
 from admin.pending import Pending, PendingError, PendingFilter, State
 from admin.policy import Policy, Reader, open_to_all, requires_some
+from conf.errors import one_line
 from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
 from streaming.job_status import read_status
@@ -352,7 +353,7 @@ def _wanted(asked: dict[str, str]) -> PendingFilter:
             entry_id=None if position is None else position.entry_id,
         )
     except (ValidationError, ValueError) as error:
-        raise AdminError(400, " ".join(str(error).split())[:200]) from error
+        raise AdminError(400, one_line(error)[:200]) from error
 
 
 def _ref(text: str) -> MessageRef:
