@@ -25,16 +25,13 @@ import httpx
 import pulsar
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.on_time import NAMESPACE
-from benchmarks.scale import YEAR_MILLIS, Memory
+from benchmarks.scale import TOPIC, YEAR_MILLIS, Memory, service
 from jobs.broker import EmbeddedBroker
 from streaming.pulsar_client import connect
 from tests.harness import Job, now, wait_until
 
-TOPIC = f"{NAMESPACE}/bench"
 TRACKERS = {"bucket": "BucketDelayedDeliveryTrackerFactory", "in_memory": "InMemoryDelayedDeliveryTrackerFactory"}
 HEAP = "-Xmx8g"  # beyond the embedded broker's own, which is small
-NATIVE = "native"
 
 
 def heap_mib(broker: EmbeddedBroker) -> float:
@@ -102,27 +99,17 @@ def back_again(broker: EmbeddedBroker, job: Job | None, destination: str) -> flo
 
 
 def ours(pending: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        broker = EmbeddedBroker(folder / "broker")
-        broker.start(port=0, http_port=0)
-        job = Job(folder, broker.settings, [{"source": TOPIC, "subscriptions": [{"name": "a"}]}])
-        client = connect(broker.settings)
-        try:
-            job.start()
-            empty_broker, empty_job = heap_mib(broker), resident(job)
-            rate = send(client, pending, is_native=False)
-            wait_until(lambda: job.progress[-1]["pending"] == pending, 600, "all are taken in")
-            wait_until(lambda: job.progress[-1]["in_state"] == 0, 60, "all are in buckets")
-            client.close()
-            return {
-                "sent_per_second": round(rate),
-                "memory_mib": round(resident(job) - empty_job + heap_mib(broker) - empty_broker),
-                "back_after_seconds": round(back_again(broker, job, f"{TOPIC}-a"), 1),
-            }
-        finally:
-            job.stop()
-            broker.kill()
+    with service() as (broker, job, client):
+        job.start()
+        empty_broker, empty_job = heap_mib(broker), resident(job)
+        rate = send(client, pending, is_native=False)
+        wait_until(lambda: job.progress[-1]["pending"] == pending, 600, "all are taken in")
+        wait_until(lambda: job.progress[-1]["in_state"] == 0, 60, "all are in buckets")
+        return {
+            "sent_per_second": round(rate),
+            "memory_mib": round(resident(job) - empty_job + heap_mib(broker) - empty_broker),
+            "back_after_seconds": round(back_again(broker, job, f"{TOPIC}-a"), 1),
+        }
 
 
 def resident(job: Job) -> float:

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,50 +138,58 @@ def first_release(job: Job, client: pulsar.Client) -> float:
     return seconds
 
 
-def measure(pending: int) -> dict[str, Any]:
+@contextmanager
+def service() -> Iterator[tuple[EmbeddedBroker, Job, pulsar.Client]]:
+    """A broker, a job on it that is not started, and a client; they end with the block."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         broker = EmbeddedBroker(folder / "broker")
         broker.start(port=0, http_port=0)
         job = Job(folder, broker.settings, [{"source": TOPIC, "subscriptions": [{"name": "a"}]}])
         client = connect(broker.settings)
-        found: dict[str, Any] = {"pending": pending}
         try:
-            files = write(folder, pending)
-            config = ["--config", str(job.file)]
-            import_seconds, import_bytes, _ = timed(*config, "import", TOPIC, *map(str, files))
-            for file in files:
-                file.unlink()
-            before = index_bytes(folder)[0]
-            maintain_seconds, maintain_bytes, _ = timed(*config, "maintain")
-            rebuild_seconds, rebuild_bytes, rebuilt = timed(*config, "rebuild", "--discard-checkpoint")
-            assert rebuilt["pending"] == pending
-            found |= {
-                "import": {"seconds": round(import_seconds, 1), "peak_mib": round(import_bytes / 2**20)},
-                "maintain": {"seconds": round(maintain_seconds, 1), "peak_mib": round(maintain_bytes / 2**20)},
-                "rebuild": {"seconds": round(rebuild_seconds, 1), "peak_mib": round(rebuild_bytes / 2**20)},
-                "index_bytes_a_row_without_payload": {
-                    "imported": round(before / pending, 2),
-                    "maintained": round(index_bytes(folder)[0] / pending, 2),
-                },
-            }
-            job.start()
-            found |= steady(job, broker)
-            found["state_snapshot_bytes"] = state_bytes(folder)
-            with ControlClient(job.settings, "bench") as control:
-                found |= cancels(job, control)
-            producer = client.create_producer(TOPIC)
-            for delay in (1_000, 100_000):
-                producer.send(b"x", properties={"deliverAt": str(now() + delay)})
-            time.sleep(1)
-            job.kill9()
-            job.stop()
-            producer.send(b"y", properties={"deliverAt": str(now())})
-            found["restart_to_first_release_seconds"] = round(first_release(job, client), 1)
+            yield broker, job, client
         finally:
             client.close()
             job.stop()
             broker.kill()
+
+
+def measure(pending: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"pending": pending}
+    with service() as (broker, job, client):
+        folder = job.folder
+        files = write(folder, pending)
+        config = ["--config", str(job.file)]
+        import_seconds, import_bytes, _ = timed(*config, "import", TOPIC, *map(str, files))
+        for file in files:
+            file.unlink()
+        before = index_bytes(folder)[0]
+        maintain_seconds, maintain_bytes, _ = timed(*config, "maintain")
+        rebuild_seconds, rebuild_bytes, rebuilt = timed(*config, "rebuild", "--discard-checkpoint")
+        assert rebuilt["pending"] == pending
+        found |= {
+            "import": {"seconds": round(import_seconds, 1), "peak_mib": round(import_bytes / 2**20)},
+            "maintain": {"seconds": round(maintain_seconds, 1), "peak_mib": round(maintain_bytes / 2**20)},
+            "rebuild": {"seconds": round(rebuild_seconds, 1), "peak_mib": round(rebuild_bytes / 2**20)},
+            "index_bytes_a_row_without_payload": {
+                "imported": round(before / pending, 2),
+                "maintained": round(index_bytes(folder)[0] / pending, 2),
+            },
+        }
+        job.start()
+        found |= steady(job, broker)
+        found["state_snapshot_bytes"] = state_bytes(folder)
+        with ControlClient(job.settings, "bench") as control:
+            found |= cancels(job, control)
+        producer = client.create_producer(TOPIC)
+        for delay in (1_000, 100_000):
+            producer.send(b"x", properties={"deliverAt": str(now() + delay)})
+        time.sleep(1)
+        job.kill9()
+        job.stop()
+        producer.send(b"y", properties={"deliverAt": str(now())})
+        found["restart_to_first_release_seconds"] = round(first_release(job, client), 1)
     return found
 
 
