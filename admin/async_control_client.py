@@ -7,11 +7,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from admin.control_requests import ControlError, ControlRequest, Outcome
+from admin.control_requests import ControlError, ControlRequest, Outcome, Window
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome
 
@@ -24,8 +24,16 @@ _OPERATION_SECONDS = 3
 _RETRY_SECONDS = 0.5
 _POLL_MILLIS = 300
 
+_MESSAGES_AHEAD = 20_000  # of a caller's, named in commands that are not answered yet
+_MAX_PENDING = 100_000  # commands that the broker has not taken yet
+_SHOWN = 5
+
 # The client's own reconnecting may wait a minute before it tries again.
 _GIVE_UP_SECONDS = 5.0
+
+
+# The outcomes of a caller's requests, or why there are none.
+_Coming = asyncio.Queue["ControlOutcome | ControlUnavailable"]
 
 
 class ControlUnavailable(ControlError):
@@ -45,7 +53,7 @@ class AsyncControlClient:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _Coming] = {}  # by request id
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
         self._trouble = "not connected yet"
@@ -67,47 +75,77 @@ class AsyncControlClient:
         reader, producer = self._reader, self._producer
         return reader is not None and producer is not None and reader.is_connected() and producer.is_connected()
 
-    async def send(self, requests: Sequence[ControlRequest], timeout_seconds: float) -> list[Outcome]:
+    async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         """Publishes requests and returns their outcomes once all have come.
 
         Raises:
             ControlUnavailable: the broker can't be reached.
             NoAnswer: not everything was answered in time.
         """
+        deadline = self._loop.time() + timeout_seconds
+        return [outcome async for outcome in self._exchange(requests, timeout_seconds, deadline)]
+
+    def send_ahead(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> AsyncIterator[Outcome]:
+        """Publishes many requests, some of them ahead of their outcomes, and yields these as they come.
+
+        Args:
+            timeout_seconds: from one outcome to the next.
+
+        Raises:
+            ControlUnavailable: the broker can't be reached.
+            NoAnswer: no outcome came in time.
+        """
+        return self._exchange(requests, timeout_seconds)
+
+    async def _exchange(
+        self, requests: Iterable[ControlRequest], timeout_seconds: float, deadline: float | None = None
+    ) -> AsyncIterator[Outcome]:
         import pulsar
 
-        producer = self._producer
-        if producer is None or not self.is_connected:
-            raise ControlUnavailable(f"no connection to the broker: {self._trouble}")
-        waiting = _Waiting(requests, self._loop.create_future())
-        self._waiting.update(dict.fromkeys(waiting.requests, waiting))
+        window = Window(requests, _MESSAGES_AHEAD)
+        coming: _Coming = asyncio.Queue()
         try:
-            for request in requests:
-                producer.send_async(request.command.SerializeToString(), partial(self._sent, waiting))
-            async with asyncio.timeout(timeout_seconds):
-                await waiting.answered
+            while True:
+                while request := window.next():
+                    producer = self._producer
+                    if producer is None or not self.is_connected:
+                        raise ControlUnavailable(f"no connection to the broker: {self._trouble}")
+                    self._waiting[request.request_id] = coming
+                    producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
+                    await asyncio.sleep(0)  # to make a command of a thousand messages takes some ms
+                if not window.waiting:
+                    return
+                async with asyncio.timeout_at(deadline or self._loop.time() + timeout_seconds):
+                    told = await coming.get()
+                if isinstance(told, ControlUnavailable):
+                    raise told
+                outcome = window.take(told)
+                if told.request_id not in window.waiting:
+                    self._waiting.pop(told.request_id, None)
+                if outcome is not None:
+                    yield outcome
         except pulsar.PulsarException as error:
             raise ControlUnavailable(f"the broker did not take the command: {error}") from error
         except TimeoutError:
-            missing = [id for id, request in waiting.requests.items() if not request.is_answered]
             raise NoAnswer(
-                f"no answer within {timeout_seconds:g} s (does the job run?); request id: {', '.join(missing)}"
+                f"no answer within {timeout_seconds:g} s (does the job run?); "
+                f"request id: {', '.join(list(window.waiting)[:_SHOWN])}"
             ) from None
         finally:
-            for request_id in waiting.requests:
-                del self._waiting[request_id]
-        return waiting.outcomes
+            for request_id in window.waiting:
+                self._waiting.pop(request_id, None)
 
-    def _sent(self, waiting: _Waiting, result: Any, _: object) -> None:
+    def _sent(self, coming: _Coming, result: Any, _: object) -> None:
         """Called by the client's own thread; an exception here would hang the process."""
         with contextlib.suppress(Exception):
             if result.name != "Ok":
-                self._loop.call_soon_threadsafe(waiting.fail, f"the broker did not take the command: {result.name}")
+                failure = ControlUnavailable(f"the broker did not take the command: {result.name}")
+                self._loop.call_soon_threadsafe(coming.put_nowait, failure)
 
     def _take(self, data: bytes) -> None:
         told = ControlOutcome.FromString(data)
-        if waiting := self._waiting.get(told.request_id):
-            waiting.take(told)
+        if coming := self._waiting.get(told.request_id):
+            coming.put_nowait(told)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -129,7 +167,7 @@ class AsyncControlClient:
         try:
             # First the reader, so that no outcome is missed.
             reader = client.create_reader(self._settings.control.outcome_topic, pulsar.MessageId.latest)
-            self._producer = client.create_producer(self._settings.control.topic)
+            self._producer = client.create_producer(self._settings.control.topic, max_pending_messages=_MAX_PENDING)
             self._reader = reader
             connected_at = time.monotonic()
             while not self._stopped.is_set():
@@ -144,23 +182,3 @@ class AsyncControlClient:
         finally:
             self._reader = self._producer = None
             client.close()
-
-
-class _Waiting:
-    """A caller, and the requests that it waits for."""
-
-    def __init__(self, requests: Sequence[ControlRequest], answered: asyncio.Future[None]) -> None:
-        self.requests = {request.request_id: request for request in requests}
-        self.outcomes: list[Outcome] = []
-        self.answered = answered
-
-    def take(self, told: ControlOutcome) -> None:
-        outcome = self.requests[told.request_id].take(told)
-        if outcome is not None:
-            self.outcomes.append(outcome)
-        if not self.answered.done() and all(request.is_answered for request in self.requests.values()):
-            self.answered.set_result(None)
-
-    def fail(self, reason: str) -> None:
-        if not self.answered.done():
-            self.answered.set_exception(ControlUnavailable(reason))

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from admin.control_requests import (
-    Cancel,
-    ControlRequest,
-    Outcome,
-    cancel_request,
-    reschedule_requests,
-    restore_requests,
-    skip_requests,
-)
+import numpy as np
+import pyarrow as pa
+
+from admin.control_requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, Requests
 from admin.message_ids import MessageRef
-from admin.pending import Pending, PendingError, PendingFilter, PendingMessage, State
+from admin.pending import WAITS, Pending, PendingError, PendingFilter, State
 from conf.settings import Settings, Subscription
+from tracker.messages import Int64Array, int64, typed, where
+from tracker.moved import HELD_MILLIS
+
+# What is known of messages that are to be changed.
+NAMED = pa.schema(
+    [
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("partition", pa.int64()),
+        ("batch_index", pa.int64()),
+        ("batch_size", pa.int64()),
+        ("deliver_at", pa.int64()),
+    ]
+)
 
 MAX_MATCHED = 10_000  # unless more are asked for
 
@@ -46,39 +56,44 @@ class Change:
     deliver_at: int | None = None
     shift_millis: int | None = None
 
-    def new_time(self, message: PendingMessage) -> int:
-        if self.deliver_at is not None:
-            return self.deliver_at
+    def new_times(self, rows: pa.Table) -> Int64Array:
+        """When messages are to be delivered."""
+        if self.action is not Action.RESCHEDULE or self.deliver_at is not None:
+            return np.full(rows.num_rows, self.deliver_at or 0)
+        due = int64(rows, "deliver_at")
         # What is held back has no time that could be shifted: it is delivered at once.
-        return 0 if message.is_held else max(0, message.deliver_at + (self.shift_millis or 0))
+        return np.where(due >= HELD_MILLIS, 0, np.maximum(due + (self.shift_millis or 0), 0))
 
 
 @dataclass(frozen=True)
 class Call:
-    """What is done to messages in one way, or where they are cancelled to entries."""
+    """What is done to messages in one way, or to entries where they are cancelled.
+
+    Attributes:
+        rows: the messages, with the columns of NAMED; of entries the last of their times.
+        deliver_at: when they are to be delivered.
+        batch_size: the messages of each of the rows.
+    """
 
     subscription: str
     action: Action
-    messages: list[MessageRef] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)  # when the messages wait
-    cancels: list[Cancel] = field(default_factory=list)
-    deliver_at: int = 0  # when they are to be delivered
+    rows: pa.Table
+    deliver_at: int = 0
+    batch_size: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls that change messages, and how many messages each can be answered for.
+    """The calls that change messages.
 
     Attributes:
         total: messages, counted for each subscription that they wait for.
         impossible: of these, how many can't be cancelled alone.
-        batch_sizes: by subscription, ledger and entry, of the entries that are cancelled whole.
     """
 
     calls: list[Call]
     total: int
     impossible: int
-    batch_sizes: dict[tuple[str, int, int], int]
 
 
 class Tally:
@@ -90,10 +105,8 @@ class Tally:
         self.done = 0
 
     def add(self, outcome: Outcome) -> None:
-        key = outcome.subscription, outcome.message.ledger_id, outcome.message.entry_id
-        n = self._plan.batch_sizes.get(key, 1) if outcome.message.batch_index < 0 else 1
-        self.results[outcome.result] += n
-        self.done += n * outcome.is_done
+        self.results[outcome.result] += outcome.n_messages
+        self.done += outcome.n_messages * outcome.is_done
 
     @property
     def is_complete(self) -> bool:
@@ -124,70 +137,89 @@ def check(pending: Pending, action: Action) -> None:
         )
 
 
-def matching(pending: Pending, max_matched: int) -> list[PendingMessage]:
-    """All messages of a listing, soonest first.
+def matching(pending: Pending, max_matched: int) -> pa.Table:
+    """All messages of a listing, soonest first, with the columns of NAMED and WAITS.
 
     Raises:
         TooManyError: there are more than `max_matched`.
     """
-    page = pending.page(max_matched)
-    if page.cursor:
+    rows = pending.rows(max_matched + 1, NAMED.names)
+    if rows.num_rows > max_matched:
         raise TooManyError(f"{pending.count():,} messages match, and at most {max_matched:,} may")
-    return page.messages
+    return rows
 
 
-def plan(subscriptions: Sequence[Subscription], messages: Sequence[PendingMessage], change: Change) -> Plan:
+def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) -> Plan:
     """What to send to change messages for the subscriptions that have them in the state that was asked for.
 
-    A skip names a thousand messages, a cancel one entry. So all are skipped, but where the subscription's type is
-    cumulative: there entries are cancelled, of which all messages are meant.
+    All are skipped, also where they are to be cancelled, but where the subscription's type is cumulative: there entries
+    are cancelled, of which all messages are meant.
+
+    Args:
+        rows: as `matching` returns them.
     """
     calls: list[Call] = []
-    batch_sizes: dict[tuple[str, int, int], int] = {}
     total = impossible = 0
-    for subscription in subscriptions:
-        waiting = [m for m in messages if subscription.name in m.subscriptions]
-        total += len(waiting)
-        if change.action in (Action.RESCHEDULE, Action.RESTORE) or not subscription.type.is_cumulative:
-            action = Action.SKIP if change.action is Action.CANCEL else change.action
-            by_time: dict[int, list[PendingMessage]] = defaultdict(list)
-            for m in waiting:
-                by_time[change.new_time(m) if action is Action.RESCHEDULE else 0].append(m)
-            for time, chosen in by_time.items():
-                refs, times = [m.ref for m in chosen], [m.deliver_at for m in chosen]
-                calls.append(Call(subscription.name, action, refs, times, deliver_at=time))
+    for number, subscription in enumerate(subscriptions):
+        waiting = where(rows, int64(rows, WAITS) >> number & 1 > 0).select(NAMED.names)
+        total += waiting.num_rows
+        if change.action is Action.CANCEL and subscription.type.is_cumulative:
+            entries = _whole_entries(waiting)
+            sizes = int64(entries, "batch_size")
+            impossible += waiting.num_rows - int(sizes.sum())
+            calls += [
+                Call(subscription.name, Action.CANCEL, where(entries, sizes == size), batch_size=size)
+                for size in np.unique(sizes).tolist()
+            ]
             continue
-        cancels = []
-        for (ledger_id, entry_id), parts in _by_entry(waiting):
-            if len(parts) < parts[0].batch_size:
-                impossible += len(parts)
-                continue
-            batch_sizes[subscription.name, ledger_id, entry_id] = len(parts)
-            cancels.append(Cancel(MessageRef(ledger_id, entry_id), max(m.deliver_at for m in parts)))
-        if cancels:
-            calls.append(Call(subscription.name, Action.CANCEL, cancels=cancels))
-    return Plan(calls, total, impossible, batch_sizes)
+        action = Action.SKIP if change.action is Action.CANCEL else change.action
+        for time, chosen in _by_time(waiting, change.new_times(waiting)):
+            calls.append(Call(subscription.name, action, chosen, time))
+    return Plan(calls, total, impossible)
 
 
 def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> Iterator[ControlRequest]:
-    """A call's commands."""
-    names = [call.subscription]
-    match call.action:
-        case Action.RESCHEDULE:
-            return reschedule_requests(settings, issued_by, topic, call.messages, call.deliver_at, names)
-        case Action.RESTORE:
-            return restore_requests(settings, issued_by, topic, call.messages, names)
-        case Action.SKIP:
-            return skip_requests(settings, issued_by, topic, call.messages, names, call.times)
-        case Action.CANCEL:
-            return (cancel_request(settings, issued_by, topic, cancel, names) for cancel in call.cancels)
+    """A call's commands, answered by numbers of messages."""
+    made = Requests(settings, issued_by, topic, [call.subscription], sum_up=True)
+    for start in range(0, call.rows.num_rows, MAX_ENTRIES):
+        rows = call.rows.slice(start, MAX_ENTRIES)
+        position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
+        messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
+        match call.action:
+            case Action.RESCHEDULE:
+                yield from made.reschedule(messages, call.deliver_at)
+            case Action.RESTORE:
+                yield from made.restore(messages)
+            case Action.SKIP:
+                yield from made.skip(messages, times)
+            case Action.CANCEL:
+                yield from made.cancel_entries(list(map(Cancel, messages, times)), call.batch_size)
 
 
-def _by_entry(messages: Sequence[PendingMessage]) -> Iterator[tuple[tuple[int, int], list[PendingMessage]]]:
-    entries: dict[tuple[int, int], list[PendingMessage]] = defaultdict(list)
-    for message in messages:
-        entries[message.ref.ledger_id, message.ref.entry_id].append(message)
-    yield from entries.items()
+def _whole_entries(rows: pa.Table) -> pa.Table:
+    """A row, with batch_index -1, for each entry of which all messages are there."""
+    entries = rows.group_by(["ledger_id", "entry_id"], use_threads=False).aggregate(
+        [("batch_size", "max"), ("deliver_at", "max"), ("partition", "max"), ([], "count_all")]
+    )
+    entries = where(entries, int64(entries, "count_all") == int64(entries, "batch_size_max"))
+    columns = {
+        "ledger_id": entries["ledger_id"],
+        "entry_id": entries["entry_id"],
+        "partition": entries["partition_max"],
+        "batch_index": pa.array(np.full(entries.num_rows, -1)),
+        "batch_size": entries["batch_size_max"],
+        "deliver_at": entries["deliver_at_max"],
+    }
+    return typed(columns, NAMED)
+
+
+def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]]:
+    """The rows that share a time, for each time."""
+    order = np.argsort(times, kind="stable")
+    rows, times = rows.take(pa.array(order)), times[order]
+    starts = np.flatnonzero(np.diff(times, prepend=-1)).tolist()
+    for start, end in itertools.pairwise([*starts, len(times)]):
+        yield int(times[start]), rows.slice(start, end - start)
 
 
 def _camel(result: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pulsar
@@ -13,11 +13,8 @@ from admin.control_requests import (
     ControlError,
     ControlRequest,
     Outcome,
-    cancel_request,
-    pause_request,
-    reschedule_requests,
-    restore_requests,
-    skip_requests,
+    Requests,
+    Window,
 )
 from admin.message_ids import MessageRef
 from conf.settings import Settings
@@ -27,8 +24,7 @@ from streaming.pulsar_client import connect
 if TYPE_CHECKING:
     from admin.bulk import Call
 
-# So many messages are named in commands that are not answered yet: enough for the job to have some at hand always, and
-# few enough that the answers begin soon, and that it does not wait for ever where nobody answers.
+
 _MESSAGES_AHEAD = 100_000
 
 
@@ -66,8 +62,8 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        requests = (cancel_request(self._settings, self._issued_by, topic, c, subscriptions) for c in cancels)
-        return self._send(requests, timeout_seconds)
+        requests = self._requests(topic, subscriptions)
+        return self._send(map(requests.cancel, cancels), timeout_seconds)
 
     def skip(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
@@ -77,9 +73,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send(
-            skip_requests(self._settings, self._issued_by, topic, messages, subscriptions), timeout_seconds
-        )
+        return self._send(self._requests(topic, subscriptions).skip(messages), timeout_seconds)
 
     def reschedule(
         self,
@@ -94,8 +88,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        arguments = (self._settings, self._issued_by, topic, messages, deliver_at, subscriptions)
-        return self._send(reschedule_requests(*arguments), timeout_seconds)
+        return self._send(self._requests(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
 
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
@@ -105,9 +98,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send(
-            restore_requests(self._settings, self._issued_by, topic, messages, subscriptions), timeout_seconds
-        )
+        return self._send(self._requests(topic, subscriptions).restore(messages), timeout_seconds)
 
     def pause(
         self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
@@ -117,11 +108,10 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        request = pause_request(self._settings, self._issued_by, topic, subscriptions, is_paused)
-        return self._send([request], timeout_seconds)
+        return self._send([self._requests(topic, subscriptions).pause(is_paused)], timeout_seconds)
 
     def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
-        """Does what the calls of a plan say; yields what became of each message or entry.
+        """Does what the calls of a plan say; yields what became of the messages, summed up.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -131,45 +121,34 @@ class ControlClient:
         made = (r for call in calls for r in requests(self._settings, self._issued_by, topic, call))
         return self._send(made, timeout_seconds)
 
+    def _requests(self, topic: str, subscriptions: Sequence[str]) -> Requests:
+        return Requests(self._settings, self._issued_by, topic, subscriptions)
+
     def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands, some of them ahead, and yields their outcomes until each has all of them.
 
         Args:
             timeout_seconds: from one outcome to the next.
         """
-        coming = iter(requests)
-        waiting: dict[str, ControlRequest] = {}
-        ahead = 0
+        window = Window(requests, _MESSAGES_AHEAD)
+        deadline = time.monotonic() + timeout_seconds
         while True:
-            while ahead < _MESSAGES_AHEAD and (request := next(coming, None)):
-                waiting[request.request_id] = request
-                ahead += request.n_messages
+            while request := window.next():
                 self._producer.send_async(request.command.SerializeToString(), None)
-            if not waiting:
+            if not window.waiting:
                 return
+            left = int((deadline - time.monotonic()) * 1000)
             try:
-                told, request = self._next_outcome(waiting, timeout_seconds)
+                if left <= 0:
+                    raise pulsar.Timeout
+                told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
             except pulsar.Timeout:
                 raise ControlError(
                     f"no answer within {timeout_seconds:.0f} s (does the job run?); "
-                    f"request ids: {', '.join(list(waiting)[:5])}"
+                    f"request ids: {', '.join(list(window.waiting)[:5])}"
                 ) from None
-            outcome = request.take(told)
-            if outcome is not None:
-                yield outcome
-            if request.is_answered:
-                del waiting[told.request_id]
-                ahead -= request.n_messages
-
-    def _next_outcome(
-        self, waiting: Mapping[str, ControlRequest], timeout_seconds: float
-    ) -> tuple[ControlOutcome, ControlRequest]:
-        """The next outcome of a request that waits; others may have commands of their own."""
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            left = int((deadline - time.monotonic()) * 1000)
-            if left <= 0:
-                raise pulsar.Timeout
-            told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
-            if request := waiting.get(told.request_id):
-                return told, request
+            # Others may have commands of their own.
+            if told.request_id in window.waiting:
+                deadline = time.monotonic() + timeout_seconds
+                if outcome := window.take(told):
+                    yield outcome

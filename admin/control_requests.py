@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
@@ -17,12 +18,12 @@ from proto.delaylake_pb2 import (
     ControlOutcome,
     PauseSubscriptions,
     RescheduleMessages,
-    RestoreMessages,
     Result,
     ResumeSubscriptions,
     SkipEntry,
-    SkipMessages,
 )
+
+_T = TypeVar("_T")
 
 MAX_ENTRIES = 1_000  # of a command; more are sent as several
 
@@ -46,13 +47,14 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done to one message, or entry, of one subscription."""
+    """What was done to one message, or entry, of one subscription; where they are summed up, to several."""
 
     subscription: str
-    message: MessageRef
+    message: MessageRef  # -1 throughout: several, or all
     result: str  # the name of a Result
     reason: str
     is_done: bool  # what was asked for is done, or was before
+    n_messages: int = 1
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -102,127 +104,201 @@ class ControlRequest:
         """Takes one of its outcomes; None where that is not the last word on its message."""
         if told.result == Result.WAITING and Result.WAITING not in self._done:
             return None
-        entries = list(self._expected) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
-        for entry in entries:
-            left = {key for key in self._expected.pop(entry, ()) if not _answers(told, *key)}
-            if left:
-                self._expected[entry] = left
         return Outcome(
             told.subscription,
             MessageRef(told.ledger_id, told.entry_id, -1, told.batch_index),
             Result.Name(told.result),
             told.reason,
             told.result in self._done,
+            self._settle(told),
         )
 
+    def _settle(self, told: ControlOutcome) -> int:
+        """Waits no more for what an outcome is of; returns of how many messages that is."""
+        entries = list(self._expected) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
+        for entry in entries:
+            left = {key for key in self._expected.pop(entry, ()) if not _answers(told, *key)}
+            if left:
+                self._expected[entry] = left
+        return 1
 
-def cancel_request(
-    settings: Settings, issued_by: str, topic: str, cancel: Cancel, subscriptions: Sequence[str]
-) -> ControlRequest:
-    """A request to cancel a delayed message, as PIP-423's cancelDelayedMessage.
+
+class SummedUpRequest(ControlRequest):
+    """A command that is answered by numbers of what it names, for each subscription.
 
     Args:
+        batch_size: how many messages are meant by each entry that it names.
+    """
+
+    def __init__(
+        self,
+        command: ControlCommand,
+        messages: Sequence[MessageRef],
+        subscriptions: Sequence[str],
+        done: frozenset[int],
+        batch_size: int = 1,
+    ) -> None:
+        super().__init__(command, [], [], done)
+        self.n_messages = len(messages) * batch_size
+        self._batch_size = batch_size
+        self._left = dict.fromkeys(subscriptions, len(messages))
+
+    @property
+    def is_answered(self) -> bool:
+        return not self._left
+
+    def _settle(self, told: ControlOutcome) -> int:
+        total = 0
+        for name in [name for name in self._left if told.subscription in ("", name)]:
+            # One that names neither a message nor a number is of all.
+            n = told.n_messages or (self._left[name] if told.ledger_id < 0 else int(not told.has_more))
+            total += n
+            self._left[name] -= n
+            if self._left[name] <= 0:
+                del self._left[name]
+        return total * self._batch_size
+
+
+class Window:
+    """Requests that are sent, some of them ahead of their outcomes.
+
+    Args:
+        most: so many messages are named in commands that are not answered yet: enough for the job to have some at hand
+            always, and few enough that the answers begin soon.
+    """
+
+    def __init__(self, requests: Iterable[ControlRequest], most: int) -> None:
+        self._coming = iter(requests)
+        self._most = most
+        self._ahead = 0
+        self.waiting: dict[str, ControlRequest] = {}  # by request id: sent, and not answered
+
+    def next(self) -> ControlRequest | None:
+        """The next request to send; None where there is none, or none now."""
+        if self._ahead >= self._most:
+            return None
+        request = next(self._coming, None)
+        if request is not None:
+            self.waiting[request.request_id] = request
+            self._ahead += request.n_messages
+        return request
+
+    def take(self, told: ControlOutcome) -> Outcome | None:
+        """Takes an outcome; None where it is not the last word on a message that is waited for."""
+        request = self.waiting.get(told.request_id)
+        if request is None:
+            return None
+        outcome = request.take(told)
+        if request.is_answered:
+            del self.waiting[told.request_id]
+            self._ahead -= request.n_messages
+        return outcome
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Makes the requests about messages of one topic.
+
+    Attributes:
         subscriptions: their names; none: all of the topic's.
+        sum_up: whether all that a command names and that shares a result is answered together.
     """
-    command = _command(issued_by, topic, subscriptions)
-    command.cancel.CopyFrom(
-        CancelDelayedMessage(
-            ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
+
+    settings: Settings
+    issued_by: str
+    topic: str
+    subscriptions: Sequence[str] = ()
+    sum_up: bool = False
+
+    def cancel(self, cancel: Cancel) -> ControlRequest:
+        """A request to cancel a delayed message, as PIP-423's cancelDelayedMessage."""
+        command = self._command()
+        command.cancel.CopyFrom(_cancel_message(cancel))
+        return self._request(command, [cancel.message], CANCELLED)
+
+    def cancel_entries(self, cancels: Sequence[Cancel], batch_size: int = 1) -> Iterator[ControlRequest]:
+        """Requests to cancel many entries, each of so many messages."""
+        for part in _parts(cancels):
+            command = self._command()
+            command.cancels.messages.extend(map(_cancel_message, part))
+            yield self._request(command, [cancel.message for cancel in part], CANCELLED, batch_size)
+
+    def skip(self, messages: Sequence[MessageRef], times: Sequence[int] = ()) -> Iterator[ControlRequest]:
+        """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds.
+
+        Args:
+            times: when the messages wait, where that is known: they are found sooner.
+        """
+        for part, known in zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True):
+            command = self._command()
+            command.skip.entries.extend(map(_skip_entry, part, known))
+            yield self._request(command, part, SKIPPED)
+
+    def reschedule(self, messages: Sequence[MessageRef], deliver_at: int) -> Iterator[ControlRequest]:
+        """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
+        for part in _parts(messages):
+            command = self._command()
+            command.reschedule.CopyFrom(
+                RescheduleMessages(entries=map(_skip_entry, part), deliver_at=deliver_at),
+            )
+            yield self._request(command, part, SKIPPED)
+
+    def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
+        """Requests to undo cancels and skips of messages that are not due yet."""
+        for part in _parts(messages):
+            command = self._command()
+            command.restore.entries.extend(map(_skip_entry, part))
+            yield self._request(command, part, SKIPPED)
+
+    def pause(self, is_paused: bool) -> ControlRequest:
+        """A request to hold back what comes due for the subscriptions, or to end that."""
+        command = self._command()
+        if is_paused:
+            command.pause.CopyFrom(PauseSubscriptions())
+        else:
+            command.resume.CopyFrom(ResumeSubscriptions())
+        # Answered by subscription, not by message.
+        return self._request(command, [MessageRef(-1, -1)], SKIPPED)
+
+    def _command(self) -> ControlCommand:
+        return ControlCommand(
+            request_id=uuid.uuid4().hex,
+            topic=self.topic,
+            subscriptions=self.subscriptions,
+            issued_at=time.time_ns() // 1_000_000,
+            issued_by=self.issued_by,
+            sum_up=self.sum_up,
         )
-    )
-    return ControlRequest(command, [cancel.message], _names(settings, topic, subscriptions), CANCELLED)
+
+    def _request(
+        self, command: ControlCommand, messages: Sequence[MessageRef], done: frozenset[int], batch_size: int = 1
+    ) -> ControlRequest:
+        if self.sum_up:
+            return SummedUpRequest(command, messages, self._names(), done, batch_size)
+        return ControlRequest(command, messages, self._names(), done)
+
+    def _names(self) -> list[str]:
+        """The subscriptions that will answer."""
+        if self.subscriptions:
+            return list(self.subscriptions)
+        name = self.topic.rpartition("-partition-")[0] or self.topic
+        route = self.settings.route(self.topic) or self.settings.route(name)
+        # Of a topic without a route nothing is known but that there will be one answer.
+        return [s.name for s in route.subscriptions] if route else [""]
 
 
-def skip_requests(
-    settings: Settings,
-    issued_by: str,
-    topic: str,
-    messages: Sequence[MessageRef],
-    subscriptions: Sequence[str],
-    times: Sequence[int] = (),
-) -> Iterator[ControlRequest]:
-    """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds; arguments as above.
-
-    Args:
-        times: when the messages wait, where that is known: they are found sooner.
-    """
-    return _of_entries(settings, issued_by, topic, messages, subscriptions, times, skip=SkipMessages())
+def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """So many at a time as a command names."""
+    return (items[start : start + MAX_ENTRIES] for start in range(0, len(items), MAX_ENTRIES))
 
 
-def reschedule_requests(
-    settings: Settings,
-    issued_by: str,
-    topic: str,
-    messages: Sequence[MessageRef],
-    deliver_at: int,
-    subscriptions: Sequence[str],
-) -> Iterator[ControlRequest]:
-    """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
-    operation = RescheduleMessages(deliver_at=deliver_at)
-    return _of_entries(settings, issued_by, topic, messages, subscriptions, reschedule=operation)
-
-
-def restore_requests(
-    settings: Settings, issued_by: str, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str]
-) -> Iterator[ControlRequest]:
-    """Requests to undo cancels and skips of messages that are not due yet."""
-    return _of_entries(settings, issued_by, topic, messages, subscriptions, restore=RestoreMessages())
-
-
-def pause_request(
-    settings: Settings, issued_by: str, topic: str, subscriptions: Sequence[str], is_paused: bool
-) -> ControlRequest:
-    """A request to hold back what comes due for subscriptions, or to end that."""
-    command = _command(issued_by, topic, subscriptions)
-    if is_paused:
-        command.pause.CopyFrom(PauseSubscriptions())
-    else:
-        command.resume.CopyFrom(ResumeSubscriptions())
-    # Answered by subscription, not by message.
-    return ControlRequest(command, [MessageRef(-1, -1)], _names(settings, topic, subscriptions), SKIPPED)
-
-
-def _of_entries(
-    settings: Settings,
-    issued_by: str,
-    topic: str,
-    messages: Sequence[MessageRef],
-    subscriptions: Sequence[str],
-    times: Sequence[int] = (),
-    **operation: SkipMessages | RescheduleMessages | RestoreMessages,
-) -> Iterator[ControlRequest]:
-    [(name, body)] = operation.items()
-    for start in range(0, len(messages), MAX_ENTRIES):
-        part = messages[start : start + MAX_ENTRIES]
-        command = _command(issued_by, topic, subscriptions)
-        named = getattr(command, name)
-        named.CopyFrom(body)
-        known = times[start : start + MAX_ENTRIES] or [0] * len(part)
-        named.entries.extend(_skip_entry(message, time) for message, time in zip(part, known, strict=True))
-        yield ControlRequest(command, part, _names(settings, topic, subscriptions), SKIPPED)
-
-
-def _command(issued_by: str, topic: str, subscriptions: Sequence[str]) -> ControlCommand:
-    return ControlCommand(
-        request_id=uuid.uuid4().hex,
-        topic=topic,
-        subscriptions=subscriptions,
-        issued_at=time.time_ns() // 1_000_000,
-        issued_by=issued_by,
+def _cancel_message(cancel: Cancel) -> CancelDelayedMessage:
+    return CancelDelayedMessage(
+        ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
     )
 
 
-def _names(settings: Settings, topic: str, subscriptions: Sequence[str]) -> list[str]:
-    """The subscriptions that will answer."""
-    if subscriptions:
-        return list(subscriptions)
-    name = topic.rpartition("-partition-")[0] or topic
-    route = settings.route(topic) or settings.route(name)
-    # Of a topic without a route nothing is known but that there will be one answer.
-    return [s.name for s in route.subscriptions] if route else [""]
-
-
-def _skip_entry(message: MessageRef, deliver_at: int) -> SkipEntry:
+def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:
     entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=deliver_at)
     if message.batch_index >= 0:
         entry.batch_indexes.append(message.batch_index)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -46,6 +47,9 @@ _SHOWN = (
     "publish_time",
     "producer_name",
 )
+
+# A column of found rows: bit i says that the i-th of the subscriptions has the row in the state that was asked for.
+WAITS = "waits"
 
 _SEQUENCE = "coalesce(sequence, 0)"
 
@@ -251,7 +255,7 @@ class Pending:
         Args:
             limit: at most so many.
         """
-        found = self._first(limit + 1, self._cursor.last if self._cursor else None)
+        found = [self._message(row) for row in self.rows(limit + 1, _SHOWN).to_pylist()]
         cursor = None
         if len(found) > limit:
             del found[limit:]
@@ -340,30 +344,39 @@ class Pending:
         last = {row["subscription"]: row["operation"] for row in switches}
         return {name for name, operation in last.items() if operation == "PAUSE"}
 
-    def _first(self, n: int, after: tuple[int, ...] | None) -> list[PendingMessage]:
-        """The first n messages after a key."""
-        found: list[PendingMessage] = []
-        candidates = n
+    def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
+        """The next messages of the listing, soonest first: columns of the delayed index, and WAITS.
+
+        Args:
+            limit: at most so many.
+        """
+        found: list[pa.Table] = []
+        after = self._cursor.last if self._cursor else None
+        read = dict.fromkeys((*_ORDER, *columns, "subscription"))
+        left = candidates = limit
         while True:
             # The soonest rows are quick to find, and only for them is looked up what became of them.
-            rows = self._delayed(_SHOWN, after, self._times(candidates, after) if self._filter.properties else None)
+            rows = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
             self._sql(
                 f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({rows}) AS r ORDER BY {', '.join(_ORDER)} "  # noqa: S608
                 f"LIMIT {candidates}"
             )
             last = self._sql(f"SELECT {', '.join(_ORDER)} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
-            if not last.num_rows:
-                return found
+            if not last.num_rows and found:
+                break
             waiting = self._waiting("SELECT * FROM candidates", "candidates")
             table = self._sql(
-                f"SELECT * FROM ({waiting}) AS p WHERE waits <> 0 ORDER BY {', '.join(_ORDER)} LIMIT {n - len(found)}"  # noqa: S608
+                f"SELECT {', '.join(columns)}, waits FROM ({waiting}) AS p WHERE waits <> 0 "  # noqa: S608
+                f"ORDER BY {', '.join(_ORDER)} LIMIT {left}"
             )
-            found += [self._message(row) for row in table.to_pylist()]
+            found.append(table)
+            left -= table.num_rows
             count = self._sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
-            if len(found) >= n or count < candidates:
-                return found
+            if not left or count < candidates:
+                break
             after = tuple(last.to_pylist()[0].values())
             candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
+        return pa.concat_tables(found)
 
     def _times(self, n: int, after: tuple[int, ...] | None) -> str:
         """A condition that holds for the first n rows, and by which a reader passes most others over.
@@ -375,7 +388,7 @@ class Pending:
         return any_of("deliver_at", ranges_of(times["deliver_at"].to_pylist(), _MAX_RANGES)) or "false"
 
     def _delayed(
-        self, columns: Sequence[str], after: tuple[int, ...] | None = None, condition: str | None = None
+        self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
     ) -> str:
         """The topic's rows of the delayed index to which the filter applies, and that come after a key."""
         conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]

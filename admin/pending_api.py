@@ -43,10 +43,6 @@ from conf.settings import Settings
 _SHOWN = 100  # messages of a dry run
 _MOST_MATCHED = 1_000_000
 
-# Commands that are under way together: fewer than the Pulsar client keeps, and answered within the answer timeout.
-_CANCELS_AT_ONCE = 500
-_SKIPS_AT_ONCE = 20  # of a thousand messages each
-
 _CODES: dict[type[PendingError], int] = {
     CursorError: 400,
     UnknownTopicError: 404,
@@ -225,18 +221,15 @@ async def by_filter(
         check(question, change.action)
         if body.dry_run:
             return JSONResponse(await asyncio.to_thread(_would_match, question))
-        messages = await asyncio.to_thread(matching, question, body.max)
+        rows = await asyncio.to_thread(matching, question, body.max)
     except PendingError as error:
         raise _refusal(error) from error
-    todo = plan(question.subscriptions, messages, change)
+    todo = plan(question.subscriptions, rows, change)
     tally = Tally(todo)
-    commands = [command for call in todo.calls for command in requests(settings, role, question.topic, call)]
-    at_once = _CANCELS_AT_ONCE if len(commands) * _SKIPS_AT_ONCE > len(messages) else _SKIPS_AT_ONCE
-    for start in range(0, len(commands), at_once):
-        part = commands[start : start + at_once]
-        for outcome in await client.send(part, settings.api.answer_timeout_millis / 1000):
-            tally.add(outcome)
-    return JSONResponse({"matched": len(messages), **tally.to_json()})
+    commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
+    async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
+        tally.add(outcome)
+    return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
 
 
 def _would_match(question: Pending) -> dict[str, Any]:

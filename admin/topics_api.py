@@ -11,15 +11,7 @@ from starlette.exceptions import HTTPException
 
 from admin.async_control_client import AsyncControlClient
 from admin.bulk import Action, Change
-from admin.control_requests import (
-    ControlRequest,
-    Outcome,
-    cancel_request,
-    pause_request,
-    reschedule_requests,
-    restore_requests,
-    skip_requests,
-)
+from admin.control_requests import ControlRequest, Outcome, Requests
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
 from admin.pending_api import by_filter, parse_bulk
@@ -104,9 +96,7 @@ async def cancel_delayed_message(
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    return await _send(
-        request, [cancel_request(request.app.state.settings, role, target.name, cancel, names)], _CANCEL_CODES
-    )
+    return await _send(request, [_requests(request, role, target, names).cancel(cancel)], _CANCEL_CODES)
 
 
 @router.post(
@@ -132,9 +122,7 @@ async def acknowledge_message(
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    return await _send(
-        request, skip_requests(request.app.state.settings, role, target.name, [message], names), _CANCEL_CODES
-    )
+    return await _send(request, _requests(request, role, target, names).skip([message]), _CANCEL_CODES)
 
 
 @router.post(
@@ -185,8 +173,8 @@ async def reschedule(request: Request, role: Canceller, target: TargetTopic, sub
     if await _has_filter(request):
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
     messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
-    arguments = (request.app.state.settings, role, target.name, messages, deliver_at, [subscription])
-    return await _send(request, reschedule_requests(*arguments), _CANCEL_CODES)
+    requests = _requests(request, role, target, [subscription])
+    return await _send(request, requests.reschedule(messages, deliver_at), _CANCEL_CODES)
 
 
 @router.post(
@@ -202,8 +190,8 @@ async def deliver_now(request: Request, role: Canceller, target: TargetTopic, su
         at_once = Change(Action.RESCHEDULE, deliver_at=0)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
     messages = await _named(request, target, subscription, parse_skip)
-    arguments = (request.app.state.settings, role, target.name, messages, 0, [subscription])
-    return await _send(request, reschedule_requests(*arguments), _CANCEL_CODES)
+    requests = _requests(request, role, target, [subscription])
+    return await _send(request, requests.reschedule(messages, 0), _CANCEL_CODES)
 
 
 @router.post(
@@ -219,8 +207,7 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
         undo = Change(Action.RESTORE)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
     messages = await _named(request, target, subscription, parse_skip)
-    arguments = (request.app.state.settings, role, target.name, messages, [subscription])
-    return await _send(request, restore_requests(*arguments), _CANCEL_CODES)
+    return await _send(request, _requests(request, role, target, [subscription]).restore(messages), _CANCEL_CODES)
 
 
 @router.post(
@@ -263,9 +250,12 @@ async def _skip(
     subscription: str,
     parse: Callable[[bytes, int], list[MessageRef]],
 ) -> Response:
-    settings: Settings = request.app.state.settings
     messages = await _named(request, target, subscription, parse)
-    return await _send(request, skip_requests(settings, role, target.name, messages, [subscription]), _SKIP_CODES)
+    return await _send(request, _requests(request, role, target, [subscription]).skip(messages), _SKIP_CODES)
+
+
+def _requests(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> Requests:
+    return Requests(request.app.state.settings, role, target.name, subscriptions)
 
 
 async def _has_filter(request: Request) -> bool:
@@ -279,8 +269,7 @@ async def _has_filter(request: Request) -> bool:
 
 async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
     target.check_subscriptions([subscription])
-    command = pause_request(request.app.state.settings, role, target.name, [subscription], is_paused)
-    return await _send(request, [command], _CANCEL_CODES)
+    return await _send(request, [_requests(request, role, target, [subscription]).pause(is_paused)], _CANCEL_CODES)
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
@@ -321,7 +310,7 @@ async def _send(request: Request, requests: Iterable[ControlRequest], codes: Map
     """Sends commands, waits for what they do, and answers with it."""
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
-    outcomes = await client.send(list(requests), settings.api.answer_timeout_millis / 1000)
+    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
     wants_outcomes = "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
     if failed := [outcome for outcome in outcomes if not outcome.is_done]:
         results = {outcome.result for outcome in failed}

@@ -334,12 +334,12 @@ def _by_control_topic(
     check(question, change.action)
     if dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
-    messages = matching(question, max_matched)
-    confirm({"matched": len(messages), "messages": [m.to_json() for m in messages[:_SHOWN]]})
-    steps = plan(question.subscriptions, messages, change)
+    rows = matching(question, max_matched)
+    confirm({"matched": rows.num_rows, "messages": question.page(_SHOWN).to_json()["messages"]})
+    steps = plan(question.subscriptions, rows, change)
     with ControlClient(options.settings, getpass.getuser()) as client:
         tally = _run(client, question, steps, timeout, console)
-    return {"matched": len(messages), **tally.to_json()}
+    return {"matched": rows.num_rows, **tally.to_json()}
 
 
 def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, console: Any) -> Tally:

@@ -27,30 +27,34 @@ NOT_ALLOWED: Result
 INVALID: Result
 
 class ControlCommand(_message.Message):
-    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "cancel", "skip", "reschedule", "restore", "pause", "resume")
+    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     ISSUED_AT_FIELD_NUMBER: _ClassVar[int]
     ISSUED_BY_FIELD_NUMBER: _ClassVar[int]
+    SUM_UP_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     RESCHEDULE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscriptions: _containers.RepeatedScalarFieldContainer[str]
     issued_at: int
     issued_by: str
+    sum_up: bool
     cancel: CancelDelayedMessage
     skip: SkipMessages
     reschedule: RescheduleMessages
     restore: RestoreMessages
     pause: PauseSubscriptions
     resume: ResumeSubscriptions
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ...) -> None: ...
+    cancels: CancelDelayedMessages
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "deliver_at")
@@ -61,6 +65,12 @@ class CancelDelayedMessage(_message.Message):
     entry_id: int
     deliver_at: int
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., deliver_at: _Optional[int] = ...) -> None: ...
+
+class CancelDelayedMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[CancelDelayedMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[CancelDelayedMessage, _Mapping]]] = ...) -> None: ...
 
 class SkipMessages(_message.Message):
     __slots__ = ("entries",)
@@ -105,7 +115,7 @@ class SkipEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_messages")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +127,7 @@ class ControlOutcome(_message.Message):
     APPLIED_AT_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    N_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -128,4 +139,5 @@ class ControlOutcome(_message.Message):
     applied_at: int
     operation: str
     has_more: bool
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ...) -> None: ...
+    n_messages: int
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_messages: _Optional[int] = ...) -> None: ...

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pulsar
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome, Result
@@ -13,9 +15,22 @@ from streaming.pulsar_client import connect
 from streaming.segments import positions
 from streaming.sender import PRODUCER_OPTIONS, ROW_BITS, ignore
 from streaming.tables import OUTCOMES
+from tracker.commands import OUTCOMES as OUTCOME_ROWS
+from tracker.messages import int64, typed, where
 
 _PRODUCER_SECONDS = 60
 _BATCH_OUTCOMES = 500
+
+_SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operation"]
+
+# What of an outcome is told; see ControlOutcome.
+TOLD = pa.schema(
+    [
+        *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
+        ("has_more", pa.bool_()),
+        ("n_messages", pa.int64()),
+    ]
+)
 
 _ENTRY = ("request_id", "subscription", "ledger_id", "entry_id")
 
@@ -42,10 +57,8 @@ class OutcomePublisher:
         """
         now = time.time_ns() // 1_000_000
         producer = self._open()
-        rows = outcomes.to_pylist()
-        entries = [tuple(row[name] for name in _ENTRY) for row in rows]
         first_id = tick << ROW_BITS
-        for number, row in enumerate(rows):
+        for number, row in enumerate(told(outcomes).to_pylist()):
             sequence_id = (tick << ROW_BITS) + number + 1
             if number % _BATCH_OUTCOMES == 0:
                 first_id = sequence_id
@@ -62,7 +75,8 @@ class OutcomePublisher:
                 reason=row["reason"] or "",
                 applied_at=now,
                 operation=row["operation"],
-                has_more=entries[number] in entries[number + 1 : number + 2],
+                has_more=row["has_more"],
+                n_messages=row["n_messages"],
             )
             producer.send_async(
                 outcome.SerializeToString(),
@@ -103,12 +117,41 @@ class OutcomePublisher:
     @staticmethod
     def _rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
         n = outcomes.num_rows
-        names = Result.DESCRIPTOR.values_by_number
+        names = [Result.Name(number) for number in range(len(Result.keys()))]
         values = {
             **{name: outcomes[name] for name in outcomes.column_names},
             "position": positions(outcomes),
-            "result": pa.array([names[number].name for number in outcomes["result"].to_pylist()], pa.string()),
+            "result": pa.array(names).take(outcomes["result"].combine_chunks()),
             "applied_at": pa.array([now] * n, pa.int64()),
             "batch_id": pa.array([tick] * n, pa.int64()),
         }
         return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
+
+
+def told(outcomes: pa.Table) -> pa.Table:
+    """What is published of OUTCOMES, as TOLD.
+
+    Those that may be summed up are one for each request, subscription and result, but for entries whose messages do not
+    share a result.
+    """
+    n = outcomes.num_rows
+    keys = [pc.fill_null(outcomes[name], "") if name == "subscription" else outcomes[name] for name in _ENTRY]
+    is_same = [pc.equal(key[1:], key[:-1]).to_numpy() for key in keys]
+    has_more = np.append(np.logical_and.reduce(is_same), False)[:n]
+    is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
+    is_summed &= ~has_more & ~np.append(False, has_more[:-1])[:n]
+    rows = typed(
+        {name: outcomes[name] for name in outcomes.column_names}
+        | {"has_more": pa.array(has_more), "n_messages": pa.array(np.zeros(n, np.int64))},
+        TOLD,
+    )
+    single, several = where(rows, ~is_summed), where(rows, is_summed)
+    counted = several.group_by(_SUMMED_BY, use_threads=False).aggregate([([], "count_all")])
+    nowhere = pa.array(np.full(counted.num_rows, -1))
+    summed = {
+        **{name: counted[name] for name in _SUMMED_BY},
+        **dict.fromkeys(("ledger_id", "entry_id", "batch_index"), nowhere),
+        "has_more": pa.array(np.zeros(counted.num_rows, np.bool_)),
+        "n_messages": counted["count_all"],
+    }
+    return pa.concat_tables([single, typed(summed, TOLD)])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from proto.delaylake_pb2 import ControlCommand, Result
+from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
 from tracker.index_bits import MAX_ENTRY_ID
-from tracker.messages import MESSAGES
+from tracker.messages import MESSAGES, Int64Array, typed
 from tracker.schedule import MAX_TIME_MILLIS
 
 # Kinds of commands, as the fields of ControlCommand.
@@ -24,6 +25,8 @@ RESTORE = "restore"
 PAUSE = "pause"
 RESUME = "resume"
 ANSWER = "answer"  # nothing to apply: only to be answered, with the row's result
+
+_CANCELS = "cancels"  # a cancel of several
 
 REPEATED = "the request id has been applied"
 
@@ -51,6 +54,7 @@ COMMANDS = pa.schema(
         ("deliver_at", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
+        ("sum_up", pa.bool_()),
         ("operation", pa.string()),  # the kind in capitals, of an answer that of its command
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
@@ -75,6 +79,7 @@ OUTCOMES = pa.schema(
         ("sequence", pa.int64()),  # rises from command to command; null where nothing was applied
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
+        ("sum_up", pa.bool_()),  # whether it may be told together with others; null: no
     ]
 )
 
@@ -96,6 +101,8 @@ class SubscriptionRule:
     name: str
     is_cumulative: bool  # its consumers acknowledge cumulatively, so that no single message can be skipped
 
+
+_T = TypeVar("_T")
 
 Routes = Mapping[str, Sequence[SubscriptionRule]]
 
@@ -120,7 +127,19 @@ class _NoRequestId(InvalidCommand):
 
 _PARTITION = re.compile(r"[0-9]{1,9}")
 
-_KIND, _RESULT, _REASON = (COMMANDS.get_field_index(name) for name in ("kind", "result", "reason"))
+# The columns of a command's rows in which they differ. The others are the same for all.
+_POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
+_SHARED = pa.schema([field for field in COMMANDS if field.name not in _POSITION])
+
+_NO_POSITION = np.array([[-1, -1, -1, -1, 0]])
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of one command that differ in what they name only."""
+
+    shared: dict[str, object]  # the other columns; null: not there
+    positions: Int64Array  # (rows, _POSITION)
 
 
 def decode(messages: pa.Table, routes: Routes) -> Decoded:
@@ -130,7 +149,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     applied is rejected and answered INVALID. A request id that comes twice here counts once; one of a command that has
     nothing to apply does not count, so that it may come again, corrected.
     """
-    rows: list[tuple[object, ...]] = []
+    rows: list[_Rows] = []
     seen: dict[str, None] = {}
     reasons: list[str | None] = []
     switches: list[Switch] = []
@@ -142,8 +161,8 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
             _check_request_id(command.request_id)
             of_command, switch = _rows(command, routes)
             if command.request_id in seen:
-                of_command = [_as_repeated(row) for row in of_command]
-            elif switch is not None or any(row[_KIND] != ANSWER for row in of_command):
+                of_command = [_as_repeated(part) for part in of_command]
+            elif switch is not None or any(part.shared["kind"] != ANSWER for part in of_command):
                 seen[command.request_id] = None
                 switches += [switch] if switch is not None else []
             rows += of_command
@@ -159,9 +178,16 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     with_reason = messages.set_column(
         MESSAGES.get_field_index("reason"), MESSAGES.field("reason"), pa.array(reasons, pa.string())
     )
-    columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(COMMANDS)
-    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, COMMANDS, strict=True)], schema=COMMANDS)
-    return Decoded(table, list(seen), with_reason.filter(pa.array(rejected)), switches)
+    return Decoded(_table(rows), list(seen), with_reason.filter(pa.array(rejected)), switches)
+
+
+def _table(parts: Sequence[_Rows]) -> pa.Table:
+    """The rows as COMMANDS."""
+    shared = pa.Table.from_pylist([part.shared for part in parts], schema=_SHARED)
+    shared = shared.take(pa.array(np.repeat(np.arange(len(parts)), [len(part.positions) for part in parts])))
+    positions = np.concatenate([np.zeros((0, len(_POSITION)), np.int64), *(part.positions for part in parts)])
+    named = {name: pa.array(positions[:, i]) for i, name in enumerate(_POSITION)}
+    return typed({name: named[name] if name in named else shared[name] for name in COMMANDS.names}, COMMANDS)
 
 
 def _check_request_id(request_id: str) -> None:
@@ -171,18 +197,18 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def _rows(command: ControlCommand, routes: Routes) -> tuple[list[tuple[object, ...]], Switch | None]:
-    operation = command.WhichOneof("operation")
-    if operation is None:
+def _rows(command: ControlCommand, routes: Routes) -> tuple[list[_Rows], Switch | None]:
+    operation = _kind(command)
+    if not operation:
         raise InvalidCommand("no operation, or one that is not known here")
     _check_names(command)
-    positions = list(_positions(command))
+    positions = np.array(_positions(command), np.int64).reshape(-1, len(_POSITION))
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
         reason = f"no route has the topic {command.topic!r}"
         return _answers(command, command.topic, [None], Result.NOT_FOUND, reason), None
     subscriptions = routes[topic]
-    rows: list[tuple[object, ...]] = []
+    rows: list[_Rows] = []
     known = {s.name for s in subscriptions}
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in known]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
@@ -196,34 +222,38 @@ def _rows(command: ControlCommand, routes: Routes) -> tuple[list[tuple[object, .
     if operation in (PAUSE, RESUME):
         rows += _answers(command, topic, [s.name for s in chosen.values()], Result.APPLIED, "")
         return rows, Switch(command.request_id, topic, mask, operation == PAUSE) if mask else None
-    deliver_at = getattr(getattr(command, operation), "deliver_at", 0)
-    if mask:
-        for entry_partition, ledger_id, entry_id, batch_index, known_time in positions:
-            if partition >= 0 and entry_partition not in (-1, partition):
-                reason = f"partition {entry_partition} is not {command.topic}"
-                position = ledger_id, entry_id, batch_index
-                rows += _answers(command, topic, [None], Result.INVALID, reason, position)
-                continue
-            rows.append(
-                (
-                    command.request_id,
-                    operation,
-                    topic,
-                    max(partition, entry_partition),
-                    mask,
-                    ledger_id,
-                    entry_id,
-                    batch_index,
-                    known_time if operation == SKIP else deliver_at,
-                    command.issued_by,
-                    command.issued_at,
-                    operation.upper(),
-                    None,
-                    None,
-                    None,
-                )
-            )
+    if not mask:
+        return rows, None
+    if partition >= 0:
+        is_other = ~np.isin(positions[:, 0], (-1, partition))
+        for other in np.unique(positions[is_other, 0]).tolist():
+            of_other = positions[positions[:, 0] == other]
+            of_other[:, 0], of_other[:, -1] = -1, 0
+            reason = f"partition {other} is not {command.topic}"
+            rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
+        positions = positions[~is_other]
+        positions[:, 0] = partition
+    if len(positions):
+        rows.append(_Rows(_shared(command, operation, topic, mask), positions))
     return rows, None
+
+
+def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) -> dict[str, object]:
+    return {
+        "request_id": command.request_id,
+        "kind": kind,
+        "topic": topic,
+        "subscriptions": subscriptions,
+        "issued_by": command.issued_by,
+        "issued_at": command.issued_at,
+        "sum_up": command.sum_up,
+        "operation": _kind(command).upper(),
+    }
+
+
+def _kind(command: ControlCommand) -> str:
+    operation = command.WhichOneof("operation") or ""
+    return CANCEL if operation == _CANCELS else operation
 
 
 def _check_names(command: ControlCommand) -> None:
@@ -234,34 +264,49 @@ def _check_names(command: ControlCommand) -> None:
         raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
-def _positions(command: ControlCommand) -> Iterable[tuple[int, int, int, int, int]]:
-    """(partition, ledger, entry, batch index, time) of each message or entry that the command names; time 0: any."""
-    if command.HasField("cancel"):
-        cancel = command.cancel
-        _check(cancel.ledger_id, cancel.entry_id)
-        if cancel.deliver_at <= 0:
-            raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
-        if cancel.deliver_at > MAX_TIME_MILLIS:
-            raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
-        yield -1, cancel.ledger_id, cancel.entry_id, -1, cancel.deliver_at
-        return
+def _positions(command: ControlCommand) -> list[tuple[int, int, int, int, int]]:
+    """For each message or entry that the command names the columns _POSITION."""
     operation = str(command.WhichOneof("operation"))
     if operation in (PAUSE, RESUME):
-        return
+        return []
     named = getattr(command, operation)
+    if operation == CANCEL:
+        return [_cancelled(named)]
+    if operation == _CANCELS:
+        return _limited([_cancelled(cancel) for cancel in named.messages], CANCEL)
     if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
         raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
-    if not named.entries:
-        raise InvalidCommand(f"a {operation} of no entries")
-    if sum(len(entry.batch_indexes) or 1 for entry in named.entries) > MAX_MESSAGES:
-        raise InvalidCommand(f"a {operation} of more than {MAX_MESSAGES:,} messages")
+    positions = []
+    new_time = 0 if operation != RESCHEDULE else named.deliver_at
     for entry in named.entries:
-        _check(entry.ledger_id, entry.entry_id)
-        partition = entry.partition if entry.HasField("partition") else -1
-        for batch_index in dict.fromkeys(entry.batch_indexes) or [-1]:
-            if batch_index > MAX_BATCH_INDEX or (batch_index < 0 and entry.batch_indexes):
+        ledger_id, entry_id, indexes = entry.ledger_id, entry.entry_id, entry.batch_indexes
+        _check(ledger_id, entry_id)
+        partition = max(entry.partition, -1) if entry.HasField("partition") else -1
+        time = entry.deliver_at if operation == SKIP else new_time
+        if not indexes:
+            positions.append((partition, ledger_id, entry_id, -1, time))
+        for batch_index in dict.fromkeys(indexes):
+            if not 0 <= batch_index <= MAX_BATCH_INDEX:
                 raise InvalidCommand(f"batch index {batch_index} is out of range")
-            yield max(partition, -1), entry.ledger_id, entry.entry_id, batch_index, entry.deliver_at
+            positions.append((partition, ledger_id, entry_id, batch_index, time))
+    return _limited(positions, operation)
+
+
+def _cancelled(cancel: CancelDelayedMessage) -> tuple[int, int, int, int, int]:
+    _check(cancel.ledger_id, cancel.entry_id)
+    if cancel.deliver_at <= 0:
+        raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
+    if cancel.deliver_at > MAX_TIME_MILLIS:
+        raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
+    return -1, cancel.ledger_id, cancel.entry_id, -1, cancel.deliver_at
+
+
+def _limited(positions: list[_T], operation: str) -> list[_T]:
+    if not positions:
+        raise InvalidCommand(f"a {operation} of no entries")
+    if len(positions) > MAX_MESSAGES:
+        raise InvalidCommand(f"a {operation} of more than {MAX_MESSAGES:,} messages")
+    return positions
 
 
 def _check(ledger_id: int, entry_id: int) -> None:
@@ -293,21 +338,20 @@ def _answers(
     subscriptions: Iterable[str | None],
     result: int,
     reason: str,
-    position: tuple[int, int, int] = (-1, -1, -1),
-) -> list[tuple[object, ...]]:
-    names = (name if len(name.encode()) <= MAX_NAME_BYTES else "" for name in (topic, command.issued_by))
-    topic, issued_by = names
-    head = (command.request_id, ANSWER, topic, -1, 0, *position, 0, issued_by, command.issued_at)
-    operation = (command.WhichOneof("operation") or "").upper()
-    return [(*head, operation, subscription, result, reason) for subscription in subscriptions]
+    positions: Int64Array = _NO_POSITION,
+) -> list[_Rows]:
+    shared = _shared(command, ANSWER, topic, 0) | {"result": result, "reason": reason}
+    for column in ("topic", "issued_by"):
+        if len(str(shared[column]).encode()) > MAX_NAME_BYTES:
+            shared[column] = ""
+    return [_Rows(shared | {"subscription": subscription}, positions) for subscription in subscriptions]
 
 
-def _as_repeated(row: tuple[object, ...]) -> tuple[object, ...]:
-    """The answer to a row of a command whose request id has come before."""
-    if row[_KIND] == ANSWER:
-        return row
-    changed = {_KIND: ANSWER, _RESULT: Result.ALREADY_APPLIED, _REASON: REPEATED}
-    return tuple(changed.get(i, value) for i, value in enumerate(row))
+def _as_repeated(rows: _Rows) -> _Rows:
+    """The answer to rows of a command whose request id has come before."""
+    if rows.shared["kind"] == ANSWER:
+        return rows
+    return replace(rows, shared=rows.shared | {"kind": ANSWER, "result": Result.ALREADY_APPLIED, "reason": REPEATED})
 
 
 def command_positions(commands: pa.Table) -> pa.Table:

@@ -496,7 +496,10 @@ class Control:
         names = [self._subscriptions[topic][subscription] for topic in of_command["topic"].to_pylist()]
         n = len(kept)
         values = {
-            **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
+            **{
+                name: of_command[name]
+                for name in ("request_id", "topic", "operation", "issued_by", "issued_at", "sum_up")
+            },
             "subscription": pa.array(names, pa.string()),
             "partition": of_row["partition"],
             "ledger_id": of_row["ledger_id"],

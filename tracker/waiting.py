@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tracker.commands import COMMANDS
 from tracker.index_bits import by_ledger
-from tracker.messages import BoolArray, Int64Array, concat, int64, pack, unpack, where
+from tracker.messages import BoolArray, Int64Array, concat, int64, pack, typed, unpack, where
 from tracker.store import Store
 
 _TABLE = "waiting"
@@ -74,7 +74,7 @@ class WaitingCommands:
             return WAITING.empty_table()
         data = self._store.get(_TABLE, (ledger, 0))
         assert data is not None, f"the commands that wait for ledger {ledger} are lost"
-        return unpack(data)
+        return typed(unpack(data), WAITING)
 
     def _put(self, ledger: int, rows: pa.Table) -> None:
         if rows.num_rows:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
-from admin.bulk import Action, Call, Change, Plan, Tally, plan
-from admin.control_requests import Cancel, Outcome
+from admin.bulk import NAMED, Action, Call, Change, Plan, Tally, plan, requests
+from admin.control_requests import Outcome
 from admin.message_ids import MessageRef
-from admin.pending import PendingMessage
-from conf.settings import Subscription, SubscriptionType
+from conf.settings import Settings, Subscription, SubscriptionType
 from tracker.moved import HELD_MILLIS
 
 CANCEL = Change(Action.CANCEL)
@@ -16,39 +16,56 @@ DESTINATION = "persistent://public/default/d"
 SHARED = Subscription(name="shared", destination=DESTINATION)
 EXCLUSIVE = Subscription(name="exclusive", type=SubscriptionType.EXCLUSIVE, destination=DESTINATION)
 
-
-def message(entry: int, *subscriptions: str, index: int = -1, size: int = 1, due: int = 100) -> PendingMessage:
-    ref = MessageRef(1, entry, -1, index)
-    return PendingMessage(ref, due, subscriptions or ("shared", "exclusive"), size, None, None, {}, 0, 0, 0, "p")
+Row = dict[str, int]
 
 
-def outcome(subscription: str, entry: int, result: str, index: int = -1) -> Outcome:
-    return Outcome(subscription, MessageRef(1, entry, -1, index), result, "", result != "TOO_LATE")
+def message(entry: int, waits: int = 1, index: int = -1, size: int = 1, due: int = 100) -> Row:
+    position = {"ledger_id": 1, "entry_id": entry, "partition": -1, "batch_index": index}
+    return position | {"batch_size": size, "deliver_at": due, "waits": waits}
+
+
+def found(*rows: Row) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=NAMED.append(pa.field("waits", pa.int64())))
+
+
+def named(*rows: Row) -> pa.Table:
+    return found(*rows).select(NAMED.names)
+
+
+def outcome(subscription: str, result: str, n: int = 1) -> Outcome:
+    return Outcome(subscription, MessageRef(-1, -1), result, "", result != "TOO_LATE", n)
 
 
 def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancelled() -> None:
-    both, one = message(0), message(1, "shared")
-    assert plan([SHARED, EXCLUSIVE], [both, one], CANCEL) == Plan(
+    both, one = message(0, 0b11), message(1, 0b01)
+    assert plan([SHARED, EXCLUSIVE], found(both, one), CANCEL) == Plan(
         calls=[
-            Call("shared", Action.SKIP, [both.ref, one.ref], [100, 100]),
-            Call("exclusive", Action.CANCEL, cancels=[Cancel(MessageRef(1, 0), 100)]),
+            Call("shared", Action.SKIP, named(both, one)),
+            Call("exclusive", Action.CANCEL, named(both)),
         ],
         total=3,
         impossible=0,
-        batch_sizes={("exclusive", 1, 0): 1},
     )
 
 
 def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
     whole = [message(0, index=i, size=3, due=100 + i) for i in range(3)]
     part = [message(1, index=i, size=3) for i in range(2)]
-    made = plan([EXCLUSIVE], whole + part, CANCEL)
-    assert made.calls == [Call("exclusive", Action.CANCEL, cancels=[Cancel(MessageRef(1, 0), 102)])]
-    assert (made.total, made.impossible) == (5, 2)
+    made = plan([EXCLUSIVE], found(*whole, *part, message(2)), CANCEL)
+    assert made.calls == [
+        Call("exclusive", Action.CANCEL, named(message(2)), batch_size=1),
+        Call("exclusive", Action.CANCEL, named(message(0, size=3, due=102)), batch_size=3),
+    ]
+    assert (made.total, made.impossible) == (6, 2)
     tally = Tally(made)
-    tally.add(outcome("exclusive", 0, "APPLIED"))
+    tally.add(outcome("exclusive", "APPLIED", 3))
     assert tally.to_json() == {"applied": 3, "tooLate": 0, "notAllowed": 2}
     assert not tally.is_complete
+
+
+def test_nothing_found_is_nothing_to_do() -> None:
+    for change in (CANCEL, Change(Action.RESTORE), Change(Action.RESCHEDULE, shift_millis=5)):
+        assert plan([SHARED, EXCLUSIVE], found(), change) == Plan([], 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +77,35 @@ def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
     ],
 )
 def test_all_are_done_when_each_was_taken_back(results: list[str], counts: dict[str, int], complete: bool) -> None:
-    tally = Tally(plan([SHARED], [message(0), message(1)], CANCEL))
-    for entry, result in enumerate(results):
-        tally.add(outcome("shared", entry, result))
+    tally = Tally(plan([SHARED], found(message(0), message(1)), CANCEL))
+    for result in results:
+        tally.add(outcome("shared", result))
     assert (tally.to_json(), tally.is_complete) == (counts, complete)
 
 
 def test_messages_are_shifted_to_a_time_each_and_what_is_held_back_comes_at_once() -> None:
-    rows = [message(0), message(1, due=250), message(2), message(3, due=HELD_MILLIS), message(4, due=10)]
+    rows = found(message(0), message(1, due=250), message(2), message(3, due=HELD_MILLIS), message(4, due=10))
     made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, shift_millis=-50))
-    assert [(call.deliver_at, [m.entry_id for m in call.messages]) for call in made.calls] == [
+    assert [(call.deliver_at, call.rows["entry_id"].to_pylist()) for call in made.calls] == [
+        (0, [3, 4]),
         (50, [0, 2]),
         (200, [1]),
-        (0, [3, 4]),
     ]
     made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, deliver_at=7))
-    assert [(call.deliver_at, len(call.messages)) for call in made.calls] == [(7, 5)]
+    assert [(call.deliver_at, call.rows.num_rows) for call in made.calls] == [(7, 5)]
+
+
+def test_the_commands_of_a_plan_say_when_its_messages_wait_and_are_summed_up() -> None:
+    rows = found(*(message(i, 0b11, index=i % 2, size=1 + i % 2, due=100 + i) for i in range(1_500)))
+    made = plan([SHARED, EXCLUSIVE], rows, CANCEL)
+    sent = [r for call in made.calls for r in requests(Settings(), "tester", "t", call)]
+    commands = [r.command for r in sent]
+    assert all(c.sum_up for c in commands)
+    assert [(list(c.subscriptions), len(c.skip.entries), len(c.cancels.messages)) for c in commands] == [
+        (["shared"], 1_000, 0),
+        (["shared"], 500, 0),
+        (["exclusive"], 0, 750),
+    ]
+    last = commands[1].skip.entries[-1]
+    assert (last.entry_id, list(last.batch_indexes), last.deliver_at) == (1_499, [1], 1_599)
+    assert sum(r.n_messages for r in sent) == made.total - made.impossible

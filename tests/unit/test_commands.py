@@ -6,7 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result, SkipEntry, SkipMessages
+from proto.delaylake_pb2 import (
+    CancelDelayedMessage,
+    CancelDelayedMessages,
+    ControlCommand,
+    Result,
+    SkipEntry,
+    SkipMessages,
+)
 from tests.messages import messages
 from tracker.commands import (
     ANSWER,
@@ -115,6 +122,7 @@ LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\xc
         (cancel(deliver_at=2**63 - 1), f"deliver_at is beyond the year 9999: {2**63 - 1}"),
         (skip(), "a skip of no entries"),
         (skip(SkipEntry(ledger_id=1, entry_id=1), SkipEntry(ledger_id=-7)), "no such position can be: -7:0"),
+        (ControlCommand(request_id="r", cancels=CancelDelayedMessages()), "a cancel of no entries"),
         (skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=[-1])), "batch index -1 is out of range"),
         (
             skip(SkipEntry(ledger_id=1, entry_id=1, batch_indexes=[MAX_BATCH_INDEX + 1])),
@@ -201,13 +209,24 @@ def test_a_cumulative_subscription_refuses_a_skip_but_no_cancel() -> None:
     assert read(cancel(subscriptions=["exclusive"])).commands["subscriptions"].to_pylist() == [0b10]
 
 
+def test_one_command_may_cancel_many_entries() -> None:
+    named = [CancelDelayedMessage(ledger_id=1, entry_id=i, deliver_at=10 + i) for i in range(3)]
+    cancels = CancelDelayedMessages(messages=named)
+    decoded = read(ControlCommand(request_id="r", topic=ORDERS, cancels=cancels))
+    rows = decoded.commands.to_pylist()
+    assert [(r["kind"], r["operation"], r["entry_id"], r["batch_index"], r["deliver_at"]) for r in rows] == [
+        (CANCEL, "CANCEL", i, -1, 10 + i) for i in range(3)
+    ]
+    assert decoded.request_ids == ["r"]
+
+
 def test_an_entry_of_another_partition_than_the_topic_is_invalid() -> None:
     entries = [SkipEntry(ledger_id=1, entry_id=i, partition=p) for i, p in enumerate((3, 4, -1))]
     decoded = read(skip(*entries, topic="orders-partition-3", subscriptions=["shared"]))
     rows = decoded.commands.to_pylist()
     assert [(r["kind"], r["entry_id"], r["partition"], r["result"]) for r in rows] == [
-        (SKIP, 0, 3, None),
         (ANSWER, 1, -1, Result.INVALID),
+        (SKIP, 0, 3, None),
         (SKIP, 2, 3, None),
     ]
 
