@@ -129,23 +129,17 @@ class OutcomePublisher:
 
 
 def told(outcomes: pa.Table) -> pa.Table:
-    """What is published of OUTCOMES, as TOLD.
-
-    Those that may be summed up are one for each request, subscription and result, but for entries whose messages do not
-    share a result.
-    """
-    n = outcomes.num_rows
-    keys = [pc.fill_null(outcomes[name], "") if name == "subscription" else outcomes[name] for name in _ENTRY]
-    is_same = [pc.equal(key[1:], key[:-1]).to_numpy() for key in keys]
-    has_more = np.append(np.logical_and.reduce(is_same), False)[:n]
+    """What is published of OUTCOMES, as TOLD: of those that may be summed up one for each request and result."""
     is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
-    is_summed &= ~has_more & ~np.append(False, has_more[:-1])[:n]
-    rows = typed(
-        {name: outcomes[name] for name in outcomes.column_names}
-        | {"has_more": pa.array(has_more), "n_messages": pa.array(np.zeros(n, np.int64))},
-        TOLD,
-    )
-    single, several = where(rows, ~is_summed), where(rows, is_summed)
+    single, several = where(outcomes, ~is_summed), where(outcomes, is_summed)
+    n = single.num_rows
+    keys = [pc.fill_null(single[name], "") if name == "subscription" else single[name] for name in _ENTRY]
+    is_same = [pc.equal(key[1:], key[:-1]).to_numpy() for key in keys]
+    alone = {
+        **{name: single[name] for name in single.column_names},
+        "has_more": pa.array(np.append(np.logical_and.reduce(is_same), False)[:n]),
+        "n_messages": pa.array(np.zeros(n, np.int64)),
+    }
     counted = several.group_by(_SUMMED_BY, use_threads=False).aggregate([([], "count_all")])
     nowhere = pa.array(np.full(counted.num_rows, -1))
     summed = {
@@ -154,4 +148,4 @@ def told(outcomes: pa.Table) -> pa.Table:
         "has_more": pa.array(np.zeros(counted.num_rows, np.bool_)),
         "n_messages": counted["count_all"],
     }
-    return pa.concat_tables([single, typed(summed, TOLD)])
+    return pa.concat_tables([typed(alone, TOLD), typed(summed, TOLD)])

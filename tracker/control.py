@@ -495,11 +495,11 @@ class Control:
         of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
         names = [self._subscriptions[topic][subscription] for topic in of_command["topic"].to_pylist()]
         n = len(kept)
+        # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
+        is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
         values = {
-            **{
-                name: of_command[name]
-                for name in ("request_id", "topic", "operation", "issued_by", "issued_at", "sum_up")
-            },
+            **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
+            "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
             "subscription": pa.array(names, pa.string()),
             "partition": of_row["partition"],
             "ledger_id": of_row["ledger_id"],

@@ -287,6 +287,20 @@ def test_an_entry_of_which_part_is_handed_out_has_an_outcome_for_each_message(de
     assert apply_to_batch(Desk().at(6, 50_002), [command("r", 1, 8)]) == [(-1, Result.TOO_LATE)]
 
 
+def test_only_what_a_command_names_one_by_one_is_summed_up(desk: Desk) -> None:
+    desk.at(5, released=50_001)
+    rows = [command("whole", 1, 8), *(command("single", 1, 8, batch_index=i) for i in range(3))]
+    rows = [row | {"sum_up": True} for row in [*rows, command("alone", 1, 7)]]
+    known = pa.concat_tables([BATCH, ALONE]).select(KNOWN.names)
+    new = np.zeros(known.num_rows, np.bool_)
+    told = desk.control.apply(commands(rows), ["whole", "single", "alone"], known, new, desk.moment).to_pylist()
+    assert {(o["request_id"], o["batch_index"], o["sum_up"]) for o in told} == {
+        *(("whole", i, False) for i in range(3)),
+        *(("single", i, True) for i in range(3)),
+        ("alone", -1, True),
+    }
+
+
 def test_a_batch_index_that_the_entry_does_not_have_is_invalid(desk: Desk) -> None:
     assert apply_to_batch(desk, [command("r", 1, 8, batch_index=3)]) == [(3, Result.INVALID)]
     assert apply_to_batch(desk, [command("s", 1, 7, batch_index=1)], ALONE) == [(1, Result.INVALID)]

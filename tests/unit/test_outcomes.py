@@ -40,12 +40,13 @@ def test_those_of_a_request_that_share_a_result_are_one() -> None:
     ]
 
 
-def test_what_the_messages_of_an_entry_do_not_share_is_told_one_by_one() -> None:
-    rows = [outcome(0), outcome(1, batch_index=0), outcome(1, batch_index=1, result=3), outcome(2)]
+def test_single_messages_of_an_entry_are_summed_up_unless_the_entry_was_named() -> None:
+    rows = [outcome(0, batch_index=0), outcome(0, batch_index=1)]
+    rows += [outcome(1, batch_index=i, result=1 + 2 * i, sum_up=False) for i in range(2)] + [outcome(2)]
     assert published(*rows) == [
         ("r", "a", 1, 1, 0, 1, True, 0),
         ("r", "a", 1, 1, 1, 3, False, 0),
-        ("r", "a", -1, -1, -1, 1, False, 2),
+        ("r", "a", -1, -1, -1, 1, False, 3),
     ]
 
 
