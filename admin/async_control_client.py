@@ -24,9 +24,8 @@ _OPERATION_SECONDS = 3
 _RETRY_SECONDS = 0.5
 _POLL_MILLIS = 300
 
-_MESSAGES_AHEAD = 20_000  # of a caller's, named in commands that are not answered yet
-_MAX_PENDING = 100_000  # commands that the broker has not taken yet
-_SHOWN = 5
+_MAX_PENDING = 100_000  # commands that the broker has not taken yet; beyond that they are refused
+_MESSAGES_AHEAD = 20_000  # so that several callers find room, also with commands of one message each
 
 # The client's own reconnecting may wait a minute before it tries again.
 _GIVE_UP_SECONDS = 5.0
@@ -37,7 +36,7 @@ _Coming = asyncio.Queue["ControlOutcome | ControlUnavailable"]
 
 
 class ControlUnavailable(ControlError):
-    """The broker can't be reached now, so that nothing was sent."""
+    """The broker can't be reached now. What was sent before may be done."""
 
 
 class NoAnswer(ControlError):
@@ -127,10 +126,7 @@ class AsyncControlClient:
         except pulsar.PulsarException as error:
             raise ControlUnavailable(f"the broker did not take the command: {error}") from error
         except TimeoutError:
-            raise NoAnswer(
-                f"no answer within {timeout_seconds:g} s (does the job run?); "
-                f"request id: {', '.join(list(window.waiting)[:_SHOWN])}"
-            ) from None
+            raise NoAnswer(window.no_answer(timeout_seconds)) from None
         finally:
             for request_id in window.waiting:
                 self._waiting.pop(request_id, None)

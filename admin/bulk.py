@@ -10,22 +10,24 @@ from enum import StrEnum
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from admin.control_requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, Requests
+from admin.control_requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, RequestFactory
 from admin.message_ids import MessageRef
 from admin.pending import WAITS, Pending, PendingError, PendingFilter, State
 from conf.settings import Settings, Subscription
 from tracker.messages import Int64Array, int64, typed, where
 from tracker.moved import HELD_MILLIS
+from tracker.schedule import MAX_TIME_MILLIS
 
 # What is known of messages that are to be changed.
 NAMED = pa.schema(
     [
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
-        ("partition", pa.int64()),
-        ("batch_index", pa.int64()),
-        ("batch_size", pa.int64()),
+        ("partition", pa.int32()),
+        ("batch_index", pa.int32()),
+        ("batch_size", pa.int32()),
         ("deliver_at", pa.int64()),
     ]
 )
@@ -57,9 +59,9 @@ class Change:
     shift_millis: int | None = None
 
     def new_times(self, rows: pa.Table) -> Int64Array:
-        """When messages are to be delivered."""
-        if self.action is not Action.RESCHEDULE or self.deliver_at is not None:
-            return np.full(rows.num_rows, self.deliver_at or 0)
+        """When messages are to be delivered that are rescheduled."""
+        if self.deliver_at is not None:
+            return np.full(rows.num_rows, self.deliver_at)
         due = int64(rows, "deliver_at")
         # What is held back has no time that could be shifted: it is delivered at once.
         return np.where(due >= HELD_MILLIS, 0, np.maximum(due + (self.shift_millis or 0), 0))
@@ -100,18 +102,12 @@ class Tally:
     """Counts what became of the messages of a plan, by result, for each subscription that they waited for."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
         self.results: Counter[str] = Counter({"NOT_ALLOWED": plan.impossible} if plan.impossible else {})
         self.done = 0
 
     def add(self, outcome: Outcome) -> None:
         self.results[outcome.result] += outcome.n_messages
         self.done += outcome.n_messages * outcome.is_done
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all were done."""
-        return self.done >= self._plan.total
 
     def to_json(self) -> dict[str, int]:
         """The counts as `applied`, `tooLate` and so on."""
@@ -171,16 +167,19 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
                 Call(subscription.name, Action.CANCEL, where(entries, sizes == size), batch_size=size)
                 for size in np.unique(sizes).tolist()
             ]
-            continue
-        action = Action.SKIP if change.action is Action.CANCEL else change.action
-        for time, chosen in _by_time(waiting, change.new_times(waiting)):
-            calls.append(Call(subscription.name, action, chosen, time))
+        elif change.action is Action.RESCHEDULE:
+            by_time = _by_time(waiting, change.new_times(waiting))
+            calls += [Call(subscription.name, change.action, chosen, time) for time, chosen in by_time]
+        elif waiting.num_rows:
+            action = Action.RESTORE if change.action is Action.RESTORE else Action.SKIP
+            calls.append(Call(subscription.name, action, waiting))
     return Plan(calls, total, impossible)
 
 
 def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> Iterator[ControlRequest]:
     """A call's commands, answered by numbers of messages."""
-    made = Requests(settings, issued_by, topic, [call.subscription], sum_up=True)
+    made = RequestFactory(settings, issued_by, topic, [call.subscription], sum_up=True)
+    # A command at a time, so that there are few Python objects of a million messages.
     for start in range(0, call.rows.num_rows, MAX_ENTRIES):
         rows = call.rows.slice(start, MAX_ENTRIES)
         position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
@@ -208,7 +207,8 @@ def _whole_entries(rows: pa.Table) -> pa.Table:
         "partition": entries["partition_max"],
         "batch_index": pa.array(np.full(entries.num_rows, -1)),
         "batch_size": entries["batch_size_max"],
-        "deliver_at": entries["deliver_at_max"],
+        # What is held back has none; and a cancel's time need not be its message's.
+        "deliver_at": pc.min_element_wise(entries["deliver_at_max"], MAX_TIME_MILLIS),
     }
     return typed(columns, NAMED)
 
@@ -217,7 +217,7 @@ def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]
     """The rows that share a time, for each time."""
     order = np.argsort(times, kind="stable")
     rows, times = rows.take(pa.array(order)), times[order]
-    starts = np.flatnonzero(np.diff(times, prepend=-1)).tolist()
+    starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1)).tolist()
     for start, end in itertools.pairwise([*starts, len(times)]):
         yield int(times[start]), rows.slice(start, end - start)
 

@@ -13,7 +13,7 @@ from admin.control_requests import (
     ControlError,
     ControlRequest,
     Outcome,
-    Requests,
+    RequestFactory,
     Window,
 )
 from admin.message_ids import MessageRef
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from admin.bulk import Call
 
 
-_MESSAGES_AHEAD = 100_000
+_MESSAGES_AHEAD = 100_000  # also commands of one message each: where Pulsar's client keeps no more, sending waits
 
 
 class ControlClient:
@@ -62,8 +62,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        requests = self._requests(topic, subscriptions)
-        return self._send(map(requests.cancel, cancels), timeout_seconds)
+        return self._send(map(self._factory(topic, subscriptions).cancel, cancels), timeout_seconds)
 
     def skip(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
@@ -73,7 +72,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send(self._requests(topic, subscriptions).skip(messages), timeout_seconds)
+        return self._send(self._factory(topic, subscriptions).skip(messages), timeout_seconds)
 
     def reschedule(
         self,
@@ -88,7 +87,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send(self._requests(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
+        return self._send(self._factory(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
 
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
@@ -98,7 +97,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send(self._requests(topic, subscriptions).restore(messages), timeout_seconds)
+        return self._send(self._factory(topic, subscriptions).restore(messages), timeout_seconds)
 
     def pause(
         self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
@@ -108,7 +107,7 @@ class ControlClient:
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send([self._requests(topic, subscriptions).pause(is_paused)], timeout_seconds)
+        return self._send([self._factory(topic, subscriptions).pause(is_paused)], timeout_seconds)
 
     def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
         """Does what the calls of a plan say; yields what became of the messages, summed up.
@@ -121,8 +120,8 @@ class ControlClient:
         made = (r for call in calls for r in requests(self._settings, self._issued_by, topic, call))
         return self._send(made, timeout_seconds)
 
-    def _requests(self, topic: str, subscriptions: Sequence[str]) -> Requests:
-        return Requests(self._settings, self._issued_by, topic, subscriptions)
+    def _factory(self, topic: str, subscriptions: Sequence[str]) -> RequestFactory:
+        return RequestFactory(self._settings, self._issued_by, topic, subscriptions)
 
     def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands, some of them ahead, and yields their outcomes until each has all of them.
@@ -131,10 +130,11 @@ class ControlClient:
             timeout_seconds: from one outcome to the next.
         """
         window = Window(requests, _MESSAGES_AHEAD)
-        deadline = time.monotonic() + timeout_seconds
+        deadline = 0.0
         while True:
             while request := window.next():
                 self._producer.send_async(request.command.SerializeToString(), None)
+                deadline = time.monotonic() + timeout_seconds
             if not window.waiting:
                 return
             left = int((deadline - time.monotonic()) * 1000)
@@ -143,12 +143,9 @@ class ControlClient:
                     raise pulsar.Timeout
                 told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
             except pulsar.Timeout:
-                raise ControlError(
-                    f"no answer within {timeout_seconds:.0f} s (does the job run?); "
-                    f"request ids: {', '.join(list(window.waiting)[:5])}"
-                ) from None
+                raise ControlError(window.no_answer(timeout_seconds)) from None
             # Others may have commands of their own.
             if told.request_id in window.waiting:
-                deadline = time.monotonic() + timeout_seconds
                 if outcome := window.take(told):
                     yield outcome
+                deadline = time.monotonic() + timeout_seconds

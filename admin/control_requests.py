@@ -23,6 +23,8 @@ from proto.delaylake_pb2 import (
     SkipEntry,
 )
 
+_SHOWN_IDS = 5
+
 _T = TypeVar("_T")
 
 MAX_ENTRIES = 1_000  # of a command; more are sent as several
@@ -148,15 +150,15 @@ class SummedUpRequest(ControlRequest):
         return not self._left
 
     def _settle(self, told: ControlOutcome) -> int:
-        total = 0
-        for name in [name for name in self._left if told.subscription in ("", name)]:
-            # One that names neither a message nor a number is of all.
-            n = told.n_messages or (self._left[name] if told.ledger_id < 0 else int(not told.has_more))
-            total += n
-            self._left[name] -= n
-            if self._left[name] <= 0:
-                del self._left[name]
-        return total * self._batch_size
+        names = [n for n in self._left if told.subscription in ("", n) or not n]
+        if told.ledger_id >= 0:
+            # One of the messages of an entry that was named whole, which ends with the last of them.
+            settled = dict.fromkeys(names, int(not told.has_more))
+        else:
+            # Without a number it is of all.
+            settled = {name: min(told.n_named or self._left[name], self._left[name]) for name in names}
+        self._left = {n: left for n in self._left if (left := self._left[n] - settled.get(n, 0))}
+        return len(names) if told.ledger_id >= 0 else sum(settled.values()) * self._batch_size
 
 
 class Window:
@@ -172,6 +174,11 @@ class Window:
         self._most = most
         self._ahead = 0
         self.waiting: dict[str, ControlRequest] = {}  # by request id: sent, and not answered
+
+    def no_answer(self, timeout_seconds: float) -> str:
+        """What to say where no outcome came in time: with a few of the ids that find the commands in `outcomes`."""
+        ids = ", ".join(list(self.waiting)[:_SHOWN_IDS])
+        return f"no answer within {timeout_seconds:g} s (does the job run?); request id: {ids}"
 
     def next(self) -> ControlRequest | None:
         """The next request to send; None where there is none, or none now."""
@@ -196,8 +203,8 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Requests:
-    """Makes the requests about messages of one topic.
+class RequestFactory:
+    """Makes requests about messages of one topic.
 
     Attributes:
         subscriptions: their names; none: all of the topic's.

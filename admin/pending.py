@@ -268,17 +268,53 @@ class Pending:
             ).encode()
         return Page(self.version, self.as_of, found, cursor)
 
+    def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
+        """The next messages of the listing, soonest first: columns of the delayed index, and WAITS.
+
+        Args:
+            limit: at most so many.
+        """
+        found: list[pa.Table] = []
+        after = self._cursor.last if self._cursor else None
+        read = dict.fromkeys((*_ORDER, *columns, "subscription"))
+        left = candidates = limit
+        order, shown = ", ".join(_ORDER), ", ".join(columns)
+        while True:
+            # The soonest rows are quick to find, and only for them is looked up what became of them.
+            source = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
+            self._sql(
+                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {order} "  # noqa: S608
+                f"LIMIT {candidates}"
+            )
+            last = self._sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
+            if not last.num_rows:
+                found.append(self._sql(f"SELECT {shown}, CAST(0 AS BIGINT) AS {WAITS} FROM candidates"))  # noqa: S608
+                break
+            waiting = self._waiting("SELECT * FROM candidates", "candidates")
+            found.append(
+                self._sql(
+                    f"SELECT {shown}, {WAITS} FROM ({waiting}) AS p WHERE {WAITS} <> 0 ORDER BY {order} LIMIT {left}"  # noqa: S608
+                )
+            )
+            left -= found[-1].num_rows
+            count = self._sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
+            if not left or count < candidates:
+                break
+            after = tuple(last.to_pylist()[0].values())
+            candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
+        return pa.concat_tables(found)
+
     def count(self) -> int:
         """How many messages there are."""
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
-        return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE waits <> 0")["n"][0].as_py())  # noqa: S608
+        return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
     def histogram(self, width_millis: int) -> list[tuple[int, int]]:
         """How many messages are due in each span of time: its start, ms since the epoch, and a number beyond 0."""
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         bins = self._sql(
             f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
-            f"WHERE waits <> 0 AND deliver_at < {HELD_MILLIS} GROUP BY bin ORDER BY bin"
+            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_MILLIS} GROUP BY bin ORDER BY bin"
         )
         return [(row["bin"] * width_millis, row["n"]) for row in bins.to_pylist()]
 
@@ -290,7 +326,7 @@ class Pending:
         names = [s.name for s in self.subscriptions]
         columns = []
         for i in range(len(names)):
-            waits = f"waits & {1 << i} <> 0"
+            waits = f"{WAITS} & {1 << i} <> 0"
             columns += [f"count(*) FILTER (WHERE {waits}) AS pending_{i}"]
             columns += [
                 f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
@@ -344,40 +380,6 @@ class Pending:
         last = {row["subscription"]: row["operation"] for row in switches}
         return {name for name, operation in last.items() if operation == "PAUSE"}
 
-    def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
-        """The next messages of the listing, soonest first: columns of the delayed index, and WAITS.
-
-        Args:
-            limit: at most so many.
-        """
-        found: list[pa.Table] = []
-        after = self._cursor.last if self._cursor else None
-        read = dict.fromkeys((*_ORDER, *columns, "subscription"))
-        left = candidates = limit
-        while True:
-            # The soonest rows are quick to find, and only for them is looked up what became of them.
-            rows = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
-            self._sql(
-                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({rows}) AS r ORDER BY {', '.join(_ORDER)} "  # noqa: S608
-                f"LIMIT {candidates}"
-            )
-            last = self._sql(f"SELECT {', '.join(_ORDER)} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
-            if not last.num_rows and found:
-                break
-            waiting = self._waiting("SELECT * FROM candidates", "candidates")
-            table = self._sql(
-                f"SELECT {', '.join(columns)}, waits FROM ({waiting}) AS p WHERE waits <> 0 "  # noqa: S608
-                f"ORDER BY {', '.join(_ORDER)} LIMIT {left}"
-            )
-            found.append(table)
-            left -= table.num_rows
-            count = self._sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
-            if not left or count < candidates:
-                break
-            after = tuple(last.to_pylist()[0].values())
-            candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
-        return pa.concat_tables(found)
-
     def _times(self, n: int, after: tuple[int, ...] | None) -> str:
         """A condition that holds for the first n rows, and by which a reader passes most others over.
 
@@ -402,7 +404,7 @@ class Pending:
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
     def _waiting(self, rows: str, of: str | None = None) -> str:
-        """Rows of the delayed index with the column `waits`: a bit for each subscription that has them in the state.
+        """Rows of the delayed index with the column WAITS.
 
         Creates the table `done` for it. A CANCEL row takes back what is due at its time or before: that of a cancel
         which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry. A RESTORE row
@@ -447,7 +449,7 @@ class Pending:
             f"CASE WHEN {_is_left(i, name, is_taken_back)} THEN {1 << i} ELSE 0 END" for i, name in enumerate(names)
         ]
         return f"""
-            SELECT i.*, {" + ".join(bits)} AS waits FROM ({rows}) AS i
+            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i
             LEFT JOIN done AS one ON one.ledger_id = i.ledger_id AND one.entry_id = i.entry_id
                 AND one.batch_index = i.batch_index
             LEFT JOIN (SELECT * FROM done WHERE batch_index = -1) AS whole ON whole.ledger_id = i.ledger_id
@@ -461,7 +463,7 @@ class Pending:
     def _message(self, row: dict[str, Any]) -> PendingMessage:
         return PendingMessage(
             ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
-            subscriptions=tuple(s.name for i, s in enumerate(self.subscriptions) if row["waits"] >> i & 1),
+            subscriptions=tuple(s.name for i, s in enumerate(self.subscriptions) if row[WAITS] >> i & 1),
             properties=dict(row["properties"] or ()),
             **{
                 name: row[name]

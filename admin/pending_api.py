@@ -224,7 +224,7 @@ async def by_filter(
         rows = await asyncio.to_thread(matching, question, body.max)
     except PendingError as error:
         raise _refusal(error) from error
-    todo = plan(question.subscriptions, rows, change)
+    todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
     tally = Tally(todo)
     commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
     async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):

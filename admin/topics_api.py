@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from admin.async_control_client import AsyncControlClient
 from admin.bulk import Action, Change
-from admin.control_requests import ControlRequest, Outcome, Requests
+from admin.control_requests import ControlRequest, Outcome, RequestFactory
 from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
 from admin.pending_api import by_filter, parse_bulk
@@ -96,7 +96,7 @@ async def cancel_delayed_message(
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    return await _send(request, [_requests(request, role, target, names).cancel(cancel)], _CANCEL_CODES)
+    return await _send(request, [_factory(request, role, target, names).cancel(cancel)], _CANCEL_CODES)
 
 
 @router.post(
@@ -122,7 +122,7 @@ async def acknowledge_message(
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    return await _send(request, _requests(request, role, target, names).skip([message]), _CANCEL_CODES)
+    return await _send(request, _factory(request, role, target, names).skip([message]), _CANCEL_CODES)
 
 
 @router.post(
@@ -173,8 +173,8 @@ async def reschedule(request: Request, role: Canceller, target: TargetTopic, sub
     if await _has_filter(request):
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
     messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
-    requests = _requests(request, role, target, [subscription])
-    return await _send(request, requests.reschedule(messages, deliver_at), _CANCEL_CODES)
+    factory = _factory(request, role, target, [subscription])
+    return await _send(request, factory.reschedule(messages, deliver_at), _CANCEL_CODES)
 
 
 @router.post(
@@ -190,8 +190,8 @@ async def deliver_now(request: Request, role: Canceller, target: TargetTopic, su
         at_once = Change(Action.RESCHEDULE, deliver_at=0)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
     messages = await _named(request, target, subscription, parse_skip)
-    requests = _requests(request, role, target, [subscription])
-    return await _send(request, requests.reschedule(messages, 0), _CANCEL_CODES)
+    factory = _factory(request, role, target, [subscription])
+    return await _send(request, factory.reschedule(messages, 0), _CANCEL_CODES)
 
 
 @router.post(
@@ -207,7 +207,7 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
         undo = Change(Action.RESTORE)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
     messages = await _named(request, target, subscription, parse_skip)
-    return await _send(request, _requests(request, role, target, [subscription]).restore(messages), _CANCEL_CODES)
+    return await _send(request, _factory(request, role, target, [subscription]).restore(messages), _CANCEL_CODES)
 
 
 @router.post(
@@ -251,11 +251,11 @@ async def _skip(
     parse: Callable[[bytes, int], list[MessageRef]],
 ) -> Response:
     messages = await _named(request, target, subscription, parse)
-    return await _send(request, _requests(request, role, target, [subscription]).skip(messages), _SKIP_CODES)
+    return await _send(request, _factory(request, role, target, [subscription]).skip(messages), _SKIP_CODES)
 
 
-def _requests(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> Requests:
-    return Requests(request.app.state.settings, role, target.name, subscriptions)
+def _factory(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> RequestFactory:
+    return RequestFactory(request.app.state.settings, role, target.name, subscriptions)
 
 
 async def _has_filter(request: Request) -> bool:
@@ -269,7 +269,7 @@ async def _has_filter(request: Request) -> bool:
 
 async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
     target.check_subscriptions([subscription])
-    return await _send(request, [_requests(request, role, target, [subscription]).pause(is_paused)], _CANCEL_CODES)
+    return await _send(request, [_factory(request, role, target, [subscription]).pause(is_paused)], _CANCEL_CODES)
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:

@@ -252,12 +252,11 @@ def _change(
     options = global_options(context)
     console = Console(stderr=True)
 
-    def confirm(matching: dict[str, Any]) -> None:
-        if matching["matched"] and not yes:
-            n = matching["matched"]
+    def confirm(n: int, listed: Callable[[], list[dict[str, Any]]]) -> None:
+        if n and not yes:
             if not console.is_terminal:
                 raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
-            console.print(_messages_text(matching["messages"][:_SHOWN]), highlight=False)
+            console.print(_messages_text(listed()), highlight=False)
             typer.confirm(f"{change.action} {n:,} messages?", abort=True, err=True)
 
     if options.api_url is not None:
@@ -287,7 +286,7 @@ def _by_rest(
     change: Change,
     dry_run: bool,
     max_matched: int,
-    confirm: Callable[[dict[str, Any]], None],
+    confirm: Callable[[int, Callable[[], list[dict[str, Any]]]], None],
     timeout: float,
 ) -> dict[str, Any]:
     stats = client.delayed(topic, {"subscription": wanted.subscription} if wanted.subscription else {}, is_stats=True)
@@ -308,7 +307,7 @@ def _by_rest(
     most = max(matching, key=lambda found: found["matched"])
     if dry_run:
         return most
-    confirm(most)
+    confirm(most["matched"], lambda: most["messages"][:_SHOWN])
     counts: Counter[str] = Counter()
     for name in names:
         counts.update(call(name))
@@ -322,7 +321,7 @@ def _by_control_topic(
     change: Change,
     dry_run: bool,
     max_matched: int,
-    confirm: Callable[[dict[str, Any]], None],
+    confirm: Callable[[int, Callable[[], list[dict[str, Any]]]], None],
     timeout: float,
     console: Any,
 ) -> dict[str, Any]:
@@ -335,7 +334,7 @@ def _by_control_topic(
     if dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
     rows = matching(question, max_matched)
-    confirm({"matched": rows.num_rows, "messages": question.page(_SHOWN).to_json()["messages"]})
+    confirm(rows.num_rows, lambda: question.page(_SHOWN).to_json()["messages"])
     steps = plan(question.subscriptions, rows, change)
     with ControlClient(options.settings, getpass.getuser()) as client:
         tally = _run(client, question, steps, timeout, console)

@@ -115,7 +115,7 @@ class SkipEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_messages")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -127,7 +127,7 @@ class ControlOutcome(_message.Message):
     APPLIED_AT_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     HAS_MORE_FIELD_NUMBER: _ClassVar[int]
-    N_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    N_NAMED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -139,5 +139,5 @@ class ControlOutcome(_message.Message):
     applied_at: int
     operation: str
     has_more: bool
-    n_messages: int
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_messages: _Optional[int] = ...) -> None: ...
+    n_named: int
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ...) -> None: ...

@@ -28,7 +28,7 @@ TOLD = pa.schema(
     [
         *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
         ("has_more", pa.bool_()),
-        ("n_messages", pa.int64()),
+        ("n_named", pa.int64()),
     ]
 )
 
@@ -76,7 +76,7 @@ class OutcomePublisher:
                 applied_at=now,
                 operation=row["operation"],
                 has_more=row["has_more"],
-                n_messages=row["n_messages"],
+                n_named=row["n_named"],
             )
             producer.send_async(
                 outcome.SerializeToString(),
@@ -138,7 +138,7 @@ def told(outcomes: pa.Table) -> pa.Table:
     alone = {
         **{name: single[name] for name in single.column_names},
         "has_more": pa.array(np.append(np.logical_and.reduce(is_same), False)[:n]),
-        "n_messages": pa.array(np.zeros(n, np.int64)),
+        "n_named": pa.array(np.zeros(n, np.int64)),
     }
     counted = several.group_by(_SUMMED_BY, use_threads=False).aggregate([([], "count_all")])
     nowhere = pa.array(np.full(counted.num_rows, -1))
@@ -146,6 +146,6 @@ def told(outcomes: pa.Table) -> pa.Table:
         **{name: counted[name] for name in _SUMMED_BY},
         **dict.fromkeys(("ledger_id", "entry_id", "batch_index"), nowhere),
         "has_more": pa.array(np.zeros(counted.num_rows, np.bool_)),
-        "n_messages": counted["count_all"],
+        "n_named": counted["count_all"],
     }
     return pa.concat_tables([typed(alone, TOLD), typed(summed, TOLD)])

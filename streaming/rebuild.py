@@ -30,7 +30,7 @@ from streaming.routes import subscription_names
 from streaming.tables import OnProgress, Tables
 from tracker.commands import COMMANDS
 from tracker.control import Control
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where, with_columns
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, typed, where, with_columns
 from tracker.moved import HELD_MILLIS
 from tracker.rebuilt import MOVED, TAKEN
 from tracker.rebuilt import Rebuilt as RebuiltShard
@@ -146,7 +146,7 @@ class Rebuilt:
         """For each shard the counts, request ids and pauses, and by kind its rows."""
         meta = json.loads((self._folder / "meta.json").read_text())
         kinds = ((REBUILT_TAKEN, TAKEN), (REBUILT_MOVED, MOVED), (REBUILT_WAITING, COMMANDS))
-        tables = {kind: pq.read_table(self._folder / f"{kind}.parquet").cast(schema) for kind, schema in kinds}
+        tables = {kind: typed(pq.read_table(self._folder / f"{kind}.parquet"), schema) for kind, schema in kinds}
         shard = {
             kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
         }

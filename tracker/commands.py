@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -102,8 +101,6 @@ class SubscriptionRule:
     is_cumulative: bool  # its consumers acknowledge cumulatively, so that no single message can be skipped
 
 
-_T = TypeVar("_T")
-
 Routes = Mapping[str, Sequence[SubscriptionRule]]
 
 
@@ -131,11 +128,12 @@ _PARTITION = re.compile(r"[0-9]{1,9}")
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
 _SHARED = pa.schema([field for field in COMMANDS if field.name not in _POSITION])
 
+_Position = tuple[int, int, int, int, int]
 _NO_POSITION = np.array([[-1, -1, -1, -1, 0]])
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Part:
     """Rows of one command that differ in what they name only."""
 
     shared: dict[str, object]  # the other columns; null: not there
@@ -149,7 +147,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     applied is rejected and answered INVALID. A request id that comes twice here counts once; one of a command that has
     nothing to apply does not count, so that it may come again, corrected.
     """
-    rows: list[_Rows] = []
+    rows: list[_Part] = []
     seen: dict[str, None] = {}
     reasons: list[str | None] = []
     switches: list[Switch] = []
@@ -181,7 +179,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     return Decoded(_table(rows), list(seen), with_reason.filter(pa.array(rejected)), switches)
 
 
-def _table(parts: Sequence[_Rows]) -> pa.Table:
+def _table(parts: Sequence[_Part]) -> pa.Table:
     """The rows as COMMANDS."""
     shared = pa.Table.from_pylist([part.shared for part in parts], schema=_SHARED)
     shared = shared.take(pa.array(np.repeat(np.arange(len(parts)), [len(part.positions) for part in parts])))
@@ -197,7 +195,7 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def _rows(command: ControlCommand, routes: Routes) -> tuple[list[_Rows], Switch | None]:
+def _rows(command: ControlCommand, routes: Routes) -> tuple[list[_Part], Switch | None]:
     operation = _kind(command)
     if not operation:
         raise InvalidCommand("no operation, or one that is not known here")
@@ -208,7 +206,7 @@ def _rows(command: ControlCommand, routes: Routes) -> tuple[list[_Rows], Switch 
         reason = f"no route has the topic {command.topic!r}"
         return _answers(command, command.topic, [None], Result.NOT_FOUND, reason), None
     subscriptions = routes[topic]
-    rows: list[_Rows] = []
+    rows: list[_Part] = []
     known = {s.name for s in subscriptions}
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in known]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
@@ -228,13 +226,14 @@ def _rows(command: ControlCommand, routes: Routes) -> tuple[list[_Rows], Switch 
         is_other = ~np.isin(positions[:, 0], (-1, partition))
         for other in np.unique(positions[is_other, 0]).tolist():
             of_other = positions[positions[:, 0] == other]
-            of_other[:, 0], of_other[:, -1] = -1, 0
+            of_other[:, _POSITION.index("partition")] = -1
+            of_other[:, _POSITION.index("deliver_at")] = 0
             reason = f"partition {other} is not {command.topic}"
             rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
         positions = positions[~is_other]
         positions[:, 0] = partition
     if len(positions):
-        rows.append(_Rows(_shared(command, operation, topic, mask), positions))
+        rows.append(_Part(_shared(command, operation, topic, mask), positions))
     return rows, None
 
 
@@ -264,7 +263,7 @@ def _check_names(command: ControlCommand) -> None:
         raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
-def _positions(command: ControlCommand) -> list[tuple[int, int, int, int, int]]:
+def _positions(command: ControlCommand) -> list[_Position]:
     """For each message or entry that the command names the columns _POSITION."""
     operation = str(command.WhichOneof("operation"))
     if operation in (PAUSE, RESUME):
@@ -273,14 +272,17 @@ def _positions(command: ControlCommand) -> list[tuple[int, int, int, int, int]]:
     if operation == CANCEL:
         return [_cancelled(named)]
     if operation == _CANCELS:
-        return _limited([_cancelled(cancel) for cancel in named.messages], CANCEL)
+        _check_number(len(named.messages), CANCEL)
+        return [_cancelled(cancel) for cancel in named.messages]
     if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
         raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
-    positions = []
-    new_time = 0 if operation != RESCHEDULE else named.deliver_at
+    _check_number(len(named.entries), operation)
+    positions: list[_Position] = []
+    new_time = named.deliver_at if operation == RESCHEDULE else 0
     for entry in named.entries:
         ledger_id, entry_id, indexes = entry.ledger_id, entry.entry_id, entry.batch_indexes
         _check(ledger_id, entry_id)
+        _check_number(len(positions) + max(len(indexes), 1), operation)
         partition = max(entry.partition, -1) if entry.HasField("partition") else -1
         time = entry.deliver_at if operation == SKIP else new_time
         if not indexes:
@@ -289,10 +291,10 @@ def _positions(command: ControlCommand) -> list[tuple[int, int, int, int, int]]:
             if not 0 <= batch_index <= MAX_BATCH_INDEX:
                 raise InvalidCommand(f"batch index {batch_index} is out of range")
             positions.append((partition, ledger_id, entry_id, batch_index, time))
-    return _limited(positions, operation)
+    return positions
 
 
-def _cancelled(cancel: CancelDelayedMessage) -> tuple[int, int, int, int, int]:
+def _cancelled(cancel: CancelDelayedMessage) -> _Position:
     _check(cancel.ledger_id, cancel.entry_id)
     if cancel.deliver_at <= 0:
         raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
@@ -301,12 +303,11 @@ def _cancelled(cancel: CancelDelayedMessage) -> tuple[int, int, int, int, int]:
     return -1, cancel.ledger_id, cancel.entry_id, -1, cancel.deliver_at
 
 
-def _limited(positions: list[_T], operation: str) -> list[_T]:
-    if not positions:
+def _check_number(n: int, operation: str) -> None:
+    if not n:
         raise InvalidCommand(f"a {operation} of no entries")
-    if len(positions) > MAX_MESSAGES:
+    if n > MAX_MESSAGES:
         raise InvalidCommand(f"a {operation} of more than {MAX_MESSAGES:,} messages")
-    return positions
 
 
 def _check(ledger_id: int, entry_id: int) -> None:
@@ -339,19 +340,19 @@ def _answers(
     result: int,
     reason: str,
     positions: Int64Array = _NO_POSITION,
-) -> list[_Rows]:
+) -> list[_Part]:
     shared = _shared(command, ANSWER, topic, 0) | {"result": result, "reason": reason}
     for column in ("topic", "issued_by"):
         if len(str(shared[column]).encode()) > MAX_NAME_BYTES:
             shared[column] = ""
-    return [_Rows(shared | {"subscription": subscription}, positions) for subscription in subscriptions]
+    return [_Part(shared | {"subscription": subscription}, positions) for subscription in subscriptions]
 
 
-def _as_repeated(rows: _Rows) -> _Rows:
+def _as_repeated(part: _Part) -> _Part:
     """The answer to rows of a command whose request id has come before."""
-    if rows.shared["kind"] == ANSWER:
-        return rows
-    return replace(rows, shared=rows.shared | {"kind": ANSWER, "result": Result.ALREADY_APPLIED, "reason": REPEATED})
+    if part.shared["kind"] == ANSWER:
+        return part
+    return replace(part, shared=part.shared | {"kind": ANSWER, "result": Result.ALREADY_APPLIED, "reason": REPEATED})
 
 
 def command_positions(commands: pa.Table) -> pa.Table:

@@ -10,6 +10,7 @@ from admin.control_requests import Outcome
 from admin.message_ids import MessageRef
 from conf.settings import Settings, Subscription, SubscriptionType
 from tracker.moved import HELD_MILLIS
+from tracker.schedule import MAX_TIME_MILLIS
 
 CANCEL = Change(Action.CANCEL)
 DESTINATION = "persistent://public/default/d"
@@ -60,7 +61,13 @@ def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
     tally = Tally(made)
     tally.add(outcome("exclusive", "APPLIED", 3))
     assert tally.to_json() == {"applied": 3, "tooLate": 0, "notAllowed": 2}
-    assert not tally.is_complete
+    assert tally.done == 3
+
+
+def test_what_is_held_back_is_cancelled_with_the_others() -> None:
+    rows = found(message(0), message(1, due=HELD_MILLIS))
+    [call] = plan([EXCLUSIVE], rows, CANCEL).calls
+    assert call.rows["deliver_at"].to_pylist() == [100, MAX_TIME_MILLIS]
 
 
 def test_nothing_found_is_nothing_to_do() -> None:
@@ -69,18 +76,18 @@ def test_nothing_found_is_nothing_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "counts", "complete"),
+    ("results", "counts", "done"),
     [
-        (["APPLIED", "ALREADY_APPLIED"], {"applied": 1, "tooLate": 0, "alreadyApplied": 1}, True),
-        (["APPLIED", "TOO_LATE"], {"applied": 1, "tooLate": 1}, False),
-        (["APPLIED"], {"applied": 1, "tooLate": 0}, False),
+        (["APPLIED", "ALREADY_APPLIED"], {"applied": 1, "tooLate": 0, "alreadyApplied": 1}, 2),
+        (["APPLIED", "TOO_LATE"], {"applied": 1, "tooLate": 1}, 1),
+        (["APPLIED"], {"applied": 1, "tooLate": 0}, 1),
     ],
 )
-def test_all_are_done_when_each_was_taken_back(results: list[str], counts: dict[str, int], complete: bool) -> None:
+def test_results_are_counted(results: list[str], counts: dict[str, int], done: int) -> None:
     tally = Tally(plan([SHARED], found(message(0), message(1)), CANCEL))
     for result in results:
         tally.add(outcome("shared", result))
-    assert (tally.to_json(), tally.is_complete) == (counts, complete)
+    assert (tally.to_json(), tally.done) == (counts, done)
 
 
 def test_messages_are_shifted_to_a_time_each_and_what_is_held_back_comes_at_once() -> None:

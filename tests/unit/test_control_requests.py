@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from admin.control_requests import Cancel, ControlRequest, Requests, Window
+from admin.control_requests import Cancel, ControlRequest, RequestFactory, Window
 from admin.message_ids import MessageRef
 from conf.settings import Settings
 from proto.delaylake_pb2 import ControlOutcome, Result
@@ -24,8 +24,8 @@ def told(
     )
 
 
-def requests(*subscriptions: str, topic: str = TOPIC, sum_up: bool = False) -> Requests:
-    return Requests(SETTINGS, "tester", topic, subscriptions, sum_up)
+def requests(*subscriptions: str, topic: str = TOPIC, sum_up: bool = False) -> RequestFactory:
+    return RequestFactory(SETTINGS, "tester", topic, subscriptions, sum_up)
 
 
 def skip(*messages: MessageRef, subscriptions: tuple[str, ...] = ("a",)) -> ControlRequest:
@@ -92,7 +92,7 @@ def test_many_messages_are_several_commands_with_ids_of_their_own() -> None:
 
 def summed(result: int, n: int, subscription: str = "a") -> ControlOutcome:
     return ControlOutcome(
-        subscription=subscription, ledger_id=-1, entry_id=-1, batch_index=-1, result=result, n_messages=n
+        subscription=subscription, ledger_id=-1, entry_id=-1, batch_index=-1, result=result, n_named=n
     )
 
 
@@ -130,6 +130,25 @@ def test_cancelled_entries_count_as_their_messages() -> None:
     outcome = first.take(summed(Result.WAITING, 1_000))
     assert outcome is not None
     assert (outcome.n_messages, outcome.is_done, first.is_answered, second.n_messages) == (3_000, True, True, 600)
+
+
+def test_of_an_entry_whose_messages_share_no_result_each_message_counts() -> None:
+    cancels = [Cancel(MessageRef(1, i), 7) for i in range(3)]
+    [request] = requests("a", sum_up=True).cancel_entries(cancels, batch_size=2)
+    outcomes = [
+        request.take(summed(Result.APPLIED, 2)),
+        request.take(told(Result.TOO_LATE, batch_index=0, has_more=True)),
+        request.take(told(Result.APPLIED, batch_index=1)),
+    ]
+    assert [o and (o.result, o.n_messages) for o in outcomes] == [("APPLIED", 4), ("TOO_LATE", 1), ("APPLIED", 1)]
+    assert request.is_answered
+
+
+def test_a_repeated_command_is_not_counted_beyond_what_it_names() -> None:
+    [request] = requests("a", sum_up=True).skip([MessageRef(1, i) for i in range(10)])
+    numbers = [request.take(summed(result, n)) for result, n in ((Result.APPLIED, 6), (Result.ALREADY_APPLIED, 10))]
+    assert [o and o.n_messages for o in numbers] == [6, 4]
+    assert request.is_answered
 
 
 def test_a_window_has_so_many_messages_under_way() -> None:

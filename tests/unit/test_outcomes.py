@@ -19,7 +19,7 @@ def outcome(entry_id: int, **given: object) -> Mapping[str, object]:
 
 def published(*outcomes: Mapping[str, object]) -> list[tuple[object, ...]]:
     rows = told(pa.Table.from_pylist(list(outcomes), schema=OUTCOMES)).to_pylist()
-    names = ("request_id", "subscription", "ledger_id", "entry_id", "batch_index", "result", "has_more", "n_messages")
+    names = ("request_id", "subscription", "ledger_id", "entry_id", "batch_index", "result", "has_more", "n_named")
     return [tuple(row[name] for name in names) for row in rows]
 
 
