@@ -19,6 +19,23 @@ _RECEIVE_MILLIS = 300
 _RECENT = 3_000  # the last so many deliveries are what progress shows the lateness of
 
 
+class SteadyClock:
+    """The machine's clock as if it were never set back.
+
+    Where it is, by some milliseconds as virtual machines do, what was sent before and is received after that would seem
+    to have been sent early.
+    """
+
+    def __init__(self) -> None:
+        self._origin = time.time_ns() - time.monotonic_ns()
+
+    def now(self) -> int:
+        """Milliseconds since the epoch."""
+        wall, monotonic = time.time_ns(), time.monotonic_ns()
+        self._origin = max(self._origin, wall - monotonic)
+        return (monotonic + self._origin) // 1_000_000
+
+
 class Consumers:
     """Receives all that is delivered or rejected, from the topics' beginning. A context manager.
 
@@ -34,6 +51,7 @@ class Consumers:
         self._rejected = {route.source: 0 for route in settings.routes}
         self.received: list[Received] = []
         self.recent: deque[Received] = deque(maxlen=_RECENT)
+        self._clock = SteadyClock()
         self._client = connect(settings.pulsar)
 
     def __enter__(self) -> Self:
@@ -70,7 +88,7 @@ class Consumers:
                 message = consumer.receive(_RECEIVE_MILLIS)
             except pulsar.Timeout:
                 continue
-            now = time.time_ns() // 1_000_000
+            now = self._clock.now()
             properties = message.properties()
             number = properties.get("n", "")
             received = Received(

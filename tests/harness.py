@@ -23,6 +23,7 @@ import yaml
 from deltalake import DeltaTable, QueryBuilder
 
 from conf.settings import PulsarSettings, Settings, load_settings
+from jobs.demo_consumers import SteadyClock
 from tests.conftest import PROGRAM, RUN_SECONDS
 
 START_SECONDS = 60
@@ -197,6 +198,7 @@ class Collector:
 
     def __init__(self, client: pulsar.Client) -> None:
         self._client = client
+        self._clock = SteadyClock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self.received: dict[str, list[Received]] = defaultdict(list)
@@ -235,7 +237,7 @@ class Collector:
                     message.event_timestamp(),
                     message.properties(),
                     message.publish_timestamp(),
-                    now(),
+                    self._clock.now(),
                     message.has_null_value(),
                     message.topic_name(),
                 )
