@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -553,15 +554,29 @@ def with_released(found: pa.Table) -> pa.Table:
 
 
 def _runs(commands: pa.Table) -> list[tuple[int, int]]:
-    """Where runs of commands of one kind, and of one new time, start and end."""
-    if not commands.num_rows:
-        return []
-    kinds = [
-        ("take back", 0) if kind in (CANCEL, SKIP) else (kind, time)
-        for kind, time in zip(commands["kind"].to_pylist(), commands["deliver_at"].to_pylist(), strict=True)
-    ]
-    starts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
-    return list(zip(starts, [*starts[1:], len(kinds)], strict=True))
+    """Where runs of commands of one kind start and end. In none is a message moved to two times."""
+    names = ("kind", "ledger_id", "entry_id", "batch_index", "deliver_at")
+    starts: list[int] = []
+    run = ""
+    # By entry of a run the times of its messages, by batch index, and all of them.
+    moved: dict[tuple[int, int], tuple[dict[int, int], set[int]]] = {}
+    for i, (kind, ledger, entry, index, time) in enumerate(
+        zip(*(commands[name].to_pylist() for name in names), strict=True)
+    ):
+        kind = "take back" if kind in (CANCEL, SKIP) else kind
+        of_entry, times = moved.get((ledger, entry), ({}, set()))
+        # An index of -1 is all messages of the entry.
+        is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
+            index < 0 and bool(times - {time})
+        )
+        if kind != run or (kind == RESCHEDULE and is_moved_elsewhere):
+            starts.append(i)
+            run, moved, of_entry, times = kind, {}, {}, set()
+        if kind == RESCHEDULE:
+            of_entry[index] = time
+            times.add(time)
+            moved[ledger, entry] = of_entry, times
+    return list(itertools.pairwise([*starts, commands.num_rows]))
 
 
 def _results(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArray) -> tuple[Int64Array, list[str]]:

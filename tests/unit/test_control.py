@@ -10,7 +10,7 @@ import pytest
 
 from proto.delaylake_pb2 import Result
 from tests.messages import TOPIC, batches, command, commands, messages
-from tracker.commands import ANSWER
+from tracker.commands import ANSWER, RESCHEDULE
 from tracker.control import KNOWN, Control, Moment, with_released
 from tracker.messages import MESSAGES
 from tracker.request_log import KEPT_MILLIS
@@ -285,6 +285,25 @@ def test_an_entry_of_which_part_is_handed_out_has_an_outcome_for_each_message(de
     assert desk.wants(BATCH) == [0b11, 0b11, 0b10]
     desk.at(6, released=50_002)
     assert apply_to_batch(Desk().at(6, 50_002), [command("r", 1, 8)]) == [(-1, Result.TOO_LATE)]
+
+
+def test_messages_moved_to_many_times_in_one_tick_are_where_the_last_command_says(desk: Desk) -> None:
+    named = [(7, -1, 60_000), (8, 1, 61_000), (8, 2, 62_000), (7, 0, 63_000), (8, -1, 64_000), (8, 0, 65_000)]
+    rows = [
+        command(f"r{i}", 1, entry, [0], index, time, kind=RESCHEDULE) for i, (entry, index, time) in enumerate(named)
+    ]
+    kept = pa.concat_tables([ALONE, BATCH])
+    known, new = kept.select(KNOWN.names), np.zeros(kept.num_rows, np.bool_)
+    told = desk.control.apply(commands(rows), [f"r{i}" for i in range(6)], known, new, desk.moment, kept)
+    assert set(told["result"].to_pylist()) == {Result.APPLIED}
+    moves = desk.control.take_moves()
+    wanted = moves.filter(pa.array([wants & 1 > 0 for wants in desk.wants(moves)])).to_pylist()
+    assert {(m["entry_id"], m["batch_index"], m["deliver_at"]) for m in wanted} == {
+        (7, -1, 63_000),
+        (8, 0, 65_000),
+        (8, 1, 64_000),
+        (8, 2, 64_000),
+    }
 
 
 def test_only_what_a_command_names_one_by_one_is_summed_up(desk: Desk) -> None:
