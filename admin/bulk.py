@@ -16,6 +16,7 @@ from admin.control_requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome,
 from admin.message_ids import MessageRef
 from admin.pending import WAITS, Pending, PendingError, PendingFilter, State
 from conf.settings import Settings, Subscription
+from streaming.tables import DELAYED_INDEX
 from tracker.messages import Int64Array, int64, typed, where
 from tracker.moved import HELD_MILLIS
 from tracker.schedule import MAX_TIME_MILLIS
@@ -23,12 +24,8 @@ from tracker.schedule import MAX_TIME_MILLIS
 # What is known of messages that are to be changed.
 NAMED = pa.schema(
     [
-        ("ledger_id", pa.int64()),
-        ("entry_id", pa.int64()),
-        ("partition", pa.int32()),
-        ("batch_index", pa.int32()),
-        ("batch_size", pa.int32()),
-        ("deliver_at", pa.int64()),
+        DELAYED_INDEX.field(name)
+        for name in ("ledger_id", "entry_id", "partition", "batch_index", "batch_size", "deliver_at")
     ]
 )
 

@@ -17,7 +17,6 @@ from proto.delaylake_pb2 import (
     ControlCommand,
     ControlOutcome,
     PauseSubscriptions,
-    RescheduleMessages,
     Result,
     ResumeSubscriptions,
     SkipEntry,
@@ -77,22 +76,15 @@ class Outcome:
 
 
 class ControlRequest:
-    """A command, and the outcomes that it still waits for: one for each message of each subscription."""
+    """A command, and the outcomes that it still waits for."""
 
     def __init__(
-        self,
-        command: ControlCommand,
-        messages: Sequence[MessageRef],
-        subscriptions: Sequence[str],
-        done: frozenset[int],
+        self, command: ControlCommand, n_messages: int, expected: _OneByOne | _SummedUp, done: frozenset[int]
     ) -> None:
         self.command = command
-        self.n_messages = len(messages)
+        self.n_messages = n_messages
+        self._expected = expected
         self._done = done
-        # By entry, the subscription and batch index of each outcome.
-        self._expected: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
-        for m in messages:
-            self._expected[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
 
     @property
     def request_id(self) -> str:
@@ -100,7 +92,7 @@ class ControlRequest:
 
     @property
     def is_answered(self) -> bool:
-        return not self._expected
+        return not self._expected.left
 
     def take(self, told: ControlOutcome) -> Outcome | None:
         """Takes one of its outcomes; None where that is not the last word on its message."""
@@ -112,52 +104,51 @@ class ControlRequest:
             Result.Name(told.result),
             told.reason,
             told.result in self._done,
-            self._settle(told),
+            self._expected.settle(told),
         )
 
-    def _settle(self, told: ControlOutcome) -> int:
+
+class _OneByOne:
+    """Expects an outcome for each message of each subscription."""
+
+    def __init__(self, messages: Sequence[MessageRef], subscriptions: Sequence[str]) -> None:
+        # By entry, the subscription and batch index of each outcome.
+        self.left: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
+        for m in messages:
+            self.left[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
+
+    def settle(self, told: ControlOutcome) -> int:
         """Waits no more for what an outcome is of; returns of how many messages that is."""
-        entries = list(self._expected) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
+        entries = list(self.left) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
         for entry in entries:
-            left = {key for key in self._expected.pop(entry, ()) if not _answers(told, *key)}
+            left = {key for key in self.left.pop(entry, ()) if not _answers(told, *key)}
             if left:
-                self._expected[entry] = left
+                self.left[entry] = left
         return 1
 
 
-class SummedUpRequest(ControlRequest):
-    """A command that is answered by numbers of what it names, for each subscription.
+class _SummedUp:
+    """Expects numbers of what a command names, for each subscription.
 
     Args:
-        batch_size: how many messages are meant by each entry that it names.
+        n: what it names.
+        batch_size: how many messages are meant by each of these.
     """
 
-    def __init__(
-        self,
-        command: ControlCommand,
-        messages: Sequence[MessageRef],
-        subscriptions: Sequence[str],
-        done: frozenset[int],
-        batch_size: int = 1,
-    ) -> None:
-        super().__init__(command, [], [], done)
-        self.n_messages = len(messages) * batch_size
+    def __init__(self, n: int, subscriptions: Sequence[str], batch_size: int) -> None:
+        self.left = dict.fromkeys(subscriptions, n)
         self._batch_size = batch_size
-        self._left = dict.fromkeys(subscriptions, len(messages))
 
-    @property
-    def is_answered(self) -> bool:
-        return not self._left
-
-    def _settle(self, told: ControlOutcome) -> int:
-        names = [n for n in self._left if told.subscription in ("", n) or not n]
+    def settle(self, told: ControlOutcome) -> int:
+        """As above."""
+        names = [n for n in self.left if told.subscription in ("", n) or not n]
         if told.ledger_id >= 0:
             # One of the messages of an entry that was named whole, which ends with the last of them.
             settled = dict.fromkeys(names, int(not told.has_more))
         else:
             # Without a number it is of all.
-            settled = {name: min(told.n_named or self._left[name], self._left[name]) for name in names}
-        self._left = {n: left for n in self._left if (left := self._left[n] - settled.get(n, 0))}
+            settled = {name: min(told.n_named or self.left[name], self.left[name]) for name in names}
+        self.left = {n: left for n in self.left if (left := self.left[n] - settled.get(n, 0))}
         return len(names) if told.ledger_id >= 0 else sum(settled.values()) * self._batch_size
 
 
@@ -245,9 +236,8 @@ class RequestFactory:
         """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
         for part in _parts(messages):
             command = self._command()
-            command.reschedule.CopyFrom(
-                RescheduleMessages(entries=map(_skip_entry, part), deliver_at=deliver_at),
-            )
+            command.reschedule.entries.extend(map(_skip_entry, part))
+            command.reschedule.deliver_at = deliver_at
             yield self._request(command, part, SKIPPED)
 
     def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
@@ -280,9 +270,9 @@ class RequestFactory:
     def _request(
         self, command: ControlCommand, messages: Sequence[MessageRef], done: frozenset[int], batch_size: int = 1
     ) -> ControlRequest:
-        if self.sum_up:
-            return SummedUpRequest(command, messages, self._names(), done, batch_size)
-        return ControlRequest(command, messages, self._names(), done)
+        names = self._names()
+        expected = _SummedUp(len(messages), names, batch_size) if self.sum_up else _OneByOne(messages, names)
+        return ControlRequest(command, len(messages) * batch_size, expected, done)
 
     def _names(self) -> list[str]:
         """The subscriptions that will answer."""
