@@ -152,7 +152,7 @@ def _slices(table: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.Table]:
         parts = []
         for path, numbers in wanted.items():
             with table.open(path, metadata[path]) as file:
-                rows = table.cast(file.read_row_groups(numbers, use_threads=False))
+                rows = table.complete(file.read_row_groups(numbers, use_threads=False))
             times = int64(rows, table.time)
             parts.append(rows.filter(pa.array((times >= start) & (times < end))))
         rows = _in_order(pa.concat_tables(parts), table.time)

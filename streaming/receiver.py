@@ -360,6 +360,9 @@ class ChunkBuilder:
                 reason,
                 None,
                 None,
+                None,
+                None,
+                None,
             )
         )
 

@@ -19,7 +19,7 @@ from conf.settings import Settings
 from streaming.pulsar_client import connect
 from streaming.tables import DELIVERIES
 from tracker.in_flight import SENDING
-from tracker.messages import pack, unpack
+from tracker.messages import MESSAGES, pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,8 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
     partitions: dict[str, int] = sending.get("partitions", {})
     batch_millis: int = sending.get("batch_millis", 0)
     lane = assignment.lane(sending.get("lanes", 1))
-    columns = {name: rows[name].to_pylist() for name in rows.column_names}
+    columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
+    columns |= {name: rows[name].to_pylist() for name in rows.column_names}  # an earlier release packed fewer
     routes = {route.source: route for route in settings.routes}
     sends = []
     for row, (topic, wants, due, reason) in enumerate(

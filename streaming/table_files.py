@@ -20,6 +20,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from streaming.tables import SCHEMAS, STATISTICS, TIME, Tables
+from tracker.messages import typed
 
 # Every exchange of files carries a transaction of this application, so that of two at the same time one fails: delta-rs
 # alone lets two commits remove the same file.
@@ -120,6 +121,10 @@ class TableFiles:
     def cast(self, rows: pa.Table) -> pa.Table:
         """Rows with the types of the table's columns, whatever a writer made of them."""
         return rows.cast(pa.schema([self._schema.field(name) for name in rows.column_names]))
+
+    def complete(self, rows: pa.Table) -> pa.Table:
+        """A file's rows in all the table's columns: it may be older than some of them."""
+        return typed(rows, self._schema)
 
     def write(self, rows: pa.Table, run: str, changes_data: bool = False) -> AddAction:
         """Writes a file that no version has yet; returns what `replace` adds it by."""

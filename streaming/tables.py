@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from conf.settings import local_path
@@ -34,6 +34,9 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("publish_time"),
         MESSAGES.field("producer_name"),
         MESSAGES.field("payload"),
+        MESSAGES.field("ordering_key_bytes"),
+        MESSAGES.field("key_encoding"),
+        MESSAGES.field("schema_version"),
     ]
 )
 
@@ -154,7 +157,7 @@ class Tables:
         return f"{local_path(self._warehouse)}/{name}"
 
     def create(self, schemas: Mapping[str, pa.Schema] = SCHEMAS, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
-        """Creates the tables that do not exist yet. Nobody may write them meanwhile.
+        """Creates the tables that do not exist yet, and adds the columns that others lack. Nobody may write meanwhile.
 
         Args:
             keep_versions_millis: how long an old version can be read.
@@ -179,6 +182,9 @@ class Tables:
             )
             if not kept.items() <= table.metadata().configuration.items():
                 table.alter.set_table_properties(kept)
+            known = {field.name for field in table.schema().fields}
+            if new := [field for field in Schema.from_arrow(schema).fields if field.name not in known]:
+                table.alter.add_columns(new)
 
     def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
         """Appends rows in one commit, unless it was done before.

@@ -31,6 +31,9 @@ def batches(rows: Iterable[tuple[int, int, int, int, int]], **columns: object) -
         "properties": [],
         "payload": b"",
         "reason": None,
+        "ordering_key_bytes": None,
+        "key_encoding": None,
+        "schema_version": None,
     }
     names = ("ledger_id", "entry_id", "batch_index", "batch_size", "deliver_at")
     return pa.Table.from_pylist(

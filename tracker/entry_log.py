@@ -16,6 +16,7 @@ ENTRY_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "first_index", "
 EMPTY_ENTRIES = MESSAGES.empty_table().select(ENTRY_COLUMNS)
 
 _KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at"]
+_KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
 
 
 class EntryLog:
@@ -41,7 +42,7 @@ class EntryLog:
     def all(self) -> pa.Table:
         """All messages that are not booked: the entries' columns, batch_index and deliver_at."""
         rows = [unpack(self._get(turn, chunk)) for turn, n in self._chunks.items() for chunk in range(n)]
-        return concat(rows, MESSAGES.empty_table().select(_KEPT).schema)
+        return concat(rows, _KEPT_SCHEMA)
 
     def take(self, turn: int) -> pa.Table:
         """Removes this turn's messages and earlier ones; returns their entries, a row each."""
@@ -52,7 +53,7 @@ class EntryLog:
                 self._store.remove(_TABLE, (past, chunk))
         if not taken:
             return EMPTY_ENTRIES
-        rows = concat(taken)
+        rows = concat(taken, _KEPT_SCHEMA)
         is_first = int64(rows, "batch_index") <= 0
         return where(rows, is_first).select(ENTRY_COLUMNS)
 

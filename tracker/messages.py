@@ -30,12 +30,15 @@ MESSAGES = pa.schema(
         ("event_time", pa.int64()),
         ("producer_name", pa.string()),
         ("key", pa.string()),  # null: none
-        ("ordering_key", pa.string()),  # null: none
+        ("ordering_key", pa.string()),  # null: none, or not UTF-8
         ("properties", pa.map_(pa.string(), pa.string())),
         ("payload", pa.binary()),
         ("reason", pa.string()),  # why the message is rejected; null: it is not
         ("subscription", pa.string()),  # the only one that the row is for; null: all of its topic's
         ("sequence", pa.int64()),  # of the command that moved the message to this time; null: it is where it came
+        ("ordering_key_bytes", pa.binary()),  # an ordering key that is not UTF-8
+        ("key_encoding", pa.string()),  # base64: the key is bytes, of which the broker has the base64; null: it is text
+        ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
     ]
 )
 
@@ -69,11 +72,23 @@ def unpack(data: bytes) -> pa.Table:
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table:
-    """The tables' rows one after another; an empty table where there are none."""
-    tables = [table for table in tables if table.num_rows]
+    """The tables' rows one after another; an empty table where there are none.
+
+    Columns of the schema that a table lacks, because an earlier release packed it, are null.
+    """
+    tables = [_completed(table, schema) for table in tables if table.num_rows]
     if len(tables) == 1:
         return tables[0]
     return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    if rows.num_columns >= len(schema):
+        return rows
+    for field in schema:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows
 
 
 def int64(rows: pa.Table, column: str) -> Int64Array:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +27,9 @@ TOPIC = "persistent://public/default/t"
 NOW = 1_795_000_000_000
 HOUR = 3_600_000
 DAY = 24 * HOUR
+
+# Of the delayed index, since its first release.
+NEW_COLUMNS = ["ordering_key_bytes", "key_encoding", "schema_version"]
 
 
 def rows(table: str, values: list[dict[str, Any]]) -> pa.Table:
@@ -54,6 +57,28 @@ def bucket(number: int, n: int, start: int, span: int) -> pa.Table:
     ]
     cancel = {"deliver_at": int(due[0]), "ledger_id": number, "entry_id": 0, "operation": "CANCEL", "subscription": "a"}
     return rows("delayed_index", [{"bucket_id": number, **row} for row in [*delays, cancel]])
+
+
+def test_a_table_of_an_earlier_release_gets_the_columns_that_came_since(tmp_path: Path) -> None:
+    earlier = pa.schema([f for f in SCHEMAS["delayed_index"] if f.name not in NEW_COLUMNS])
+    tables = Tables(f"file:{tmp_path}")
+    tables.create({"delayed_index": earlier})
+    for number in range(FAN_IN):
+        write_deltalake(
+            tables.path("delayed_index"), bucket(number, 100, NOW, HOUR).select(earlier.names), mode="append"
+        )
+    tables.create()
+    version = tables.version("delayed_index")
+    tables.create()
+    assert tables.version("delayed_index") == version, "nothing is added twice"
+
+    tables = Tables(f"file:{tmp_path}")
+    tables.append("delayed_index", bucket(FAN_IN, 100, NOW, HOUR), {})
+    files = TableFiles(tables, "delayed_index")
+    assert merge(files, files.all())
+    rows = read_segment(tables, tables.version("delayed_index"), NOW, NOW + HOUR)
+    assert rows.num_rows == 100 * (FAN_IN + 1)
+    assert all(rows[name].null_count == rows.num_rows for name in NEW_COLUMNS)
 
 
 def make(folder: Path, **retention: int) -> tuple[Settings, Tables]:

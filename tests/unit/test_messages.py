@@ -65,6 +65,15 @@ def test_concat_passes_over_what_is_empty() -> None:
     assert positions(concat(iter([one, one]))) == [(1, 1), (1, 1)]
 
 
+def test_columns_that_an_earlier_release_did_not_pack_are_null() -> None:
+    rows = messages([(1, 1, 10)], key="k", schema_version=b"\0" * 8)
+    earlier = unpack(pack(rows.select(MESSAGES.names[:18])))
+    assert concat([earlier]).schema == MESSAGES
+    both = concat([earlier, rows])
+    assert both["key"].to_pylist() == ["k", "k"]
+    assert both["schema_version"].to_pylist() == [None, b"\0" * 8]
+
+
 @pytest.mark.parametrize("mask", [[True, False, True], [True] * 3, [False] * 3])
 def test_where_keeps_the_rows_of_the_mask(mask: list[bool]) -> None:
     rows = where(messages([(1, i, 10) for i in range(3)]), np.array(mask))
