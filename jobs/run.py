@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from conf.settings import Settings
     from streaming.job_status import StatusWriter
     from streaming.sink import BatchStatus
+    from streaming.troubles import Troubles
 
 _log = logging.getLogger(__name__)
 
@@ -137,13 +138,17 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         JobError: it can't start or go on.
     """
     from streaming.job_status import StatusWriter
+    from streaming.troubles import Troubles
 
-    status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages)
+    troubles = Troubles()
+    status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages, troubles.current)
     with status, _metrics_server(settings, status):
-        _run_job(settings, reporter, status, keeps_spark_log)
+        _run_job(settings, reporter, status, troubles, keeps_spark_log)
 
 
-def _run_job(settings: Settings, reporter: Reporter, status: StatusWriter, keeps_spark_log: bool) -> None:
+def _run_job(
+    settings: Settings, reporter: Reporter, status: StatusWriter, troubles: Troubles, keeps_spark_log: bool
+) -> None:
     from py4j.protocol import Py4JError
 
     from conf.settings import local_path
@@ -165,7 +170,7 @@ def _run_job(settings: Settings, reporter: Reporter, status: StatusWriter, keeps
         spark = create_session(settings, "delaylake")
     from streaming.query import DelayedDelivery
 
-    job = DelayedDelivery(spark, settings, on_batch, on_deliveries)
+    job = DelayedDelivery(spark, settings, on_batch, on_deliveries, troubles)
     failure: list[BaseException] = []
 
     def work() -> None:

@@ -22,6 +22,7 @@ from streaming.receiver import START, Position, Receiver, SourceTopic
 from streaming.segments import LOOKED_UP, rows_due
 from streaming.sender import OWN_BYTES
 from streaming.tables import Tables
+from streaming.troubles import Troubles
 from tracker.messages import concat
 
 _log = logging.getLogger(__name__)
@@ -39,12 +40,19 @@ class Intake:
     """The receivers of all source topics and the clock."""
 
     def __init__(
-        self, settings: Settings, run: str, feedback: FeedbackFile, shard_keys: list[int], tables: Tables
+        self,
+        settings: Settings,
+        run: str,
+        feedback: FeedbackFile,
+        shard_keys: list[int],
+        tables: Tables,
+        troubles: Troubles,
     ) -> None:
         self._settings = settings
         self._feedback = feedback
         self._shard_keys = shard_keys
         self._tables = tables
+        self._troubles = troubles
         self._clock = Clock(
             ClockSettings(
                 run,

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from conf.errors import one_line
 from conf.settings import is_object_storage, local_path
+from streaming.troubles import Trouble
 
 if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
@@ -97,6 +99,7 @@ class JobStatus:
     planned: Lateness = field(default_factory=Lateness)
     short_notice: Lateness = field(default_factory=Lateness)
     history: list[Point] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
 
     def trouble(self, now: int) -> str | None:
         """Why nothing is to be expected of the job; None: it does its work."""
@@ -161,11 +164,15 @@ class StatusWriter:
     """Collects what the job does, and writes it down every second. A context manager.
 
     That a status can't be written is logged, and never stops the job.
+
+    Args:
+        troubles: gives the troubles of now.
     """
 
-    def __init__(self, warehouse: str, max_in_flight: int) -> None:
+    def __init__(self, warehouse: str, max_in_flight: int, troubles: Callable[[], list[Trouble]] = lambda: []) -> None:
         self._warehouse = warehouse
         self._max_in_flight = max_in_flight
+        self._troubles = troubles
         self._lock = threading.Lock()
         self._values: dict[str, object] = {
             "started_at": _now(),
@@ -241,6 +248,7 @@ class StatusWriter:
                     **self._totals,
                     **self._lateness,
                     "history": list(self._history),
+                    "troubles": [asdict(trouble) for trouble in self._troubles()],
                 }
             )
 

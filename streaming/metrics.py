@@ -62,6 +62,12 @@ class JobCollector(Collector):
             ("status_age", "Since the job told of itself.", now - status.updated_at),
         ):
             yield GaugeMetricFamily(f"delaylake_{name}_seconds", text, millis / 1000)
+        troubles = GaugeMetricFamily(
+            "delaylake_troubles", "1 for each thing that somebody has to look at.", labels=["kind", "name"]
+        )
+        for trouble in status.troubles:
+            troubles.add_metric([trouble.kind, trouble.name], 1)
+        yield troubles
         lateness = HistogramMetricFamily(
             "delaylake_lateness_seconds",
             "How late messages were sent. Those that came in too late to be planned are apart (kind=short_notice).",

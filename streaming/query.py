@@ -28,10 +28,12 @@ from streaming.release import Releaser
 from streaming.routes import subscription_names
 from streaming.sink import BatchSink, BatchStatus
 from streaming.tables import Tables
+from streaming.troubles import Troubles
 
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 12.0
+_SOURCE_TROUBLES = "troubles.json"  # of the source, which lives in a process of its own
 _RESTART_SECONDS = 1.0
 _FAILURES_IN_A_ROW = 10
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
@@ -48,6 +50,7 @@ class DelayedDelivery:
         spark: made by `create_session`.
         on_batch: is told of every batch, in the query's thread.
         on_deliveries: is given the rows written to the table `deliveries`, in a thread of its own.
+        troubles: is told of what is wrong.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class DelayedDelivery:
         settings: Settings,
         on_batch: Callable[[BatchStatus], None] = lambda status: None,
         on_deliveries: Callable[[pa.Table], None] = lambda rows: None,
+        troubles: Troubles | None = None,
     ) -> None:
         if not settings.routes:
             raise JobError("no routes in the settings: name at least one source topic under `routes`")
@@ -63,6 +67,7 @@ class DelayedDelivery:
         self._settings = settings
         self._on_batch = on_batch
         self._on_deliveries = on_deliveries
+        self._troubles = troubles or Troubles()
         self._stopping = threading.Event()
         self._ready = threading.Event()
 
@@ -121,6 +126,7 @@ class DelayedDelivery:
             releaser = Releaser(self._spark, self._settings, tables, feedback, application, self._on_deliveries)
             outcomes = OutcomePublisher(self._settings, application)
             run = uuid.uuid4().hex[:12]
+            self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
             sink = BatchSink(tables, releaser, outcomes, application, run, self._batch_done)
             query = self._start(checkpoint, Path(folder), keys, run, sink)
             try:
@@ -142,6 +148,7 @@ class DelayedDelivery:
             .option("settings", self._settings.model_dump_json())
             .option("run", run)
             .option("feedback", str(folder / "feedback.json"))
+            .option("troubles", str(folder / _SOURCE_TROUBLES))
             .option("shard_keys", json.dumps(keys))
             .load()
         )

@@ -37,6 +37,7 @@ from streaming.rebuild import Rebuilt
 from streaming.routes import command_routes, subscription_names
 from streaming.segments import find_entries, find_held, find_rows, read_segment
 from streaming.tables import Tables
+from streaming.troubles import Troubles
 from tracker.commands import decode
 from tracker.messages import concat, int64, pack, unpack, where
 from tracker.moved import HELD_MILLIS
@@ -187,4 +188,5 @@ class SourceReader:
             FeedbackFile(Path(self._options["feedback"])),
             self._shard_keys,
             self._tables,
+            Troubles(Path(self._options["troubles"])),
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -22,6 +25,7 @@ from conf.errors import one_line
 from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
 from streaming.job_status import read_status
+from streaming.troubles import Trouble
 
 _PAGE = 50
 _LOGGED = 200
@@ -84,7 +88,7 @@ def overview_data(request: Request, caller: Caller) -> Response:
     now = _now()
     status = read_status(_settings(request).warehouse)
     if status is None:
-        return JSONResponse({"now": now, "state": "unknown", "trouble": _NO_STATUS, "history": []})
+        return JSONResponse({"now": now, "state": "unknown", "trouble": _NO_STATUS, "troubles": [], "history": []})
     last = status.history[-1] if status.history else None
     return JSONResponse(
         {
@@ -92,6 +96,7 @@ def overview_data(request: Request, caller: Caller) -> Response:
             "age": now - status.updated_at,
             "state": status.state,
             "trouble": status.trouble(now),
+            "troubles": [asdict(t) for t in status.troubles if caller.sees_all or _is_of(t, caller.routes)],
             "isHeldUp": status.is_held_up,
             "startedAt": status.started_at,
             "lastBatchAge": now - status.last_batch_at if status.last_batch_at else None,
@@ -112,6 +117,14 @@ def overview_data(request: Request, caller: Caller) -> Response:
                 for p in status.history
             ],
         }
+    )
+
+
+def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
+    """Whether a trouble is of a topic of the routes, or of a partition of it."""
+    name = re.sub(r"-partition-\d+$", "", trouble.name)
+    return any(
+        name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
     )
 
 

@@ -87,6 +87,14 @@ function draw(history) {
     chart($("lateness"), [["median", "--series-1"], ["99 %", "--series-2"]], sets[1]),
   ];
 }
+function list(troubles) {
+  const place = $("troubles");
+  if (!place) return;
+  const lines = troubles.map((t) => `${t.name}: ${t.text} (since ${iso(t.since).slice(0, 19).replace("T", " ")} UTC)`);
+  if (place.dataset.shown !== lines.join()) place.replaceChildren(...lines.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
+  place.dataset.shown = lines.join();
+  place.hidden = !lines.length;
+}
 let lastHistory = [];
 async function live() {
   if (!trouble) return;
@@ -103,6 +111,7 @@ async function live() {
       for (const name of ["pending", "takenPerSecond", "deliveredPerSecond", "inFlight"]) show(name, dead ? "-" : count(found[name]));
       for (const name of ["lateP50", "lateP99", "lookaheadMillis"]) show(name, dead ? "-" : span(found[name]));
       show("pendingHint", dead ? "messages that wait" : `messages that wait, ${count(found.inState)} in state`);
+      list(dead ? [] : found.troubles);
       if (found.history.length) { lastHistory = found.history; draw(lastHistory); }
     }
   } catch { problem = "no answer from the API: is it running?"; }
