@@ -15,10 +15,12 @@ from admin.dashboard import pages
 from admin.dashboard.data import Stats
 from admin.dashboard.rendering import error_page
 from admin.errors import answer_errors
+from admin.hosts import AllowedHosts, host_check
 from admin.message_index import MessageIndex
 from admin.metrics import ApiMetrics, CountRequests
 from admin.middleware import BodyLimit, PulsarPaths
 from admin.policy import Policy, check_policies
+from admin.proxies import TrustedProxies
 from admin.refusals import Refusals
 from conf.settings import Settings
 from streaming.tables import Tables
@@ -74,5 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)
+    app.add_middleware(AllowedHosts, is_allowed=host_check(settings), refusals=refusals)
+    app.add_middleware(TrustedProxies, proxies=settings.api.trusted_proxies)
     check_policies(app)
     return app

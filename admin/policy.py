@@ -42,6 +42,7 @@ class Reader:
     role: str
     routes: Sequence[Route]
     sees_all: bool
+    is_admin: bool  # of any of these
 
 
 class Policy:
@@ -73,7 +74,7 @@ class Policy:
             role = self._role(request, address)
             is_by_cookie = "authorization" not in request.headers and "token" not in request.query_params
             is_by_browser = self._authenticator is None or is_by_cookie
-            if is_by_browser and operation is not Operation.READ and _is_from_another_site(request):
+            if is_by_browser and operation is not Operation.READ and is_from_another_site(request):
                 raise HTTPException(403, "without a token in the header no page of another site may call")
             if self._authenticator and not self._roles.allow(role, operation, topic):
                 raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
@@ -93,12 +94,13 @@ class Policy:
         """
         role = self._role(request, request.client.host if request.client else "unknown")
         if self._authenticator is None:
-            return Reader(role, self._routes, True)
+            return Reader(role, self._routes, sees_all=True, is_admin=True)
         routes = [route for route in self._routes if self._roles.allow(role, operation, route.source)]
         sees_all = self._roles.allow(role, operation, None)
         if not (routes or sees_all):
             raise HTTPException(403, f"the role {role} may not {operation} on any topic")
-        return Reader(role, routes, sees_all)
+        topics = [None, *(route.source for route in routes)]
+        return Reader(role, routes, sees_all, any(self._roles.allow(role, Operation.ADMIN, topic) for topic in topics))
 
     def login(self, request: Request, token: str) -> str:
         """The role of a token that somebody logs in with.
@@ -108,6 +110,8 @@ class Policy:
         """
         try:
             self._count("address", request.client.host if request.client else "unknown")
+            if is_from_another_site(request):
+                raise AdminError(403, "no page of another site may log you in")
             if self._authenticator is None:
                 raise AdminError(400, "authentication is off: no token is needed")
             return self._authenticator.role(None, token)
@@ -171,7 +175,7 @@ def topic_name(tenant: str, namespace: str, topic: str) -> str:
     return f"persistent://{tenant}/{namespace}/{topic}"
 
 
-def _is_from_another_site(request: Request) -> bool:
+def is_from_another_site(request: Request) -> bool:
     """Whether a browser says that the call is made by a page of another origin: any page can reach 127.0.0.1."""
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")

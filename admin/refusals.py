@@ -36,7 +36,7 @@ class Refusal:
     method: str
     path: str
     topic: str | None
-    operation: str
+    operation: str | None  # None: refused before it was known
     code: int
     reason: str
 

@@ -20,6 +20,9 @@ from conf.settings import ApiSettings, AuthSettings, Operation, Role
 
 BEARER = "Bearer "
 
+# The operations of a role that let it do one, beside that one and ADMIN: who may skip any messages may skip one.
+_INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
+
 _TOKEN = re.compile(r"([?&]token=)[^&]*")
 _PARTITION = re.compile(r"-partition-\d+$")
 
@@ -37,7 +40,7 @@ class Roles:
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self._rules = [
-            (_pattern([role.role]), frozenset(role.operations), _pattern(role.topics), "*" in role.topics)
+            (fitting([role.role]), frozenset(role.operations), fitting(role.topics), "*" in role.topics)
             for role in roles
         ]
 
@@ -49,7 +52,7 @@ class Roles:
         names = [] if topic is None else [topic, _PARTITION.sub("", topic)]
         return any(
             roles.fullmatch(role)
-            and not operations.isdisjoint((operation, Operation.ADMIN))
+            and not operations.isdisjoint((operation, _INCLUDED_IN.get(operation, operation), Operation.ADMIN))
             and (is_for_all or any(topics.fullmatch(name) for name in names))
             for roles, operations, topics, is_for_all in self._rules
         )
@@ -139,6 +142,6 @@ def hide_tokens(record: logging.LogRecord) -> bool:
     return True
 
 
-def _pattern(patterns: Sequence[str]) -> re.Pattern[str]:
+def fitting(patterns: Sequence[str]) -> re.Pattern[str]:
     """What fits any of the patterns, in which `*` stands for any characters."""
     return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)

@@ -46,6 +46,7 @@ from admin.topics_schema import (
     SKIP_RESPONSES,
     SKIP_TEXT,
     TOPIC_PATH,
+    Acknowledger,
     Administrator,
     Authoritative,
     Canceller,
@@ -109,7 +110,7 @@ async def cancel_delayed_message(
 )
 async def acknowledge_message(
     request: Request,
-    role: Skipper,
+    role: Acknowledger,
     target: TargetTopic,
     ledger_id: LedgerId = None,
     entry_id: EntryId = None,

@@ -47,6 +47,7 @@ Authoritative = Annotated[
 
 # Who calls, where the caller may do the operation.
 Canceller = Annotated[str, Depends(requires(Operation.CANCEL))]
+Acknowledger = Annotated[str, Depends(requires(Operation.ACKNOWLEDGE))]
 Skipper = Annotated[str, Depends(requires(Operation.SKIP))]
 Reader = Annotated[str, Depends(requires(Operation.READ))]
 Administrator = Annotated[str, Depends(requires(Operation.ADMIN))]
@@ -98,7 +99,7 @@ CANCEL_RESPONSES = _DONE | error_responses(
     " out already (TOO_LATE). What could be cancelled on other subscriptions was.",
 )
 
-ACKNOWLEDGE_TEXT = "Skips one entry, delayed or not, on all subscriptions or those named." + _PREFER
+ACKNOWLEDGE_TEXT = "Skips one entry that waits, on all subscriptions or those named." + _PREFER
 ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
     _404="No such topic, subscription or message.",
@@ -108,8 +109,8 @@ ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
 )
 
 SKIP_TEXT = (
-    "A message that was handed out already can't be skipped: like one that never was, it is not in the subscription's"
-    " backlog, which is 404, and the reason says TOO_LATE. So 204 always means that none of the messages will be"
+    "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was, it"
+    " is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that none of the messages will be"
     " delivered. Where some could be skipped and some not, the former are." + _PREFER
 )
 SKIP_RESPONSES = _DONE | error_responses(

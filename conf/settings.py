@@ -10,11 +10,21 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 from yaml import YAMLError
 
 from conf.errors import DelayLakeError, one_line
+from conf.secrets import is_secret
 
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
 
@@ -129,6 +139,8 @@ class ApiSettings(Section):
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
     rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = None
+    allowed_hosts: tuple[Annotated[str, Field(pattern=r"^[^\s/:\[\]]+$")], ...] = ()
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:
@@ -203,9 +215,10 @@ class Route(Section):
 
 
 class Operation(StrEnum):
-    """What a role may do. ADMIN includes all others."""
+    """What a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE."""
 
     SKIP = "skip"
+    ACKNOWLEDGE = "acknowledge"
     CANCEL = "cancel"
     READ = "read"
     ADMIN = "admin"
@@ -313,6 +326,7 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{name} = {first['input']!r}: no such setting"
     hidden = isinstance(first["input"], dict | BaseModel) or "secret" in name
+    hidden = hidden or (name.startswith("spark.conf.") and is_secret(name))
     shown = "" if hidden else f" = {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{name}{shown}: {message[0].lower()}{message[1:]}"

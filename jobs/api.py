@@ -34,10 +34,10 @@ def api(
     """Serve the admin REST API. Prints its URL once it answers; needs no JVM, and starts without a broker."""
     options = global_options(context)
     settings = options.settings
+    if host is not None:
+        settings = settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})})
     configure(logging.INFO if options.verbose else logging.WARNING, options.log_format or LogFormat.TEXT)
-    listener = _listen(
-        settings.api.host if host is None else host, settings.api.port if port is None else port, settings.auth
-    )
+    listener = _listen(settings.api.host, settings.api.port if port is None else port, settings.auth)
 
     import uvicorn
 
@@ -52,7 +52,7 @@ def api(
         log_config=None,
         access_log=options.verbose,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=False,  # they are believed of api.trusted_proxies alone
         ws="none",
         timeout_graceful_shutdown=math.ceil(settings.api.answer_timeout_millis / 1000) + 1,
         ssl_certfile=settings.api.tls_certificate_file,

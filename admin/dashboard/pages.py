@@ -20,8 +20,9 @@ from admin.errors import AdminError
 from admin.message_ids import MessageIdError, MessageRef
 from admin.message_ids import parse as parse_id
 from admin.pending import Pending, PendingError, PendingFilter, State
-from admin.policy import Policy, Reader, open_to_all, requires_some
+from admin.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
 from conf.errors import one_line
+from conf.secrets import without_secrets
 from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
 from streaming.job_status import read_status
@@ -42,6 +43,7 @@ SPANS = {
 router = APIRouter(include_in_schema=False)
 
 Caller = Annotated[Reader, Depends(requires_some(Operation.READ))]
+Admin = Annotated[Reader, Depends(requires_some(Operation.ADMIN))]
 Text = Annotated[str, Query()]
 
 
@@ -62,7 +64,7 @@ def login(request: Request, token: Annotated[str, Form()] = "") -> Response:
     try:
         policy.login(request, token.strip())
     except AdminError as error:
-        return page(request, "login.html", code=400, problem=error.reason)
+        return page(request, "login.html", code=403 if error.code == 403 else 400, problem=error.reason)
     answer = RedirectResponse("/", 303)
     answer.set_cookie(
         COOKIE, token.strip(), httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
@@ -71,7 +73,9 @@ def login(request: Request, token: Annotated[str, Form()] = "") -> Response:
 
 
 @router.post("/ui/logout", dependencies=[Depends(open_to_all)])
-def logout() -> Response:
+def logout(request: Request) -> Response:
+    if is_from_another_site(request):
+        raise AdminError(403, "no page of another site may log you out")
     answer = RedirectResponse("/ui/login", 303)
     answer.delete_cookie(COOKIE, path="/")
     return answer
@@ -303,9 +307,10 @@ def storage_page(request: Request, caller: Caller) -> Response:
 
 
 @router.get("/ui/settings")
-def settings_page(request: Request, caller: Caller) -> Response:
+def settings_page(request: Request, caller: Admin) -> Response:
+    """What is in force, for who may do all; without what is secret, such as the keys of an object store."""
     settings = _settings(request)
-    values = settings.model_dump(mode="json", exclude={"routes", "auth"})
+    values = without_secrets(settings.model_dump(mode="json", exclude={"routes", "auth"}))
     sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}
     return page(
         request, "settings.html", caller, sections=sections, routes=caller.routes, is_protected=settings.auth.enabled

@@ -32,13 +32,15 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
+SETTINGS = "/ui/settings"  # for administrators
+
 NAVIGATION = [
     ("/", "Overview"),
     ("/ui/schedule", "Schedule"),
     ("/ui/messages", "Messages"),
     ("/ui/control", "Control log"),
     ("/ui/storage", "Storage"),
-    ("/ui/settings", "Settings"),
+    (SETTINGS, "Settings"),
 ]
 
 _environment = Environment(loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, trim_blocks=True)
@@ -47,7 +49,7 @@ _environment = Environment(loader=FileSystemLoader(_FOLDER / "templates"), autoe
 def page(request: Request, template: str, caller: Reader | None = None, code: int = 200, **values: Any) -> Response:
     """A whole page."""
     common = {
-        "navigation": NAVIGATION,
+        "navigation": [entry for entry in NAVIGATION if entry[0] != SETTINGS or (caller and caller.is_admin)],
         "path": request.url.path,
         "caller": caller,
         "now": time.time_ns() // 1_000_000,

@@ -84,7 +84,7 @@ def test_the_job_tells_of_itself_there_and_the_api_finds_it(storage: ObjectStora
     assert status is not None
     assert status.state == "stopped"
     assert storage.has("bucket/status/_job_status.json")
-    with TestClient(create_app(made)) as client:
+    with TestClient(create_app(made), base_url="http://localhost") as client:
         assert 'delaylake_table_files{table="entries"} 0.0' in client.get("/metrics").text
 
 

@@ -1,0 +1,39 @@
+"""Settings as they may be shown: what is secret by its name, or says so itself, is left out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+HIDDEN = "..."
+
+# As Spark's spark.redaction.regex, and wider: access keys have many names.
+_NAME = re.compile(r"secret|key|token|passw|passphrase|credential", re.IGNORECASE)
+_VALUE = re.compile(r"secret|token|passw|credential|access.?key", re.IGNORECASE)
+_IN_URL = re.compile(r"(://)[^/@\s]+@")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name is not to be shown. The name of a file is no secret."""
+    return bool(_NAME.search(name)) and not name.lower().endswith("_file")
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A setting's value to show; of a section or a list, all that is in it.
+
+    Args:
+        value: as JSON has it.
+        name: of the setting.
+    """
+    if isinstance(value, dict):
+        return {key: without_secrets(inner, f"{name}.{key}") for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(inner, name) for inner in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if is_secret(name):
+        return HIDDEN
+    if not isinstance(value, str):
+        return value
+    # A value such as Java's options may have others in it.
+    return HIDDEN if _VALUE.search(value) and "=" in value else _IN_URL.sub(rf"\1{HIDDEN}@", value)
