@@ -109,9 +109,9 @@ ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
 )
 
 SKIP_TEXT = (
-    "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was, it"
-    " is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that none of the messages will be"
-    " delivered. Where some could be skipped and some not, the former are." + _PREFER
+    "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was,"
+    " it is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that"
+    " none of the messages will be delivered. Where some could be skipped and some not, the former are." + _PREFER
 )
 SKIP_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,

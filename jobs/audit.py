@@ -243,7 +243,7 @@ def _text(result: Audit) -> str:
     for row in result.counts:
         numbers = [f"{row[column.replace(' ', '_')]:,}" for column in columns]
         table.add_row(row["topic"].removeprefix("persistent://"), row["subscription"], *numbers)
-    console = Console(color_system=None, width=_WIDTH)
+    console = Console(color_system=None, width=_WIDTH, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(table)
     lines = [line.rstrip() for line in captured.get().strip("\n").splitlines()]

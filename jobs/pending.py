@@ -256,7 +256,7 @@ def _change(
         if n and not yes:
             if not console.is_terminal:
                 raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
-            console.print(_messages_text(listed()), highlight=False)
+            console.print(_messages_text(listed()), highlight=False, markup=False, emoji=False)
             typer.confirm(f"{change.action} {n:,} messages?", abort=True, err=True)
 
     if options.api_url is not None:

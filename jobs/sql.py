@@ -66,10 +66,9 @@ def _print(rows: pa.Table) -> None:
     table = Table(*rows.column_names, box=box.SIMPLE)
     for row in rows.to_pylist():
         table.add_row(*("" if value is None else str(_plain(value)) for value in row.values()))
-    console = Console()
-    # Where nobody looks, no line is cut.
-    console = console if console.is_terminal else Console(width=10_000)
-    console.print(table)
+    # Where nobody looks, no line is cut. What is printed is data: `7:0:-1:-1` has no emoji, and `[x]` no style in it.
+    width = None if Console().is_terminal else 10_000
+    Console(width=width, markup=False, emoji=False).print(table)
 
 
 def _plain(value: Any) -> Any:

@@ -64,7 +64,8 @@ def cancel_delayed_message(
 ) -> None:
     """Cancel a delayed message on the given subscriptions, or all.
 
-    With --from-file each line is `ledger:entry deliverAt`.
+    One that is handed out already, some seconds before its time, is TOO_LATE. With --from-file each line is
+    `ledger:entry deliverAt`.
     """
     from admin.control_requests import Cancel
     from admin.message_ids import MessageRef, parse
@@ -94,7 +95,7 @@ def acknowledge_message(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Acknowledge a message, delayed or not, so that it is not delivered."""
+    """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
     from admin.message_ids import MessageRef
 
     _check(ledger_id, entry_id)
@@ -131,7 +132,10 @@ def skip_messages(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Skip messages by their ids: whole entries, or single messages of a batch.
+    """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
+
+    Those that are handed out already are TOO_LATE: some seconds before they are due, and at once where they are due
+    when they come. To have time, pause the subscription first.
 
     With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
     """
@@ -230,7 +234,7 @@ def get_message_id_by_index(
     index: Annotated[int, typer.Option("-i", "--index", help="The message's index in the topic, from 0.")],
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; -1:-1:-1:-1 for one that has expired.
+    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; for one that has expired all are -1.
 
     Of a partitioned topic, name a partition. An entry is known some seconds after it came.
     """

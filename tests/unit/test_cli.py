@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,21 @@ def test_every_command_explains_itself(capsys, monkeypatch, command: tuple[str, 
 
 def test_the_version_is_shown(capsys, monkeypatch) -> None:
     assert run(capsys, monkeypatch, "--version")[:2] == (0, "delaylake 0.1.0\n")
+
+
+@pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)
+def test_help_says_what_was_written(capsys, monkeypatch, path: tuple[str, ...]) -> None:
+    """Rich takes `:-1:` for an emoji, and `[x]` for a style."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 300)
+    status, out, _ = run(capsys, monkeypatch, *path, "--help")
+    assert status == 0
+    shown = " ".join(re.sub("[\u2500-\u257f]", " ", out).split())
+    assert shown.isascii(), [c for c in shown if not c.isascii()]
+    command: Any = typer.main.get_command(cli.app)
+    for name in path:
+        command = command.commands[name]
+    for text in (command.help or "", *(getattr(p, "help", None) or "" for p in command.params)):
+        assert " ".join(text.split()) in shown
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,13 @@ def test_what_can_not_be_answered_is_one_line(settings: Settings, tmp_path: Path
     assert done.stderr.count("\n") == 1
 
 
+def test_what_looks_like_markup_is_printed_as_it_is(settings: Settings, tmp_path: Path) -> None:
+    done = run(tmp_path, "SELECT '7:0:-1:-1' AS position, '[bold]x[/bold] [y]' AS key")
+    assert done.returncode == 0
+    assert "7:0:-1:-1" in done.stdout
+    assert "[bold]x[/bold] [y]" in done.stdout
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(PROGRAM), "--config", str(folder / "settings.yaml"), "sql", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
