@@ -119,13 +119,14 @@ def commands_per_second() -> int:
         "deliver_at": [9_000_000] * n,
         "issued_by": ["bench"] * n,
         "issued_at": [1] * n,
+        "body": [1] * n,
     }
     commands = pa.table([pa.array(values.get(f.name, [None] * n), f.type) for f in COMMANDS], schema=COMMANDS)
     known = pa.table(
         [pa.array(values[f.name] if f.name in values else [1] * n, f.type) for f in KNOWN], schema=KNOWN
     )  # fmt: skip
     moment = Moment(1, 1, 1, 1)
-    ids = commands["request_id"].to_pylist()
+    ids = dict.fromkeys(commands["request_id"].to_pylist(), 1)
     return round(n / seconds(lambda: control.apply(commands, ids, known, np.zeros(n, np.bool_), moment)))
 
 

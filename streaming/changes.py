@@ -34,9 +34,10 @@ _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coales
 
 _CANCELLED = f"{_CHANGED}, deliver_at FROM delayed_index WHERE operation = 'CANCEL'"
 
+# Only what was applied: ALREADY_APPLIED says that another row does.
 _ANSWERED = f"""
 {_CHANGED}, CAST(0 AS BIGINT) AS deliver_at FROM outcomes
-WHERE result IN ('APPLIED', 'ALREADY_APPLIED') AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
+WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
 """
 
 _RESTORED = f"""

@@ -105,10 +105,13 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         shard_keys: for each shard the key of its rows.
         subscriptions: for each source topic the names of its subscriptions.
         settings: of the tracker, as JSON.
+        warehouse: a folder or URI.
     """
 
-    def __init__(self, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings: str) -> None:
-        self._options = shard_keys, dict(subscriptions), settings
+    def __init__(
+        self, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings: str, warehouse: str
+    ) -> None:
+        self._options = shard_keys, dict(subscriptions), settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getMapState("tracker", _KEY, _VALUE)

@@ -50,7 +50,7 @@ class OutcomePublisher:
         self._published = -1  # by an earlier run
 
     def publish(self, outcomes: pa.Table, tick: int) -> pa.Table:
-        """Publishes outcomes; returns them as rows of the table `outcomes`.
+        """Publishes outcomes; returns them as rows of the table `outcomes`, but for those that it has.
 
         Raises:
             pulsar.PulsarException: the broker has not taken them.
@@ -116,6 +116,7 @@ class OutcomePublisher:
 
     @staticmethod
     def _rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
+        outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
         n = outcomes.num_rows
         names = [Result.Name(number) for number in range(len(Result.keys()))]
         values = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyspark.sql import Row
 from conf.settings import TrackerSettings
 from streaming.clock import Offset
 from streaming.entry_points import OUTPUT_SCHEMA
+from streaming.first_answers import find_first_answers
 from streaming.parts import (
     COMMANDS,
     FOUND,
@@ -30,6 +31,8 @@ from streaming.parts import (
     SWITCHES,
     TICK,
 )
+from streaming.segments import LOOKED_UP
+from streaming.tables import Tables
 from tracker.commands import COMMANDS as COMMAND_ROWS
 from tracker.commands import Switch
 from tracker.control import KNOWN
@@ -96,16 +99,23 @@ class Operator:
         shard_keys: for each shard the key of its rows.
         subscriptions: for each source topic the names of its subscriptions.
         settings_json: of the tracker. `min_index_count_per_bucket` is of all shards together.
+        warehouse: a folder or URI.
     """
 
     def __init__(
-        self, state: Any, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings_json: str
+        self,
+        state: Any,
+        shard_keys: list[int],
+        subscriptions: Mapping[str, Sequence[str]],
+        settings_json: str,
+        warehouse: str,
     ) -> None:
         settings = TrackerSettings.model_validate_json(settings_json)
         self._state = state
         self._shard_of = {key: shard for shard, key in enumerate(shard_keys)}
         self._subscriptions = subscriptions
         self._settings = settings
+        self._tables = Tables(warehouse)
         self._min_index_count = max(1, settings.min_index_count_per_bucket // len(shard_keys))
         self._compression = Compression(
             settings.taken_back_compression_type, settings.taken_back_compression_threshold_bytes
@@ -119,7 +129,7 @@ class Operator:
         """
         started = time.perf_counter()
         offset: Offset | None = None
-        request_ids: list[str] = []
+        request_ids: dict[str, int] = {}
         switches: list[Switch] = []
         rebuilt: Rebuilt | None = None
         tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
@@ -143,6 +153,11 @@ class Operator:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
             raise AssertionError(f"a batch without a tick for the shard of key {key}")
+        # A version that a batch of an earlier program has not recorded is not known.
+        version, now = dict(zip(LOOKED_UP, offset.lookup_versions, strict=False)).get("outcomes"), offset.now
+
+        def first_answers(ids: Collection[str]) -> pa.Table:
+            return find_first_answers(self._tables, version, ids, now)
 
         shard = Shard(
             SparkStore(self._state),
@@ -167,6 +182,7 @@ class Operator:
                 waiting=concat(tables[REBUILT_WAITING], COMMAND_ROWS),
             ),
             concat(tables[NO_COMMANDS]),
+            first_answers,
         )
         effects = shard.apply(offset.to_tick(), intake)
 

@@ -156,6 +156,7 @@ class DelayedDelivery:
             keys,
             subscription_names(self._settings),
             self._settings.tracker.model_dump_json(),
+            self._settings.warehouse,
         )
         outputs = source.groupBy("shard").transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
         return (

@@ -21,7 +21,7 @@ from streaming.routes import subscription_names
 from streaming.table_files import DataFile, TableFiles, new_run
 from streaming.tables import SCHEMAS, Tables, run_sql
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, as_int64, int64, is_among
-from tracker.request_log import KEPT_MILLIS
+from tracker.request_log import ANSWERS_KEPT_MILLIS
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
@@ -68,8 +68,8 @@ class Retention:
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
         self._names = subscription_names(settings)
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
-        # A request id is remembered this long, and a rebuild takes it from here.
-        self._horizons["outcomes"] = min(self._horizons["outcomes"], now - KEPT_MILLIS)
+        # A request that comes again is answered from here, and a rebuild takes the ids from here.
+        self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
         self._builder = QueryBuilder()
         # `entries` first: what it has is in the other tables already, also while the job runs.
         for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
@@ -101,7 +101,7 @@ class Retention:
             return self._is_booked(rows, or_last=False) & ~self._is_in("delayed_index", rows)
         unneeded = self._is_booked(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
-            is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "ALREADY_APPLIED"]))
+            is_proof = pc.equal(rows["result"], "APPLIED")
             # By the last of these a rebuild knows what is paused.
             is_switch = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_switch = pc.and_(is_switch, pc.equal(rows["result"], "APPLIED")).to_numpy(zero_copy_only=False)

@@ -15,8 +15,8 @@ from tracker.messages import MESSAGES, concat, of_entries, typed
 from tracker.moved import HELD_MILLIS
 from tracker.time_slots import SLOT_MILLIS
 
-# The tables in which a command finds what it names.
-LOOKED_UP = ["delayed_index", "entries"]
+# The tables in which a command finds what it names, and what was answered to it if it has come before.
+LOOKED_UP = ["delayed_index", "entries", "outcomes"]
 
 _ENTRY_AS_KNOWN = (
     "topic, partition, ledger_id, entry_id, CAST(-1 AS INT) AS batch_index, batch_size, CAST(0 AS BIGINT) AS deliver_at"

@@ -52,7 +52,7 @@ class Parts(InputPartition):
 
 @dataclass
 class CommandsPart(InputPartition):
-    """Messages of the control topic, packed, and the versions of delayed_index and entries to find what they name."""
+    """Messages of the control topic, packed, and the versions of the tables to find what they name."""
 
     messages: bytes
     versions: list[int]

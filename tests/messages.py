@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.commands import CANCEL, COMMANDS, SKIP
-from tracker.messages import MESSAGES
+from tracker.messages import MESSAGES, concat
+from tracker.repeats import ANSWERS, OTHER_BODY
 
 TOPIC = "persistent://public/default/t"
 
@@ -60,6 +62,7 @@ def command(
     topic: str = TOPIC,
     partition: int = -1,
     kind: str | None = None,
+    body: int = 1,
 ) -> dict[str, object]:
     """A row of COMMANDS: of the given kind, else a cancel where a time is given, else a skip."""
     kind = kind or (SKIP if cancel_at is None else CANCEL)
@@ -75,6 +78,7 @@ def command(
         "deliver_at": cancel_at or 0,
         "issued_by": "tester",
         "issued_at": 1,
+        "body": body,
         "operation": kind.upper(),
         "subscription": None,
         "result": None,
@@ -84,3 +88,20 @@ def command(
 
 def commands(rows: Iterable[dict[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=COMMANDS)
+
+
+class Answers:
+    """The outcomes of ticks, as a job finds them in its tables when a request id comes again."""
+
+    def __init__(self) -> None:
+        self._rows: list[pa.Table] = []
+
+    def keep(self, outcomes: pa.Table, tick: int) -> None:
+        """Keeps what a tick has written down."""
+        is_written = pc.invert(pc.fill_null(outcomes["is_repeat"], False))
+        rows = outcomes.filter(pc.and_(is_written, pc.not_equal(pc.fill_null(outcomes["reason"], ""), OTHER_BODY)))
+        self._rows.append(rows.append_column("tick", pa.repeat(tick, rows.num_rows)))
+
+    def __call__(self, request_ids: Collection[str]) -> pa.Table:
+        rows = concat(self._rows, ANSWERS)
+        return rows.filter(pc.is_in(rows["request_id"], pa.array(list(request_ids), pa.string())))

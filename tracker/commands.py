@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +26,9 @@ RESTORE = "restore"
 PAUSE = "pause"
 RESUME = "resume"
 ANSWER = "answer"  # nothing to apply: only to be answered, with the row's result
+REPEAT = "repeat"  # of a command whose request id came before in the same batch: only to be answered
 
 _CANCELS = "cancels"  # a cancel of several
-
-REPEATED = "the request id has been applied"
 
 MAX_BATCH_INDEX = 2**20 - 1
 
@@ -54,6 +55,7 @@ COMMANDS = pa.schema(
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("sum_up", pa.bool_()),
+        ("body", pa.int64()),  # a hash of what the command says; 0 or null: it says nothing that could be applied
         ("operation", pa.string()),  # the kind in capitals, of an answer that of its command
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
@@ -79,6 +81,7 @@ OUTCOMES = pa.schema(
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("sum_up", pa.bool_()),  # whether it may be told together with others; null: no
+        ("is_repeat", pa.bool_()),  # told before, and only told again: the table has it; null: no
     ]
 )
 
@@ -109,7 +112,7 @@ class Decoded:
     """Commands as rows, and the messages of the control topic that are none."""
 
     commands: pa.Table  # COMMANDS
-    request_ids: list[str]  # of the commands that have something to apply, in the control topic's order
+    request_ids: dict[str, int]  # of the commands that have something to apply, in the control topic's order: the body
     rejects: pa.Table  # MESSAGES with a reason
     switches: list[Switch]
 
@@ -144,11 +147,11 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     """Reads the control topic's messages.
 
     Bytes that are no command, and commands without a request id, are rejected; a command that can be read but not
-    applied is rejected and answered INVALID. A request id that comes twice here counts once; one of a command that has
-    nothing to apply does not count, so that it may come again, corrected.
+    applied is rejected and answered INVALID. Of commands with one request id the first counts, the others are of the
+    kind REPEAT; one that has nothing to apply does not count, so that it may come again, corrected.
     """
     rows: list[_Part] = []
-    seen: dict[str, None] = {}
+    seen: dict[str, int] = {}
     reasons: list[str | None] = []
     switches: list[Switch] = []
     for payload in messages["payload"].to_pylist():
@@ -157,13 +160,15 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
         try:
             command.ParseFromString(payload or b"")
             _check_request_id(command.request_id)
-            of_command, switch = _rows(command, routes)
+            positions = _positions(command)
+            of_command, switch = _rows(command, positions, routes)
+            shared: dict[str, object] = {"body": _body(command, positions)}
             if command.request_id in seen:
-                of_command = [_as_repeated(part) for part in of_command]
+                shared["kind"] = REPEAT
             elif switch is not None or any(part.shared["kind"] != ANSWER for part in of_command):
-                seen[command.request_id] = None
+                seen[command.request_id] = _body(command, positions)
                 switches += [switch] if switch is not None else []
-            rows += of_command
+            rows += [replace(part, shared=part.shared | shared) for part in of_command]
         except DecodeError:
             reason = "the bytes are no command"
         except _NoRequestId as error:
@@ -176,7 +181,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     with_reason = messages.set_column(
         MESSAGES.get_field_index("reason"), MESSAGES.field("reason"), pa.array(reasons, pa.string())
     )
-    return Decoded(_table(rows), list(seen), with_reason.filter(pa.array(rejected)), switches)
+    return Decoded(_table(rows), seen, with_reason.filter(pa.array(rejected)), switches)
 
 
 def _table(parts: Sequence[_Part]) -> pa.Table:
@@ -195,12 +200,8 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def _rows(command: ControlCommand, routes: Routes) -> tuple[list[_Part], Switch | None]:
+def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tuple[list[_Part], Switch | None]:
     operation = _kind(command)
-    if not operation:
-        raise InvalidCommand("no operation, or one that is not known here")
-    _check_names(command)
-    positions = np.array(_positions(command), np.int64).reshape(-1, len(_POSITION))
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
         reason = f"no route has the topic {command.topic!r}"
@@ -263,8 +264,30 @@ def _check_names(command: ControlCommand) -> None:
         raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
-def _positions(command: ControlCommand) -> list[_Position]:
-    """For each message or entry that the command names the columns _POSITION."""
+def _body(command: ControlCommand, positions: Int64Array) -> int:
+    """A hash of 64 bits, not 0, of what a command says: not by whom, when, in which order, or how to be answered."""
+    said = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
+    named = positions.copy()
+    if said[0] == SKIP:
+        named[:, _POSITION.index("deliver_at")] = 0  # where to look, no more
+    named = named[np.lexsort(named.T)]
+    digest = hashlib.blake2b(json.dumps(said).encode() + named.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
+
+
+def _positions(command: ControlCommand) -> Int64Array:
+    """For each message or entry that the command names the columns _POSITION, (rows, _POSITION).
+
+    Raises:
+        InvalidCommand: it can't be applied, whatever topics there are.
+    """
+    if not _kind(command):
+        raise InvalidCommand("no operation, or one that is not known here")
+    _check_names(command)
+    return np.array(_named(command), np.int64).reshape(-1, len(_POSITION))
+
+
+def _named(command: ControlCommand) -> list[_Position]:
     operation = str(command.WhichOneof("operation"))
     if operation in (PAUSE, RESUME):
         return []
@@ -348,14 +371,7 @@ def _answers(
     return [_Part(shared | {"subscription": subscription}, positions) for subscription in subscriptions]
 
 
-def _as_repeated(part: _Part) -> _Part:
-    """The answer to rows of a command whose request id has come before."""
-    if part.shared["kind"] == ANSWER:
-        return part
-    return replace(part, shared=part.shared | {"kind": ANSWER, "result": Result.ALREADY_APPLIED, "reason": REPEATED})
-
-
 def command_positions(commands: pa.Table) -> pa.Table:
     """The distinct (ledger_id, entry_id) that commands are to be applied to."""
-    applied = commands.filter(pc.not_equal(commands["kind"], ANSWER))
+    applied = commands.filter(pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
     return applied.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])

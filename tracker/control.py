@@ -24,11 +24,13 @@ from tracker.messages import (
     is_rejected,
     message_ids,
     subscription_numbers,
+    typed,
     where,
     with_columns,
 )
 from tracker.moved import HELD_MILLIS, Moved
 from tracker.rebuilt import Rebuilt, take_back
+from tracker.repeats import FirstAnswers, Repeats, no_answers
 from tracker.request_log import RequestLog
 from tracker.store import Store
 from tracker.taken_back import Compression, TakenBack
@@ -68,6 +70,7 @@ CANCELS = pa.schema(
 )
 
 _NO_MESSAGES = MESSAGES.empty_table()
+_NO_OUTCOMES = OUTCOMES.empty_table()
 
 # Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
 _RELEASED_A_SECOND = 5_000
@@ -237,42 +240,46 @@ class Control:
     def apply(
         self,
         commands: pa.Table,
-        request_ids: Sequence[str],
+        request_ids: Mapping[str, int],
         known: pa.Table,
         is_new: BoolArray,
         moment: Moment,
         kept: pa.Table | None = None,
         switches: Sequence[Switch] = (),
         held: pa.Table = _NO_MESSAGES,
+        first_answers: FirstAnswers = no_answers,
+        arrived: pa.Table = _NO_OUTCOMES,
     ) -> pa.Table:
         """Applies commands; returns their outcomes.
 
         Args:
             commands: this shard's.
-            request_ids: those of all shards' commands.
+            request_ids: those of all shards' commands that come first, and their bodies.
             known: the messages that they name, as far as they are known: all those of an entry, or none.
             is_new: which of these came in only in this tick.
             kept: rows of the messages that are to be rescheduled or restored, with the columns of MESSAGES.
             switches: of all shards' commands.
             held: what was held back for the subscriptions of switches that resume.
+            first_answers: what was answered before, for request ids that come again.
+            arrived: what `arrive` has answered in this tick.
         """
         if not request_ids and not commands.num_rows:
             return OUTCOMES.empty_table()
-        repeated = self._requests.contains(commands["request_id"].to_pylist())
-        is_known = self._requests.contains([switch.request_id for switch in switches])
-        for switch in (s for s, known_id in zip(switches, is_known.tolist(), strict=True) if not known_id):
+        remembered = self._requests.find([*request_ids, *commands["request_id"].to_pylist()], moment.now)
+        repeats = Repeats(remembered, request_ids, first_answers(remembered.keys()))
+        for switch in (s for s in switches if s.request_id not in repeats.known):
             paused = self._paused.get(switch.topic, 0)
             bits = switch.subscriptions
             self._paused[switch.topic] = paused | bits if switch.is_paused else paused & ~bits
         self._paused = {topic: bits for topic, bits in self._paused.items() if bits}
         self.release_held(held, moment)
-        self._requests.add(request_ids, moment.now)
-        outcomes = [self._answer(where(commands, repeated), Result.ALREADY_APPLIED, "the request id has been applied")]
-        commands = where(commands, ~repeated)
+        self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, moment.now)
+        is_repeat = repeats.of(commands)
+        again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
         answers = self._answer(where(commands, is_answer))
         sequences = pa.array([self._next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
-        outcomes.append(with_columns(answers, sequence=sequences))
+        outcomes = [with_columns(answers, sequence=sequences)]
         commands = where(commands, ~is_answer)
 
         is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
@@ -281,6 +288,10 @@ class Control:
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._wait(unmatched, moment)
+        if again.num_rows:
+            index, names = _each_subscription(again, self._subscriptions)
+            again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+            outcomes += repeats.answer(again, concat([arrived, *outcomes], OUTCOMES), moment.tick)
         return concat(outcomes, OUTCOMES)
 
     def expire(self, moment: Moment) -> pa.Table:
@@ -306,7 +317,7 @@ class Control:
         self._paused = dict(rebuilt.paused)
         self._waiting.add(rebuilt.waiting, 0)
         self.unwanted = rebuilt.unwanted
-        self._requests.add(rebuilt.request_ids, now)
+        self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
 
     def take_cancels(self) -> pa.Table:
         """Removes and returns the rows of type CANCEL, RESTORE and MOVE that are to be sealed."""
@@ -495,7 +506,6 @@ class Control:
         of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
         of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
         names = [self._subscriptions[topic][subscription] for topic in of_command["topic"].to_pylist()]
-        n = len(kept)
         # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
         is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
         values = {
@@ -508,10 +518,8 @@ class Control:
             "batch_index": pa.array(np.where(collapsed[kept], -1, int64(of_row, "batch_index")), pa.int32()),
             "result": pa.array(result[kept], pa.int32()),
             "reason": pa.array([reason[i] for i in kept.tolist()], pa.string()),
-            "deliver_at": pa.nulls(n, pa.int64()),
-            "sequence": pa.nulls(n, pa.int64()),
         }
-        return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
+        return typed(values, OUTCOMES)
 
     def _answer(self, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
         """The same outcome for all that each command names; without a result, the one that the row brings."""
@@ -520,13 +528,12 @@ class Control:
         index, names = _each_subscription(commands, self._subscriptions)
         rows = commands.take(pa.array(index))
         n = rows.num_rows
-        values = {name: rows[name] for name in OUTCOMES.names if name != "sequence"}
+        values = {name: rows[name] for name in OUTCOMES.names if name in rows.column_names and name != "deliver_at"}
         values["subscription"] = pa.array(names, pa.string())
-        values["sequence"] = values["deliver_at"] = pa.nulls(n, pa.int64())
         if result is not None:
             values["result"] = pa.array([int(result)] * n, pa.int32())
             values["reason"] = pa.array([reason] * n, pa.string())
-        return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
+        return typed(values, OUTCOMES)
 
 
 def with_released(found: pa.Table) -> pa.Table:

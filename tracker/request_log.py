@@ -4,63 +4,89 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from tracker.messages import BoolArray, Int64Array
+from tracker.messages import Int64Array
 from tracker.store import Store
 
 KEPT_MILLIS = 24 * 3600 * 1000
 KEPT_REQUESTS = 1_000_000
 
 _CHUNK_REQUESTS = 8_192
+_CHUNK_MILLIS = 3600 * 1000  # a chunk is forgotten as a whole
+
+# So long must be readable what was answered under a request id.
+ANSWERS_KEPT_MILLIS = KEPT_MILLIS + 2 * _CHUNK_MILLIS
 
 _TABLE = "requests"
+_BODIES = "request_bodies"
 _LIST = "requests_list"
 
 
 class RequestLog:
-    """Remembers request ids, as hashes of 64 bits, for a day, and of the newest million.
+    """Remembers request ids, for a day and of the newest million, and the body of the command of each.
 
-    A command that comes again later than that changes nothing either, for what it would do is done.
+    Both are hashes of 64 bits, so an id that is found here may be another one: the table `outcomes` has the ids.
+    A body of 0 is not known.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         saved = store.get(_LIST, (0, 0))
-        self._chunks: list[list[int]] = json.loads(saved) if saved else []  # [number, ids, when]
+        # [number, ids, when the last was added, and the first]: the last is missing in what earlier versions wrote.
+        self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
-    def contains(self, request_ids: Sequence[str]) -> BoolArray:
-        """Which of the ids are remembered."""
-        if not self._chunks or not request_ids:
-            return np.zeros(len(request_ids), dtype=np.bool_)
-        known = np.concatenate(
-            [np.frombuffer(self._store.get(_TABLE, (number, 0)) or b"", np.int64) for number, _, _ in self._chunks]
-        )
-        return np.isin(_hashes(request_ids), known)
+    def find(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
+        """Those of the ids that are remembered at a time, and the bodies of the commands that had them."""
+        ids = list(dict.fromkeys(request_ids))
+        if not self._chunks or not ids:
+            return {}
+        hashes = _hashes(ids)
+        wanted = np.sort(hashes)
+        bodies: dict[int, set[int]] = {}
+        for number, n, last, *_ in self._chunks:
+            if last < now - KEPT_MILLIS:
+                continue
+            known = np.frombuffer(self._store.get(_TABLE, (number, 0)) or b"", np.int64)
+            is_found = wanted[np.minimum(np.searchsorted(wanted, known), len(wanted) - 1)] == known
+            if is_found.any():
+                of_chunk = np.frombuffer(self._bodies(number, n), np.int64)
+                for found, body in zip(known[is_found].tolist(), of_chunk[is_found].tolist(), strict=True):
+                    bodies.setdefault(found, set()).add(body)
+        return {i: bodies[h] for i, h in zip(ids, hashes.tolist(), strict=True) if h in bodies}
 
-    def add(self, request_ids: Sequence[str], now: int) -> None:
-        """Remembers ids from now on, a time in ms since the epoch."""
-        if not request_ids:
+    def add(self, bodies: Mapping[str, int], now: int) -> None:
+        """Remembers ids, with the bodies of their commands, from now on, a time in ms since the epoch."""
+        if not bodies:
             return
-        number, before = (self._chunks[-1][0], self._chunks[-1][1]) if self._chunks else (-1, _CHUNK_REQUESTS)
-        data = b""
-        if before < _CHUNK_REQUESTS:
-            data = self._store.get(_TABLE, (number, 0)) or b""
+        number, before, first = -1, _CHUNK_REQUESTS, now
+        if self._chunks:
+            number, before, last, *begun = self._chunks[-1]
+            first = begun[0] if begun else last
+        data = of_before = b""
+        if before < _CHUNK_REQUESTS and now - first < _CHUNK_MILLIS:
+            data, of_before = self._store.get(_TABLE, (number, 0)) or b"", self._bodies(number, before)
             self._chunks.pop()
         else:
-            number, before = number + 1, 0
-        self._store.put(_TABLE, (number, 0), data + _hashes(request_ids).tobytes())
-        self._chunks.append([number, before + len(request_ids), now])
-        total = sum(n for _, n, _ in self._chunks)
+            number, before, first = number + 1, 0, now
+        self._store.put(_TABLE, (number, 0), data + _hashes(bodies).tobytes())
+        self._store.put(_BODIES, (number, 0), of_before + np.array(list(bodies.values()), np.int64).tobytes())
+        self._chunks.append([number, before + len(bodies), now, first])
+        total = sum(chunk[1] for chunk in self._chunks)
         while total - self._chunks[0][1] >= KEPT_REQUESTS or self._chunks[0][2] < now - KEPT_MILLIS:
-            oldest, n, _ = self._chunks.pop(0)
+            oldest, n, *_ = self._chunks.pop(0)
             self._store.remove(_TABLE, (oldest, 0))
+            self._store.remove(_BODIES, (oldest, 0))
             total -= n
         self._store.put(_LIST, (0, 0), json.dumps(self._chunks, separators=(",", ":")).encode())
 
+    def _bodies(self, number: int, n: int) -> bytes:
+        """The bodies of a chunk; those of ids that an earlier version remembered, which kept none, are 0."""
+        return (self._store.get(_BODIES, (number, 0)) or b"").rjust(8 * n, b"\0")
 
-def _hashes(request_ids: Sequence[str]) -> Int64Array:
+
+def _hashes(request_ids: Iterable[str]) -> Int64Array:
     digests = b"".join(hashlib.blake2b(r.encode(), digest_size=8).digest() for r in request_ids)
     return np.frombuffer(digests, dtype=np.int64)

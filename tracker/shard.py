@@ -27,6 +27,7 @@ from tracker.messages import (
 )
 from tracker.moved import HELD_MILLIS, held
 from tracker.rebuilt import Rebuilt
+from tracker.repeats import FirstAnswers, no_answers
 from tracker.store import Store
 from tracker.taken_back import Compression
 
@@ -59,12 +60,13 @@ class Intake:
     messages: pa.Table = field(default_factory=MESSAGES.empty_table)  # new ones, whole entries, in any order
     segment: pa.Table = field(default_factory=MESSAGES.empty_table)  # due from the last load horizon to this one
     commands: pa.Table = field(default_factory=COMMANDS.empty_table)
-    request_ids: Sequence[str] = ()  # of the commands of all shards
+    request_ids: Mapping[str, int] = field(default_factory=dict)  # of all shards' commands that come first: the body
     found: pa.Table = field(default_factory=KNOWN.empty_table)  # messages that commands name, as far as they are booked
     kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to move or restore
     switches: Sequence[Switch] = ()  # of the commands of all shards
     rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
+    first_answers: FirstAnswers = no_answers  # in the version of the tables in which `found` was found
 
 
 @dataclass
@@ -137,7 +139,16 @@ class Shard:
         kept = self._kept(intake, messages, known)
         outcomes.append(
             self._control.apply(
-                intake.commands, intake.request_ids, known, is_new, moment, kept, intake.switches, self._held(intake)
+                intake.commands,
+                intake.request_ids,
+                known,
+                is_new,
+                moment,
+                kept,
+                intake.switches,
+                self._held(intake),
+                intake.first_answers,
+                outcomes[0],
             )
         )
         moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)

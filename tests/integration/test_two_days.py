@@ -73,7 +73,7 @@ class Service:
             messages=messages([(*key, due) for key, due in new], publish_time=now, payload=b"x" * 50),
             segment=read_segment(self.tables, offset.index_version, last.load_horizon, offset.load_horizon),
             commands=asked,
-            request_ids=requests,
+            request_ids=dict.fromkeys(requests, 1),
             found=find_entries(self.tables, [self.tables.version(name) for name in LOOKED_UP], asked),
         )
         shard = Shard(self.store, {TOPIC: ["a"]}, self.settings.tracker.min_index_count_per_bucket)

@@ -24,6 +24,7 @@ from tracker.commands import (
     MAX_NAME_BYTES,
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
+    REPEAT,
     SKIP,
     Decoded,
     SubscriptionRule,
@@ -62,7 +63,7 @@ def test_a_cancel_is_a_row_for_all_subscriptions() -> None:
     assert (row["kind"], row["topic"], row["partition"], row["subscriptions"]) == (CANCEL, ORDERS, -1, 0b11)
     assert (row["ledger_id"], row["entry_id"], row["batch_index"], row["deliver_at"]) == (1, 2, -1, 3)
     assert (row["request_id"], row["issued_by"], row["issued_at"]) == ("r", "me", 9)
-    assert decoded.request_ids == ["r"]
+    assert list(decoded.request_ids) == ["r"]
     assert decoded.rejects.num_rows == 0
 
 
@@ -92,7 +93,7 @@ def test_a_skip_is_a_row_for_each_message_and_each_whole_entry() -> None:
 def test_bytes_that_are_no_command_are_rejected_and_not_answered(payload: bytes) -> None:
     decoded = read(payload)
     assert decoded.commands.num_rows == 0
-    assert decoded.request_ids == []
+    assert list(decoded.request_ids) == []
     assert decoded.rejects["reason"].to_pylist() == ["the bytes are no command"]
     assert decoded.rejects["payload"].to_pylist() == [payload]
 
@@ -101,7 +102,7 @@ def test_bytes_that_are_no_command_are_rejected_and_not_answered(payload: bytes)
 def test_without_a_request_id_there_is_nothing_to_answer(payload: bytes) -> None:
     decoded = read(payload)
     assert decoded.commands.num_rows == 0
-    assert decoded.request_ids == []
+    assert list(decoded.request_ids) == []
     assert decoded.rejects["reason"].to_pylist() == ["no command with a request id"]
 
 
@@ -145,12 +146,12 @@ def test_a_command_that_can_not_be_applied_is_rejected_and_answered(
     assert [(r["kind"], r["result"], r["reason"], r["subscription"]) for r in decoded.commands.to_pylist()] == [
         (ANSWER, Result.INVALID, reason, None)
     ]
-    assert decoded.request_ids == []
+    assert list(decoded.request_ids) == []
 
 
 def test_what_is_too_long_to_be_answered_is_not() -> None:
     """An answer that the broker does not take would stop the job."""
-    assert read(cancel(request_id="r" * MAX_REQUEST_ID_BYTES)).request_ids == ["r" * MAX_REQUEST_ID_BYTES]
+    assert list(read(cancel(request_id="r" * MAX_REQUEST_ID_BYTES)).request_ids) == ["r" * MAX_REQUEST_ID_BYTES]
     decoded = read(cancel(request_id="r" * (MAX_REQUEST_ID_BYTES + 1)))
     assert decoded.commands.num_rows == 0
     assert decoded.rejects["reason"].to_pylist() == [f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes"]
@@ -169,7 +170,7 @@ def test_an_unknown_topic_is_not_found() -> None:
         row = decoded.commands.to_pylist()[0]
         assert (row["kind"], row["result"], row["topic"]) == (ANSWER, Result.NOT_FOUND, topic)
         assert decoded.rejects.num_rows == 0
-        assert decoded.request_ids == []
+        assert list(decoded.request_ids) == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_cumulative_subscription_refuses_a_skip_but_no_cancel() -> None:
     only = read(skip(SkipEntry(ledger_id=1, entry_id=2), subscriptions=["exclusive"], topic="orders"))
     assert only.commands["result"].to_pylist() == [Result.NOT_ALLOWED]
     assert only.commands["topic"].to_pylist() == [ORDERS]
-    assert only.request_ids == []
+    assert list(only.request_ids) == []
     assert read(cancel(subscriptions=["exclusive"])).commands["subscriptions"].to_pylist() == [0b10]
 
 
@@ -217,7 +218,7 @@ def test_one_command_may_cancel_many_entries() -> None:
     assert [(r["kind"], r["operation"], r["entry_id"], r["batch_index"], r["deliver_at"]) for r in rows] == [
         (CANCEL, "CANCEL", i, -1, 10 + i) for i in range(3)
     ]
-    assert decoded.request_ids == ["r"]
+    assert list(decoded.request_ids) == ["r"]
 
 
 def test_an_entry_of_another_partition_than_the_topic_is_invalid() -> None:
@@ -242,17 +243,42 @@ def test_a_request_id_that_comes_twice_counts_once() -> None:
     rows = decoded.commands.to_pylist()
     assert [(r["request_id"], r["kind"], r["entry_id"], r["result"], r["subscriptions"]) for r in rows] == [
         ("r", CANCEL, 1, None, 0b11),
-        ("r", ANSWER, -1, Result.NOT_ALLOWED, 0),
-        ("r", ANSWER, 2, Result.ALREADY_APPLIED, 0b01),
+        ("r", REPEAT, -1, Result.NOT_ALLOWED, 0),
+        ("r", REPEAT, 2, None, 0b01),
         ("s", CANCEL, 3, None, 0b11),
     ]
-    assert decoded.request_ids == ["r", "s"]
+    assert list(decoded.request_ids) == ["r", "s"]
+    assert decoded.request_ids["r"] == rows[0]["body"] != rows[1]["body"] == rows[2]["body"]
+
+
+def test_a_body_is_what_a_command_says() -> None:
+    entries = [SkipEntry(ledger_id=1, entry_id=2), SkipEntry(ledger_id=1, entry_id=3, batch_indexes=[0, 1])]
+
+    def body(command: ControlCommand) -> int:
+        return int(read(command).commands["body"][0].as_py())
+
+    one = body(skip(*entries, subscriptions=["shared", "exclusive"]))
+    hinted = [SkipEntry(ledger_id=1, entry_id=3, batch_indexes=[1, 0]), entries[0]]
+    hinted[1].deliver_at = 99
+    # By whom, when, in which order, and where to look is not what it says.
+    asked = {"issued_by": "you", "issued_at": 7, "sum_up": True, "request_id": "s", "topic": "orders"}
+    assert body(skip(*hinted, subscriptions=["exclusive", "shared", "shared"], **asked)) == one
+    others = [
+        skip(*entries),
+        skip(*entries, subscriptions=["shared"]),
+        skip(entries[0], subscriptions=["shared", "exclusive"]),
+        skip(*entries, subscriptions=["shared", "exclusive"], topic="orders-partition-1"),
+        cancel(subscriptions=["shared", "exclusive"]),
+        cancel(subscriptions=["shared", "exclusive"], deliver_at=99),
+        cancel(),
+    ]
+    assert len({one, *map(body, others)}) == len(others) + 1
 
 
 def test_a_command_with_nothing_to_apply_may_come_again_corrected() -> None:
     decoded = read(cancel(deliver_at=0), cancel(topic="nowhere"), cancel(subscriptions=["nobody"]), cancel())
     assert decoded.commands["result"].to_pylist() == [Result.INVALID, Result.NOT_FOUND, Result.NOT_FOUND, None]
-    assert decoded.request_ids == ["r"]
+    assert list(decoded.request_ids) == ["r"]
 
 
 def test_nothing_that_comes_stops_what_comes_after_it() -> None:
@@ -300,7 +326,7 @@ def test_whatever_comes_is_a_command_or_rejected(payloads: list[bytes]) -> None:
     """One message that can't be taken must not stop the job."""
     decoded = read(*payloads) if payloads else decode(messages([]), ROUTES)
     assert decoded.commands.schema == COMMANDS
-    applied = [row for row in decoded.commands.to_pylist() if row["kind"] != ANSWER]
+    applied = [row for row in decoded.commands.to_pylist() if row["kind"] not in (ANSWER, REPEAT)]
     assert set(decoded.request_ids) == {row["request_id"] for row in applied}
     for row in applied:
         assert row["topic"] == ORDERS
@@ -318,4 +344,4 @@ def test_whatever_comes_is_a_command_or_rejected(payloads: list[bytes]) -> None:
 
 def test_no_messages_are_no_commands() -> None:
     decoded = decode(messages([]), ROUTES)
-    assert (decoded.commands.num_rows, decoded.request_ids, decoded.rejects.num_rows) == (0, [], 0)
+    assert (decoded.commands.num_rows, decoded.request_ids, decoded.rejects.num_rows) == (0, {}, 0)

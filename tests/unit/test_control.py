@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from proto.delaylake_pb2 import Result
-from tests.messages import TOPIC, batches, command, commands, messages
-from tracker.commands import ANSWER, RESCHEDULE
+from tests.messages import TOPIC, Answers, batches, command, commands, messages
+from tracker.commands import ANSWER, OUTCOMES, REPEAT, RESCHEDULE, Switch
 from tracker.control import KNOWN, Control, Moment, with_released
-from tracker.messages import MESSAGES
-from tracker.request_log import KEPT_MILLIS
+from tracker.messages import MESSAGES, concat
+from tracker.rebuilt import Rebuilt
+from tracker.repeats import OTHER_BODY
 from tracker.shard import Intake, Shard, Tick
 from tracker.store import MemoryStore
 from tracker.taken_back import Compression
@@ -33,6 +34,7 @@ class Desk:
         self.compression = compression
         self.control = Control(self.store, SUBSCRIPTIONS, TICK_MILLIS, compression)
         self.moment = Moment(tick=1, now=1_000, released=1_000, passed=1)
+        self.answers = Answers()
 
     def at(self, tick: int, released: int, passed: int | None = None) -> Desk:
         """`passed`: up to which tick's commands the messages published before them are in; else this tick's."""
@@ -45,15 +47,40 @@ class Desk:
 
     def apply(self, *rows: dict[str, object], known: pa.Table = NOTHING, is_new: bool = False) -> list[tuple[str, int]]:
         """(subscription, result) of each outcome."""
-        ids = list(dict.fromkeys(str(row["request_id"]) for row in rows))
+        return results(self.outcomes(*rows, known=known, is_new=is_new))
+
+    def outcomes(
+        self,
+        *rows: dict[str, object],
+        known: pa.Table = NOTHING,
+        is_new: bool = False,
+        switches: Sequence[Switch] = (),
+        arrived: pa.Table = OUTCOMES.empty_table(),  # noqa: B008
+    ) -> pa.Table:
+        ids = {str(row["request_id"]): int(str(row["body"])) for row in reversed(rows)}
         new = np.full(known.num_rows, is_new)
-        return results(self.control.apply(commands(rows), ids, known.select(KNOWN.names), new, self.moment))
+        told = self.control.apply(
+            commands(rows),
+            ids,
+            known.select(KNOWN.names),
+            new,
+            self.moment,
+            switches=switches,
+            first_answers=self.answers,
+            arrived=arrived,
+        )
+        self.answers.keep(told, self.moment.tick)
+        return told
 
     def arrive(self, rows: pa.Table) -> list[tuple[str, int]]:
-        return results(self.control.arrive(rows, self.moment))
+        told = self.control.arrive(rows, self.moment)
+        self.answers.keep(told, self.moment.tick)
+        return results(told)
 
     def expire(self) -> list[tuple[str, int]]:
-        return results(self.control.expire(self.moment))
+        told = self.control.expire(self.moment)
+        self.answers.keep(told, self.moment.tick)
+        return results(told)
 
     def wants(self, rows: pa.Table) -> list[int]:
         wants: list[int] = self.control.wants(rows).tolist()
@@ -118,24 +145,135 @@ def test_what_came_only_now_is_not_handed_out_yet_though_it_is_due(desk: Desk) -
     assert desk.apply(command("r", 1, 7, [0]), known=ALONE, is_new=True) == [("a", Result.APPLIED)]
 
 
-def test_a_repeated_request_changes_nothing_and_says_so(desk: Desk) -> None:
+def test_a_repeated_request_is_answered_as_the_first_time(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0]), known=ALONE)
+    desk.at(2, 50_000)
+    desk.restart()
+    # By now it would be too late.
+    told = desk.outcomes(command("r", 1, 7, [0]), known=ALONE)
+    assert results(told) == [("a", Result.APPLIED)]
+    assert told["is_repeat"].to_pylist() == [True]
+    assert told["sequence"].to_pylist() == [None]
+    assert desk.wants(ALONE) == [0b10]
+
+
+def test_a_repeat_of_what_was_refused_is_refused_again(desk: Desk) -> None:
+    desk.at(2, 50_000)
+    assert desk.apply(command("late", 1, 7, [0]), known=ALONE) == [("a", Result.TOO_LATE)]
+    assert desk.apply(command("nowhere", 1, 9, [1])) == [("b", Result.NOT_FOUND)]
+    desk.at(3, 51_000)
+    assert desk.apply(command("late", 1, 7, [0]), known=ALONE) == [("a", Result.TOO_LATE)]
+    # Its message has come since, and stays.
+    come = messages([(1, 9, 70_000)])
+    assert desk.apply(command("nowhere", 1, 9, [1]), known=come) == [("b", Result.NOT_FOUND)]
+    assert desk.wants(come) == [0b11]
+
+
+def test_another_command_under_a_request_id_is_invalid_and_changes_nothing(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     desk.at(2, 1_100)
     desk.restart()
-    assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == [("b", Result.ALREADY_APPLIED)]
+    told = desk.outcomes(command("r", 1, 7, [1], body=2), known=ALONE)
+    assert results(told) == [("b", Result.INVALID)]
+    assert told["reason"].to_pylist() == [OTHER_BODY]
     assert desk.wants(ALONE) == [0b10]
+    desk.at(3, 1_200)
+    # The first one stays the first one.
+    assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
+    assert desk.apply(command("r", 1, 7, [1], body=2), known=ALONE) == [("b", Result.INVALID)]
+
+
+def test_a_request_id_that_comes_twice_in_a_tick_is_applied_once(desk: Desk) -> None:
+    twice = command("r", 1, 7, [0]), command("r", 1, 7, [0]) | {"kind": REPEAT}
+    told = desk.outcomes(*twice, command("r", 1, 8, [0], body=2) | {"kind": REPEAT}, known=concat([ALONE, BATCH]))
+    assert [(row["entry_id"], row["result"], bool(row["is_repeat"])) for row in told.to_pylist()] == [
+        (7, Result.APPLIED, False),
+        (7, Result.APPLIED, True),
+        (8, Result.INVALID, False),
+    ]
+    assert desk.wants(BATCH) == [0b11] * 3
+
+
+def test_a_repeat_tells_what_became_of_a_command_that_waited(desk: Desk) -> None:
+    waited = command("r", 1, 7, [0], cancel_at=50_000)
+    desk.at(1, 1_000, passed=0)
+    assert desk.apply(waited) == [("a", Result.WAITING)]
+    desk.at(2, 1_100, passed=0)
+    assert desk.apply(waited) == [("a", Result.WAITING)]
+    # Also when it has come in the very tick in which the repeat does.
+    desk.at(3, 1_200)
+    arrived = desk.control.arrive(ALONE, desk.moment)
+    assert results(arrived) == [("a", Result.APPLIED)]
+    assert results(desk.outcomes(waited, known=ALONE, arrived=arrived)) == [("a", Result.APPLIED)]
+    desk.answers.keep(arrived, 3)
+    desk.at(4, 1_300)
+    assert desk.apply(waited, known=ALONE) == [("a", Result.APPLIED)]
+
+
+def test_of_a_batch_each_message_is_answered_again(desk: Desk) -> None:
+    late = batches([(1, 8, i, 3, 900 + 200 * i) for i in range(3)])
+    whole = command("r", 1, 8, [0])
+    first = [Result.TOO_LATE, Result.APPLIED, Result.APPLIED]
+    for tick in (1, 2):
+        desk.at(tick, 1_000)
+        told = desk.outcomes(whole | {"sum_up": True}, known=late).to_pylist()
+        assert [(row["batch_index"], row["result"], row["sum_up"]) for row in told] == [
+            (i, result, False) for i, result in enumerate(first)
+        ]
+
+
+def test_a_repeated_pause_does_not_pause_again(desk: Desk) -> None:
+    def switch(request: str, is_paused: bool) -> list[tuple[str, int]]:
+        answer = command(request, -1, -1, [], kind=ANSWER) | {"subscription": "a", "result": Result.APPLIED}
+        return results(desk.outcomes(answer, switches=[Switch(request, TOPIC, 0b01, is_paused)]))
+
+    for tick, (request, is_paused) in enumerate([("r", True), ("s", False), ("r", True)], 1):
+        desk.at(tick, 1_000)
+        assert switch(request, is_paused) == [("a", Result.APPLIED)]
+    assert desk.control.hold(ALONE, desk.control.wants(ALONE), desk.moment).tolist() == [0b11]
 
 
 def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:
     """A request may name messages of several shards, and come again for some of them only."""
-    desk.control.apply(commands([]), ["r"], NOTHING, np.zeros(0, np.bool_), desk.moment)
-    assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.ALREADY_APPLIED)]
+    other = desk.outcomes(command("r", 1, 9, [0]))
+    assert results(other) == [("a", Result.NOT_FOUND)]
+    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    desk.at(2, 1_000)
+    told = desk.outcomes(command("r", 1, 7, [0], body=2), known=ALONE)
+    assert results(told) == [("a", Result.INVALID)]
+
+
+def test_an_id_whose_hash_is_that_of_another_is_a_request_of_its_own(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.request_log._hashes", lambda ids: np.full(len(list(ids)), 7))
+    desk.apply(command("r", 1, 7, [0]), known=ALONE)
+    desk.at(2, 1_000)
+    assert desk.apply(command("s", 1, 7, [1]), known=ALONE) == [("b", Result.APPLIED)]
+    desk.at(3, 1_000)
+    for request, name in (("r", "a"), ("s", "b")):
+        again = command(request, 1, 7, ["ab".index(name)])
+        assert desk.apply(again, known=ALONE) == [(name, Result.APPLIED)]
+
+
+def test_after_a_rebuild_a_request_is_known_by_its_answers(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0]), known=ALONE)
+    desk.store.values.clear()
+    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    desk.control.rebuild(Rebuilt(request_ids=["r"]), 1_000)
+    desk.at(2, 1_000)
+    assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
+    assert desk.apply(command("r", 1, 8, [0]), known=BATCH) == [("a", Result.INVALID)]
+    assert desk.wants(BATCH) == [0b11] * 3
 
 
 def test_a_request_id_is_forgotten_only_after_a_day(desk: Desk) -> None:
-    desk.apply(command("r", 1, 7, [0]), known=ALONE)
-    desk.moment = Moment(2, 1_000 + KEPT_MILLIS, 1_000, 2)
-    assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == [("b", Result.ALREADY_APPLIED)]
+    for tick, (hours, results_then) in enumerate(
+        [(0, [("b", Result.APPLIED)]), (24, [("b", Result.APPLIED)]), (26, [("b", Result.ALREADY_APPLIED)])], 1
+    ):
+        desk.moment = Moment(tick, 1_000 + hours * 3_600_000, 1_000, tick)
+        assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == results_then
+        desk.apply(command(f"{hours}", 1, 9, [1]))
 
 
 # Commands before their message.
@@ -225,7 +363,7 @@ def test_an_answer_is_passed_on(desk: Desk) -> None:
         {**command("r", -1, -1, []), "kind": ANSWER, "subscription": name, "result": result, "reason": "why"}
         for name, result in (("a", Result.NOT_ALLOWED), (None, Result.INVALID))
     ]
-    outcomes = desk.control.apply(commands(rows), ["r"], NOTHING, np.zeros(0, np.bool_), desk.moment)
+    outcomes = desk.control.apply(commands(rows), {"r": 1}, NOTHING, np.zeros(0, np.bool_), desk.moment)
     assert results(outcomes) == [("a", Result.NOT_ALLOWED), (None, Result.INVALID)]
     assert outcomes["reason"].to_pylist() == ["why", "why"]
     assert desk.control.waiting == 0
@@ -240,7 +378,7 @@ def indexes(outcomes: pa.Table) -> list[tuple[int, int]]:
 
 def apply_to_batch(desk: Desk, rows: Iterable[dict[str, object]], known: pa.Table = BATCH) -> list[tuple[int, int]]:
     rows = list(rows)
-    ids = [str(row["request_id"]) for row in rows]
+    ids = {str(row["request_id"]): 1 for row in rows}
     is_new = np.zeros(known.num_rows, np.bool_)
     return indexes(desk.control.apply(commands(rows), ids, known.select(KNOWN.names), is_new, desk.moment))
 
@@ -294,7 +432,7 @@ def test_messages_moved_to_many_times_in_one_tick_are_where_the_last_command_say
     ]
     kept = pa.concat_tables([ALONE, BATCH])
     known, new = kept.select(KNOWN.names), np.zeros(kept.num_rows, np.bool_)
-    told = desk.control.apply(commands(rows), [f"r{i}" for i in range(6)], known, new, desk.moment, kept)
+    told = desk.control.apply(commands(rows), {f"r{i}": 1 for i in range(6)}, known, new, desk.moment, kept)
     assert set(told["result"].to_pylist()) == {Result.APPLIED}
     moves = desk.control.take_moves()
     wanted = moves.filter(pa.array([wants & 1 > 0 for wants in desk.wants(moves)])).to_pylist()
@@ -312,7 +450,9 @@ def test_only_what_a_command_names_one_by_one_is_summed_up(desk: Desk) -> None:
     rows = [row | {"sum_up": True} for row in [*rows, command("alone", 1, 7)]]
     known = pa.concat_tables([BATCH, ALONE]).select(KNOWN.names)
     new = np.zeros(known.num_rows, np.bool_)
-    told = desk.control.apply(commands(rows), ["whole", "single", "alone"], known, new, desk.moment).to_pylist()
+    told = desk.control.apply(
+        commands(rows), dict.fromkeys(["whole", "single", "alone"], 1), known, new, desk.moment
+    ).to_pylist()
     assert {(o["request_id"], o["batch_index"], o["sum_up"]) for o in told} == {
         *(("whole", i, False) for i in range(3)),
         *(("single", i, True) for i in range(3)),
@@ -401,7 +541,7 @@ def test_a_command_for_a_rejected_message_changes_no_count(ticks_later: int) -> 
         tick = Tick(n, n * 100, n, n * 100 + 5_000, n * 100 + 1_000, "run", 0, 0, now=n * 100, passed=n)
         rows = [command("r", 1, 7, [0, 1])] if n == 1 + ticks_later else []
         new = REJECTED if n == 1 else MESSAGES.empty_table()
-        intake = Intake(messages=new, commands=commands(rows), request_ids=["r"] * len(rows))
+        intake = Intake(messages=new, commands=commands(rows), request_ids={"r": 1})
         effects = Shard(store, SUBSCRIPTIONS, 1_000_000).apply(tick, intake)
         assert effects.status["delayed"] == 0
         assert [r.rows["wants"].to_pylist() for r in effects.releases] == ([[0]] if n == 1 else [])

@@ -207,6 +207,15 @@ def test_what_was_held_back_and_handed_out_is_handed_out_again_unless_it_came(is
     check_rebuild([entry], 1)
 
 
+def test_only_what_was_applied_is_taken_for_done() -> None:
+    """A repeat of a command that had come too late, or named something else, was answered ALREADY_APPLIED by 0.1.0."""
+    entry = History(TOPIC, 1, 0, [NOW + DAY])
+    for name in "ab":
+        repeated = {"subscription": name, "result": "ALREADY_APPLIED", "operation": "CANCEL"}
+        entry.tables["outcomes"].append({**entry.at(0), **repeated})
+    check_rebuild([entry], 1)
+
+
 def check_rebuild(made: list[History], booked: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings_, tables = make(Path(folder))

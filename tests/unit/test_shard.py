@@ -184,7 +184,7 @@ def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
     )
     intake = Intake(
         commands=commands,
-        request_ids=["r0", "r1"],
+        request_ids={"r0": 1, "r1": 1},
         found=past.select(KNOWN.names),
         kept=past,
         rebuilt=Rebuilt(sealed=1, released=START - 1),

@@ -207,7 +207,7 @@ class ShardModel(RuleBasedStateMachine):
             messages=batches(incoming) if incoming else MESSAGES.empty_table(),
             segment=segment,
             commands=commands(rows),
-            request_ids=[str(row["request_id"]) for row in rows] + [switch.request_id for switch in switches],
+            request_ids={str(row["request_id"]): 1 for row in rows} | {switch.request_id: 1 for switch in switches},
             found=self.found(rows),
             kept=self.kept(rows, switches, stored),
             switches=switches,

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from proto.delaylake_pb2 import Result
 from streaming.clock import Clock, ClockSettings, Offset
 from streaming.feedback import Feedback
-from tests.messages import TOPIC, batches, command, commands
+from tests.messages import TOPIC, Answers, batches, command, commands
+from tracker.commands import REPEAT
 from tracker.control import KNOWN
 from tracker.messages import concat, int64
 from tracker.shard import Effects, Intake, Shard
@@ -63,10 +64,11 @@ class Command:
     index: int
     cancel_at: int | None
     tick: int = 0
+    body: int = 0  # of the request
 
     def row(self) -> dict[str, object]:
         at = self.entry % LEDGERS, self.entry
-        return command(self.request, *at, self.subscriptions, self.index, self.cancel_at)
+        return command(self.request, *at, self.subscriptions, self.index, self.cancel_at, body=self.body)
 
     def answer(self, result: int) -> list[Told]:
         return [(self.request, SUBSCRIPTIONS[s], self.entry, self.index, result) for s in self.subscriptions]
@@ -89,8 +91,10 @@ class TrackerModel(RuleBasedStateMachine):
         self.entries: dict[int, Entry] = {}
         self.until = [0] * LEDGERS
         self.waiting: list[Command] = []
-        self.requests: list[str] = []
+        self.requests: dict[str, list[Command]] = {}  # as they came first
         self.applied_requests: set[str] = set()
+        self.told: list[tuple[int, Told]] = []  # in which tick; not what was told again
+        self.answers = Answers()
         self.sealed: list[pa.Table] = []
         self.booked: set[int] = set()
         self.unconfirmed: list[tuple[int, bool, pa.Table]] = []
@@ -120,21 +124,26 @@ class TrackerModel(RuleBasedStateMachine):
             rejected = [is_rejected and data.draw(st.booleans()) for _ in range(size)]
             new[i] = Entry([self.now + d for d in delays], rejected, self.offset.tick + 1)
         came = [self.draw_command(data) for _ in range(data.draw(st.integers(0, 3)))]
-        self.step(new, [c for request in came for c in request], catches_up)
+        self.step(new, came, catches_up)
 
     def draw_command(self, data: st.DataObject) -> list[Command]:
-        """A request: commands for one entry or two; sometimes one that has come before."""
-        if self.requests and data.draw(st.integers(0, 7)) == 0:
-            request = data.draw(st.sampled_from(self.requests))
-        else:
+        """A request: commands for one entry or two; sometimes it has come before, or another one with its id."""
+        if not self.requests or data.draw(st.integers(0, 3)):
             request = f"r{len(self.requests)}"
-            self.requests.append(request)
+            self.requests[request] = self.draw_rows(data, request)
+            return self.requests[request]
+        request = data.draw(st.sampled_from(list(self.requests)))
+        if data.draw(st.booleans()):
+            return [replace(c) for c in self.requests[request]]
+        return [replace(c, body=c.body + 1) for c in self.draw_rows(data, request)]
+
+    def draw_rows(self, data: st.DataObject, request: str) -> list[Command]:
         subscriptions = data.draw(st.sampled_from([[0], [1], [0, 1]]))
         if data.draw(st.booleans()):
             entry, at = data.draw(st.integers(0, 25)), self.now + data.draw(st.integers(-4_000, 9_000))
-            return [Command(request, entry, subscriptions, -1, at)]
+            return [Command(request, entry, subscriptions, -1, at, body=1)]
         entries = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=2, unique=True))
-        return [Command(request, e, subscriptions, data.draw(st.integers(-1, 3)), None) for e in entries]
+        return [Command(request, e, subscriptions, data.draw(st.integers(-1, 3)), None, body=1) for e in entries]
 
     @rule(later=st.one_of(st.integers(0, 3_000), st.integers(20_000, 100_000)), catches_up=st.booleans())
     def time_passes(self, later: int, catches_up: bool) -> None:
@@ -165,7 +174,7 @@ class TrackerModel(RuleBasedStateMachine):
         self.monotonic += millis / 1000
 
     def step(
-        self, new: dict[int, Entry] | None = None, came: list[Command] | None = None, catches_up: bool = False
+        self, new: dict[int, Entry] | None = None, came: list[list[Command]] | None = None, catches_up: bool = False
     ) -> None:
         """A tick, applied once, replayed by another shard on the state before it, and checked."""
         new, came = new or {}, came or []
@@ -178,21 +187,27 @@ class TrackerModel(RuleBasedStateMachine):
 
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")
-        distinct = list(dict.fromkeys(c.request for c in came))
+        distinct: dict[str, int] = {}
+        rows = []
+        for request in came:
+            is_first = request[0].request not in distinct
+            distinct.setdefault(request[0].request, request[0].body)
+            rows += [c.row() | ({} if is_first else {"kind": REPEAT}) for c in request]
         intake = Intake(
             messages=concat([self.rows_of(i, entry) for i, entry in new.items()]),
             segment=stored.filter(pa.array((due >= last.load_horizon) & (due < offset.load_horizon))),
-            commands=commands(c.row() for c in came),
+            commands=commands(rows),
             request_ids=distinct,
-            found=self.found({c.entry for c in came}),
+            found=self.found({c.entry for request in came for c in request}),
+            first_answers=self.answers,
         )
         before = MemoryStore()
         before.values = dict(self.store.values)
-        repeated = self.applied_requests.intersection(distinct)
         effects = self.shard.apply(offset.to_tick(), intake)
         self.check_replay(before, offset, intake, effects)
 
-        expected = self.apply(last, new, came, repeated)
+        self.answers.keep(effects.outcomes, offset.tick)
+        expected = self.apply(last, new, came)
         told = [
             (o["request_id"], o["subscription"], o["entry_id"], o["batch_index"], o["result"])
             for o in effects.outcomes.to_pylist()
@@ -231,7 +246,7 @@ class TrackerModel(RuleBasedStateMachine):
 
     # The model.
 
-    def apply(self, last: Offset, new: dict[int, Entry], came: list[Command], repeated: set[str]) -> list[Told]:
+    def apply(self, last: Offset, new: dict[int, Entry], requests: list[list[Command]]) -> list[Told]:
         """What commands come to in this tick, and what they do to the model."""
         told = []
         self.entries.update(new)
@@ -239,10 +254,12 @@ class TrackerModel(RuleBasedStateMachine):
             self.waiting.remove(waiting)
             told += self.take_back(waiting, last)
         has_all_come = self.offset.passed >= self.offset.tick
-        for c in came:
+        repeats = []
+        first = [r for i, r in enumerate(requests) if r[0].request not in {b[0].request for b in requests[:i]}]
+        for c in (c for request in requests for c in request):
             c.tick = self.offset.tick
-            if c.request in repeated:
-                told += c.answer(Result.ALREADY_APPLIED)
+            if c.request in self.applied_requests or not any(c is one for request in first for one in request):
+                repeats.append(c)
             elif c.entry in self.entries:
                 told += self.take_back(c, last)
             elif has_all_come and c.cancel_at is None:
@@ -252,13 +269,35 @@ class TrackerModel(RuleBasedStateMachine):
             else:
                 self.waiting.append(c)
                 told += c.answer(Result.WAITING)
-        self.applied_requests.update(c.request for c in came)
+        self.applied_requests.update(request[0].request for request in requests)
+        self.told += [(self.offset.tick, row) for row in told]
+        again, others = self.answer_again(repeats)
+        n = len(told)
         if self.offset.turn > last.turn:
             for c in list(self.waiting):
                 if c.tick <= self.offset.passed and (c.cancel_at is None or c.cancel_at + MARGIN <= last.cutoff):
                     self.waiting.remove(c)
                     told += c.answer(Result.NOT_FOUND)
-        return told
+        self.told += [(self.offset.tick, row) for row in told[n:]]
+        return told + again + others
+
+    def answer_again(self, repeats: list[Command]) -> tuple[list[Told], list[Told]]:
+        """What was answered to requests before, each answer once; and what is answered to others with their ids."""
+        again: set[int] = set()
+        others: list[Told] = []
+        for c in repeats:
+            for s in c.subscriptions:
+                at = (c.request, SUBSCRIPTIONS[s], c.entry)
+                answered = [(tick, i) for i, (tick, row) in enumerate(self.told) if row[:3] == at]
+                last = max((tick for tick, _ in answered), default=0)
+                found = {
+                    i for tick, i in answered if tick == last and (c.index < 0 or self.told[i][1][3] in (-1, c.index))
+                }
+                if found and c.body == self.requests[c.request][0].body:
+                    again |= found
+                else:
+                    others.append((*at, c.index, Result.INVALID))
+        return [self.told[i][1] for i in again], others
 
     def take_back(self, c: Command, last: Offset) -> list[Told]:
         entry = self.entries[c.entry]
