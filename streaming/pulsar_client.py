@@ -180,6 +180,20 @@ class AdminClient:
         index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
         return None if index is None else int(index)
 
+    def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
+        """Type, definition and properties of a version of a topic's schema; None where there is none."""
+        response = self._request("GET", f"{_schemas_path(topic)}/schema/{version}")
+        if response.status_code == 404:
+            return None
+        found = self._body(response)
+        return found["type"], found["data"], found.get("properties") or {}
+
+    def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
+        """The version of a topic's schema that these are, made where there is none."""
+        content = {"type": kind, "schema": definition, "properties": properties}
+        found = self._body(self._request("POST", f"{_schemas_path(topic)}/schema", json=content))
+        return int(found["version"]["version"])
+
     def _json(self, method: str, path: str) -> Any:
         return self._body(self._request(method, path))
 
@@ -227,6 +241,10 @@ def _path(topic: str) -> str:
     if domain != "persistent" or len(parts) != 3 or not all(parts):
         raise PulsarError(f"{topic}: must be a topic's full name: persistent://tenant/namespace/topic")
     return "/".join([domain, *(quote(part, safe="") for part in parts)])
+
+
+def _schemas_path(topic: str) -> str:
+    return _path(topic).replace("persistent/", "schemas/", 1)
 
 
 def _one_line(text: str) -> str:

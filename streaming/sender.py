@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ import pulsar
 import pyarrow as pa
 
 from conf.settings import Settings
-from streaming.pulsar_client import connect
+from streaming import outgoing
+from streaming.message_schemas import DestinationSchemas, UnknownSchema, producer_with_schema, version_number
+from streaming.pulsar_client import AdminClient, PulsarError, connect
 from streaming.tables import DELIVERIES
 from tracker.in_flight import SENDING
 from tracker.messages import MESSAGES, pack, unpack
@@ -32,7 +35,6 @@ OWN_BYTES = 2_048
 
 _PRODUCER_SECONDS = 120  # a producer's name may be taken until the broker notices that its last owner is gone
 _MAX_PENDING = 5_000
-_MAX_REJECTED_BYTES = 1024 * 1024
 _BUILT_AT_ONCE = 20  # takes a quarter of a millisecond, by which a message may be late
 _SENT_AT_ONCE = 100
 
@@ -144,6 +146,8 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
             is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
             if is_batched:
                 name += "-batched"
+            if subscription is not None and (version := columns["schema_version"][row]) is not None:
+                name += f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
             sends.append(
                 _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, sequence_id, True)
             )
@@ -154,7 +158,8 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
 
 def _may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
     """A message with a key goes alone: a consumer of type Key_Shared gets whole batches."""
-    return columns["key"][row] is None and columns["ordering_key"][row] is None and _size(columns, row) < _BATCH_BYTES
+    keys = (columns[name][row] for name in ("key", "ordering_key", "ordering_key_bytes"))
+    return all(key is None for key in keys) and _size(columns, row) < _BATCH_BYTES
 
 
 def _size(columns: dict[str, list[Any]], row: int) -> int:
@@ -221,7 +226,7 @@ def _send(settings: Settings, plans: list[_Plan]) -> Sent:
         for plan in plans:
             for send in plan.sends:
                 if (send.topic, send.producer) not in producers:
-                    producers[send.topic, send.producer] = _producer(client, send.topic, send.producer, send.is_batched)
+                    producers[send.topic, send.producer] = _producer(settings, client, send, plan)
         before = {key: producer.last_sequence_id() for key, producer in producers.items()}
         pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
         ready_at = _now()
@@ -290,7 +295,7 @@ def _built(
             built.append(None)
         else:
             producer = producers[key]
-            built.append((producer._producer, _message(producer, send, plan)))
+            built.append((producer._producer, _message(send, plan)))
     return built
 
 
@@ -298,32 +303,10 @@ def ignore(_: Any) -> None:
     """What goes wrong shows in the last flush."""
 
 
-def _message(producer: pulsar.Producer, send: _Send, plan: _Plan) -> Any:
-    columns, row = plan.columns, send.row
-    position = ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
-    properties = dict(columns["properties"][row] or ())
-    properties["delaylake.source"] = columns["topic"][row]
-    properties["delaylake.messageId"] = position
+def _message(send: _Send, plan: _Plan) -> Any:
     if send.subscription is None:
-        properties["delaylake.reason"] = columns["reason"][row]
-    else:
-        properties["delaylake.deliverAt"] = str(send.due)
-    payload = columns["payload"][row]
-    if send.subscription is None and payload is not None and len(payload) > _MAX_REJECTED_BYTES:
-        payload = None  # the table `rejects` has it
-        properties = {name: value for name, value in properties.items() if name.startswith("delaylake.")}
-    return producer._build_msg(
-        payload,
-        properties,
-        columns["key"][row],
-        columns["ordering_key"][row],
-        send.sequence_id,
-        None,
-        False,
-        columns["event_time"][row],
-        None,
-        None,
-    )
+        return outgoing.rejected(plan.columns, send.row, send.sequence_id)
+    return outgoing.delivered(plan.columns, send.row, send.due, send.sequence_id)
 
 
 def _deliveries(pending: list[tuple[_Send, _Plan]], sent_at: list[int]) -> pa.Table:
@@ -348,15 +331,22 @@ def _deliveries(pending: list[tuple[_Send, _Plan]], sent_at: list[int]) -> pa.Ta
     return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
 
 
-def _producer(client: pulsar.Client, topic: str, name: str, is_batched: bool) -> pulsar.Producer:
+def _producer(settings: Settings, client: pulsar.Client, send: _Send, plan: _Plan) -> Any:
+    options = {"producer_name": send.producer, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
+    version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     deadline = time.monotonic() + _PRODUCER_SECONDS
     while True:
         try:
-            return client.create_producer(topic, producer_name=name, batching_enabled=is_batched, **PRODUCER_OPTIONS)
+            if version is None:
+                return client.create_producer(send.topic, **options)
+            info = _schemas(settings).info(client, send.topic, plan.columns["topic"][send.row], version)
+            return producer_with_schema(client, send.topic, info, **options)
         except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady) as error:
             if time.monotonic() > deadline:
-                raise SendError(f"{topic}: no producer {name}: {error}") from error
+                raise SendError(f"{send.topic}: no producer {send.producer}: {error}") from error
             time.sleep(0.1)
+        except (PulsarError, UnknownSchema) as error:
+            raise SendError(f"{send.topic}: no producer {send.producer}: {error}") from error
 
 
 def _now() -> int:
@@ -364,6 +354,7 @@ def _now() -> int:
 
 
 _shared: dict[str, tuple[int, pulsar.Client]] = {}
+_shared_schemas: dict[tuple[str, str], DestinationSchemas] = {}
 
 
 def _client(settings: Settings) -> pulsar.Client:
@@ -374,6 +365,14 @@ def _client(settings: Settings) -> pulsar.Client:
         client = connect(settings.pulsar)
         _shared[url] = (os.getpid(), client)
     return client
+
+
+def _schemas(settings: Settings) -> DestinationSchemas:
+    """This process's schemas of destinations: to register one takes longer than to open its producers."""
+    key = (settings.warehouse, settings.pulsar.admin_url)
+    if key not in _shared_schemas:
+        _shared_schemas[key] = DestinationSchemas(settings.warehouse, AdminClient(settings.pulsar))
+    return _shared_schemas[key]
 
 
 def _forget_client() -> None:

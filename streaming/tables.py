@@ -125,6 +125,7 @@ STATISTICS = {
     "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",
     "rejects": "topic,ledger_id,entry_id,publish_time",
     "refusals": "refused_at,role,topic",
+    "schemas": "topic",
 }
 
 # The column by which a table's rows age, and by which its files are kept sorted.

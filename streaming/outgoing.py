@@ -1,0 +1,83 @@
+"""A message as it goes to a destination: as it came, with the delaylake properties beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import _pulsar
+
+# A rejected message of more bytes goes without what makes it large: the table `rejects` has that.
+MAX_REJECTED_BYTES = 1024 * 1024
+
+_MAX_REASON = 1_000  # characters
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar.Message:
+    """A row of a release as it goes to a subscription's destination.
+
+    Args:
+        columns: of `tracker.messages.MESSAGES`, by name.
+        due: ms since the epoch.
+    """
+    properties = _properties(columns, row)
+    properties["delaylake.deliverAt"] = str(due)
+    if columns["key_encoding"][row] is not None:
+        properties["delaylake.keyEncoding"] = columns["key_encoding"][row]
+    return _built(columns, row, properties, sequence_id, columns["payload"][row])
+
+
+def rejected(columns: Columns, row: int, sequence_id: int) -> _pulsar.Message:
+    """A row of a release as it goes to its source's rejects topic."""
+    reason = columns["reason"][row][:_MAX_REASON]
+    properties = _properties(columns, row)
+    properties["delaylake.reason"] = reason
+    if _bytes(columns, row) <= MAX_REJECTED_BYTES:
+        return _built(columns, row, properties, sequence_id, columns["payload"][row])
+    own = {name: value for name, value in properties.items() if name.startswith("delaylake.")}
+    return _built(columns, row, own, sequence_id, None, has_keys=False)
+
+
+def _properties(columns: Columns, row: int) -> dict[str, str]:
+    properties = dict(columns["properties"][row] or ())
+    properties["delaylake.source"] = columns["topic"][row]
+    properties["delaylake.messageId"] = (
+        f"{columns['ledger_id'][row]}:{columns['entry_id'][row]}"
+        f":{columns['partition'][row]}:{columns['batch_index'][row]}"
+    )
+    return properties
+
+
+def _built(
+    columns: Columns,
+    row: int,
+    properties: dict[str, str],
+    sequence_id: int,
+    payload: bytes | None,
+    has_keys: bool = True,
+) -> _pulsar.Message:
+    # Not by pulsar.Producer: that takes an ordering key as text only.
+    builder = _pulsar.MessageBuilder()
+    if payload is None:
+        builder.set_null_value()
+    else:
+        builder.content(payload)
+    for name, value in properties.items():
+        builder.property(name, value)
+    if has_keys and (key := columns["key"][row]):
+        builder.partition_key(key)
+    if has_keys and (ordering_key := columns["ordering_key"][row] or columns["ordering_key_bytes"][row]):
+        builder.ordering_key(ordering_key)
+    if event_time := columns["event_time"][row]:
+        builder.event_timestamp(event_time)
+    builder.sequence_id(sequence_id)
+    return builder.build()
+
+
+def _bytes(columns: Columns, row: int) -> int:
+    texts = [columns["key"][row], columns["ordering_key"][row]]
+    texts += [text for pair in columns["properties"][row] or () for text in pair]
+    others = [columns["payload"][row], columns["ordering_key_bytes"][row]]
+    return sum(len(text.encode()) for text in texts if text) + sum(len(data) for data in others if data)
