@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -179,6 +179,18 @@ class AdminClient:
             raise self._refused(response)
         index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
         return None if index is None else int(index)
+
+    def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
+        """An entry of a topic or partition: what the broker says of it, and its content, decompressed.
+
+        None: it is gone. A batch is its messages, each with its metadata, one after another.
+        """
+        response = self._request("GET", f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}")
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise self._refused(response)
+        return response.headers, response.content
 
     def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
         """Type, definition and properties of a version of a topic's schema; None where there is none."""
