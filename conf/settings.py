@@ -28,6 +28,8 @@ from conf.secrets import is_secret
 
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
 
+MOST_LANES = 64
+
 TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
 
 
@@ -112,7 +114,7 @@ class ReleaseSettings(Section):
     lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 2_500
     min_lookahead_millis: Annotated[int, Field(ge=0)] = 600
     max_lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 4_000
-    lanes: Annotated[int, Field(gt=0, le=64)] = 4
+    lanes: Annotated[int, Field(gt=0, le=MOST_LANES)] = 4
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
     max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000
 

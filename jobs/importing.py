@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.options import Output, OutputOption, global_options, show
 from jobs.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from streaming.tables import Tables
 
 
 def import_messages(
@@ -42,7 +45,8 @@ def import_messages(
         importer = Importer(settings, topic, progress.show)
         importer.check(files or (), from_topic)
 
-        def bring_in() -> None:
+        def bring_in(tables: Tables) -> None:
+            importer.tables = tables
             for file in files or ():
                 importer.file(file)
             if from_topic is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
+from streaming.checkpoint import Checkpoint
+from streaming.job_status import STALE_MILLIS, read_status
 from streaming.maintenance import lock
 from streaming.rebuild import rebuild
 from streaming.tables import SCHEMAS, OnProgress, Tables, exists
@@ -34,11 +38,11 @@ def rebuild_checkpoint(
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
-    return import_and_rebuild(settings, discards_checkpoint, lambda: None, on_progress)
+    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, on_progress)
 
 
 def import_and_rebuild(
-    settings: Settings, discards_checkpoint: bool, bring_in: Callable[[], None], on_progress: OnProgress
+    settings: Settings, discards_checkpoint: bool, bring_in: Callable[[Tables], None], on_progress: OnProgress
 ) -> dict[str, int]:
     """Rebuilds the checkpoint after something was brought into the tables; returns counts of what was found.
 
@@ -52,15 +56,33 @@ def import_and_rebuild(
     try:
         with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1), lock(settings).acquire(timeout=60):
             query = checkpoint / "query"
+            tables = Tables(settings.warehouse)
+            tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
+            epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
                 if not discards_checkpoint:
                     raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
                 query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-            tables = Tables(settings.warehouse)
-            tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
-            bring_in()
+            tables.take_over(epoch)
+            _wait_for_overtaken(settings, on_progress)
+            bring_in(tables)
             return rebuild(settings, tables, checkpoint, on_progress)
     except Timeout:
         raise RebuildError(
             f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"
         ) from None
+
+
+def _wait_for_overtaken(settings: Settings, on_progress: OnProgress) -> None:
+    """Gives a job that may run yet, on another checkpoint, the time to notice that it was overtaken.
+
+    What it sends until then is found at the destinations.
+    """
+    status = read_status(settings.warehouse)
+    if status is None or status.state not in ("starting", "running"):
+        return
+    if status.host == socket.gethostname() and not psutil.pid_exists(status.process_id):
+        return
+    while (left := status.updated_at + STALE_MILLIS - time.time_ns() // 1_000_000) > 0:
+        on_progress("warehouse", "ms to wait for a job that ran just now", left)
+        time.sleep(min(left / 1000, 0.5))

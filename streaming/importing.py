@@ -93,7 +93,7 @@ class Importer:
             raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
         self._topic = source
         self._on_progress = on_progress
-        self._tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
+        self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
         self._max_size = settings.pulsar.max_message_size_bytes - OWN_BYTES
         self.done = Imported()
 
@@ -170,7 +170,7 @@ class Importer:
         """The messages up to the last one of now, whole entries, with the last entry; not those that are written."""
         newest = consumer.get_last_message_id()
         end = Position(newest.ledger_id(), newest.entry_id())
-        written = self._tables.written("entries", application)
+        written = self.tables.written("entries", application)
         builder = self._builder()
         position = Position(-1, -1)
         while position < end:
@@ -264,9 +264,9 @@ class Importer:
         is_new = False
         for table, rows in parts:
             if is_by_position:
-                rows = where(rows, _numbers(rows) > self._tables.written(table, application))
+                rows = where(rows, _numbers(rows) > self.tables.written(table, application))
             if rows.num_rows:
-                is_new = self._tables.append(table, rows, {application: number})
+                is_new = self.tables.append(table, rows, {application: number})
         if is_new:
             self.done.messages += messages.num_rows
             self.done.rejected += int(rejected.sum())

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, is_object_storage, local_path
+from streaming.commits import sync_checkpoint
 from streaming.compaction import merge, plan
 from streaming.retention import Excess, Retention, remove
 from streaming.table_files import DataFile, TableFiles
@@ -89,6 +90,7 @@ def maintain(
             tables = Tables(settings.warehouse)
             if missing := [name for name in ORDER if not exists(settings.warehouse, name)]:
                 raise MaintenanceError(f"no table {missing[0]} in the warehouse {settings.warehouse}: has the job run?")
+            tables.join()
             retention = None if merges_only else Retention(settings, tables, now)
             return [_Maintenance(settings, tables, name, now, on_progress).run(retention, dry_run) for name in names]
     except Timeout:
@@ -172,6 +174,7 @@ class _Maintenance:
                 table.vacuum(dry_run=False, full=True)
                 self._files.update()
             table.create_checkpoint()
+            sync_checkpoint(table)
             table.cleanup_metadata()
         return found
 

@@ -19,14 +19,15 @@ from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
+from streaming.checkpoint import Checkpoint
 from streaming.entry_points import OUTPUT_SCHEMA, DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.feedback import FeedbackFile
 from streaming.outcomes import OutcomePublisher
 from streaming.parts import shard_keys
-from streaming.rebuild import Rebuilt
 from streaming.release import Releaser
 from streaming.routes import subscription_names
 from streaming.sink import BatchSink, BatchStatus
+from streaming.start import begin
 from streaming.tables import Tables
 from streaming.troubles import Troubles
 
@@ -95,12 +96,10 @@ class DelayedDelivery:
         """Ends `run` after the current batch."""
         self._stopping.set()
 
-    def _run_until_stopped(self, checkpoint: Path) -> None:
+    def _run_until_stopped(self, folder: Path) -> None:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
-        tables.create(keep_versions_millis=self._settings.maintain.keep_versions_millis)
-        if not (checkpoint / "query" / "offsets").exists() and Rebuilt(checkpoint).offset is None:
-            _require_empty(tables)
-        _check_shards(checkpoint, self._settings.tracker.shards)
+        checkpoint = Checkpoint(folder)
+        begin(self._settings, tables, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
         self._spark.dataSource.register(DelayedDeliverySource)
         failures = 0
@@ -109,26 +108,27 @@ class DelayedDelivery:
             try:
                 error = self._run_once(checkpoint, tables, keys)
             except (Py4JNetworkError, ConnectionError) as lost:
-                raise JobError(f"Spark's JVM has ended ({lost}): its log is spark.log in {checkpoint}") from lost
+                raise JobError(f"Spark's JVM has ended ({lost}): its log is spark.log in {folder}") from lost
             if error is None:
                 return
+            tables.check_epoch()
             failures = 1 if time.monotonic() - started > _GOOD_RUN_SECONDS else failures + 1
             if failures >= _FAILURES_IN_A_ROW:
                 raise JobError(f"the query failed {failures} times in a row: {error}")
             _log.warning("the query failed and starts again: %s", error)
             self._stopping.wait(_RESTART_SECONDS * failures)
 
-    def _run_once(self, checkpoint: Path, tables: Tables, keys: list[int]) -> str | None:
+    def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:
         """Runs the query until it ends; returns the error that ended it, in one line."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback = FeedbackFile(Path(folder) / "feedback.json")
-            application = _application(checkpoint)
+            application = checkpoint.application
             releaser = Releaser(self._spark, self._settings, tables, feedback, application, self._on_deliveries)
             outcomes = OutcomePublisher(self._settings, application)
             run = uuid.uuid4().hex[:12]
             self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
-            sink = BatchSink(tables, releaser, outcomes, application, run, self._batch_done)
-            query = self._start(checkpoint, Path(folder), keys, run, sink)
+            sink = BatchSink(tables, releaser, outcomes, checkpoint, run, self._batch_done)
+            query = self._start(checkpoint.folder, Path(folder), keys, run, sink)
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):
@@ -138,7 +138,7 @@ class DelayedDelivery:
             except Exception as error:
                 return one_line(error)[:500]
             finally:
-                self._end(query, releaser)
+                self._end(query, releaser, is_fenced=tables.is_fenced)
                 outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
 
@@ -171,9 +171,13 @@ class DelayedDelivery:
         self._ready.set()
         self._on_batch(status)
 
-    def _end(self, query: StreamingQuery, releaser: Releaser) -> None:
-        """Lets the current batch finish and its releases go out, as far as that does not take long."""
-        deadline = time.monotonic() + _STOP_SECONDS
+    def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
+        """Lets the current batch finish and its releases go out, as far as that does not take long.
+
+        Args:
+            is_fenced: somebody else does that now.
+        """
+        deadline = time.monotonic() + (0 if is_fenced else _STOP_SECONDS)
         releaser.stop_ticks()
         try:
             if query.isActive:
@@ -182,41 +186,9 @@ class DelayedDelivery:
                 releaser.wait(max(0.0, deadline - 3 - time.monotonic()))
         finally:
             releaser.stop()
+            if is_fenced:
+                self._spark.sparkContext.cancelAllJobs()
         try:
             query.stop()
         except Exception as error:
             _log.debug("stopping the query: %s", error)
-
-
-def _require_empty(tables: Tables) -> None:
-    """A query that begins anew would deliver again what the tables have of an earlier one."""
-    if (
-        tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
-        or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
-    ):
-        raise JobError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
-
-
-def _check_shards(checkpoint: Path, shards: int) -> None:
-    """With another number of shards a message would be looked for in a state that does not have it."""
-    file = checkpoint / "query" / "shards"
-    rebuilt = Rebuilt(checkpoint)
-    known = int(file.read_text()) if file.exists() else rebuilt.shards if rebuilt.offset is not None else shards
-    if known != shards:
-        raise JobError(
-            f"the checkpoint is of {known} shards, and tracker.shards is {shards}: set it back, or change it with "
-            "`delaylake rebuild --discard-checkpoint`"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(str(shards))
-
-
-def _application(checkpoint: Path) -> str:
-    """The name under which this checkpoint's job writes. A new checkpoint needs a new one: it counts from 1 again."""
-    file = checkpoint / "query" / "application"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(f"delaylake-{uuid.uuid4().hex[:12]}")
-        temporary.replace(file)
-    return file.read_text()

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from conf.settings import Settings
 from streaming.changes import as_taken, find_changes
+from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
 from streaming.delivered import (
     DONE,
@@ -24,6 +24,7 @@ from streaming.delivered import (
     read_delivered,
     write_missing_deliveries,
 )
+from streaming.durable import sync, write_durably
 from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.receiver import Position
 from streaming.routes import subscription_names
@@ -110,7 +111,11 @@ def rebuild(
         "released": found.first - 1,
         "now": now,
     }
-    (folder / "meta.json").write_text(json.dumps(meta))
+    sync(folder.iterdir())
+    own = Checkpoint(checkpoint)
+    own.write_version()
+    own.epoch = tables.epoch or 0
+    write_durably(folder / "meta.json", json.dumps(meta))  # last: with it there is something to begin with
     return {
         "pending": found.pending,
         "taken_back_or_delivered": taken.num_rows,
@@ -185,9 +190,7 @@ def _remove_unbooked(tables: Tables, booked: dict[str, Position]) -> None:
             conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
     if conditions:
         # A moved row does not come again; its message waits for it.
-        DeltaTable(tables.path("delayed_index")).delete(
-            f"operation = 'DELAY' AND sequence IS NULL AND ({' OR '.join(conditions)})"
-        )
+        tables.delete("delayed_index", f"operation = 'DELAY' AND sequence IS NULL AND ({' OR '.join(conditions)})")
 
 
 def _last_tick(tables: Tables) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
@@ -31,6 +32,7 @@ _ROWS_A_TASK = 4_000  # of a smaller release one task sends all shards
 _FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
+_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: who has been overtaken sends nothing more
 _MEASURED = 30  # the last so many jobs decide how far to look ahead
 
 
@@ -197,12 +199,13 @@ class Releaser:
 
     def _send(self, job: Job) -> pa.Table | None:
         while not self._stopped.is_set():
+            self._check_epoch()
             started = time.time_ns() // 1_000_000
             tasks = len(job.assignments) if job.rows > _ROWS_A_TASK else 1
             try:
                 sent: list[Sent] = (
                     self._spark.sparkContext.parallelize(job.assignments, tasks)
-                    .mapPartitions(functools.partial(send_releases, self._settings_json))
+                    .mapPartitions(functools.partial(send_releases, self._settings_json, epoch=self._tables.epoch))
                     .collect()
                 )
             except Exception as error:
@@ -214,6 +217,12 @@ class Releaser:
                 self._leads.append(max(s.ready_at for s in sent) - started)
             return concat([unpack(s.deliveries) for s in sent], DELIVERIES)
         return None
+
+    def _check_epoch(self) -> None:
+        try:
+            self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
+        except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
+            _log.debug("the warehouse's epoch: %s", error)
 
     def _lead(self) -> int:
         """How long before its first row is due a job has to start."""

@@ -16,11 +16,12 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
-from conf.settings import Settings
+from conf.settings import MOST_LANES, Settings
 from streaming import outgoing
+from streaming.fence import PauseWatch
 from streaming.message_schemas import DestinationSchemas, UnknownSchema, producer_with_schema, version_number
 from streaming.pulsar_client import AdminClient, PulsarError, connect
-from streaming.tables import DELIVERIES
+from streaming.tables import DELIVERIES, Tables
 from tracker.in_flight import SENDING
 from tracker.messages import MESSAGES, pack, unpack
 
@@ -75,6 +76,11 @@ class Assignment:
         return f"{'planned' if self.is_planned else 'short'}{self.tick % lanes}"
 
 
+def lane_names() -> list[str]:
+    """All lanes that there can be, whatever their number was."""
+    return [f"{kind}{number}" for kind in ("planned", "short") for number in range(MOST_LANES)]
+
+
 @dataclass(frozen=True)
 class Sent:
     """What a task has sent."""
@@ -97,16 +103,20 @@ class _Send:
     is_last: bool  # of its batch
 
 
-def send_releases(settings_json: str, assignments: Iterable[Assignment]) -> Iterator[Sent]:
+def send_releases(settings_json: str, assignments: Iterable[Assignment], epoch: int | None = None) -> Iterator[Sent]:
     """Sends the assigned releases together, by time, and returns when the broker has all of them.
 
+    Args:
+        epoch: of the warehouse, in which alone it may send; None: in any.
+
     Raises:
+        FencedError: after a pause somebody else has the warehouse.
         SendError: it does not have all of them.
     """
     settings = Settings(**json.loads(settings_json))
     plans = [_plan(settings, assignment) for assignment in assignments]
     if plans:
-        yield _send(settings, plans)
+        yield _send(settings, plans, epoch)
 
 
 @dataclass(frozen=True)
@@ -219,7 +229,7 @@ def java_string_hash(text: str) -> int:
     return value & 0x7FFFFFFF
 
 
-def _send(settings: Settings, plans: list[_Plan]) -> Sent:
+def _send(settings: Settings, plans: list[_Plan], epoch: int | None) -> Sent:
     client = _client(settings)
     producers: dict[tuple[str, str], pulsar.Producer] = {}
     try:
@@ -230,7 +240,7 @@ def _send(settings: Settings, plans: list[_Plan]) -> Sent:
         before = {key: producer.last_sequence_id() for key, producer in producers.items()}
         pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
         ready_at = _now()
-        sent_at = _send_on_time(pending, producers, before)
+        sent_at = _send_on_time(pending, producers, before, PauseWatch(lambda: _check_epoch(settings, epoch)))
         expected = {(send.topic, send.producer): send.first_id for send, _ in pending}
         for key, producer in producers.items():
             producer.flush()
@@ -252,6 +262,7 @@ def _send_on_time(
     pending: list[tuple[_Send, _Plan]],
     producers: dict[tuple[str, str], pulsar.Producer],
     before: dict[tuple[str, str], int],
+    watch: PauseWatch,
 ) -> list[int]:
     """Hands each message to its producer, never before it is due; returns when, ms since the epoch."""
     due = [send.at for send, _ in pending]
@@ -260,6 +271,7 @@ def _send_on_time(
     ready: list[tuple[Any, Any] | None] = []
     done = 0
     while done < len(pending):
+        watch.turn()
         now = _now()
         if due[done] > now:
             if len(ready) < len(pending):
@@ -280,6 +292,12 @@ def _send_on_time(
             sent_at[i] = now
         done = end
     return sent_at
+
+
+def _check_epoch(settings: Settings, epoch: int | None) -> None:
+    tables = Tables(settings.warehouse)
+    tables.join(epoch)
+    tables.check_epoch()
 
 
 def _built(

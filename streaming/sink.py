@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from streaming.checkpoint import Checkpoint
 from streaming.outcomes import OutcomePublisher
 from streaming.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
 from streaming.release import Releaser
@@ -41,18 +42,20 @@ class BatchSink:
         tables: Tables,
         releaser: Releaser,
         outcomes: OutcomePublisher,
-        application: str,
+        checkpoint: Checkpoint,
         run: str,
         on_batch: Callable[[BatchStatus], None],
     ) -> None:
         self._tables = tables
         self._releaser = releaser
         self._outcomes = outcomes
-        self._application = application
+        self._checkpoint = checkpoint
+        self._application = checkpoint.application
         self._run = run
         self._on_batch = on_batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self._tables.check_epoch()
         outputs = batch.toArrow().to_pylist()
         bodies: dict[str, list[Any]] = {}
         for output in outputs:
@@ -62,6 +65,7 @@ class BatchSink:
             return
         tick, now, cutoff = (statuses[0][name] for name in ("tick", "now", "cutoff"))
 
+        self._checkpoint.sync_begun(batch_id)
         # Due messages first: what is written down can wait some milliseconds more.
         releases = [
             (o["shard"], o["tick"], kind == RELEASE, o["body"])
@@ -84,6 +88,7 @@ class BatchSink:
         rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
         self._append("rejects", to_rejects(rejects, tick), tick)
 
+        self._checkpoint.sync_done()
         totals = {
             name: sum(s[name] for s in statuses)
             for name in statuses[0]

@@ -14,16 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from streaming.tables import SCHEMAS, STATISTICS, TIME, Tables
 from tracker.messages import typed
 
-# Every exchange of files carries a transaction of this application, so that of two at the same time one fails: delta-rs
-# alone lets two commits remove the same file.
+# Every exchange of files carries a transaction of this application: when there was the last one.
 APPLICATION = "delaylake-maintain"
 
 # A file that a merge has written says of which run it is a part. The parts of a run do not overlap in time.
@@ -82,6 +80,7 @@ class TableFiles:
     """
 
     def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
+        self._tables = tables
         self.name = name
         self.time = TIME[name]
         self._schema = SCHEMAS[name]
@@ -153,23 +152,21 @@ class TableFiles:
         Returns:
             whether it was done; False where somebody else has removed files in the meantime, so that it has to be
             thought over again.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
         """
         now = _now()
-        removes = [RemoveAction(f.path, changes_data, now, f.n_bytes, {}) for f in removed]
-        try:
-            self._table.create_write_transaction(
-                [*added, *removes],
-                "append",
-                self._schema,
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(APPLICATION, now)], max_commit_retries=100
-                ),
-            )
-        except CommitFailedError:
-            return False
-        finally:
-            self.update()
-        return True
+        gone = [RemoveAction(f.path, changes_data, now, f.n_bytes, {}) for f in removed]
+        paths = {action.path for action in gone}
+        return self._tables.commit(
+            self._table,
+            lambda properties: self._table.create_write_transaction(
+                [*added, *gone], "append", self._schema, commit_properties=properties
+            ),
+            {APPLICATION: now},
+            lambda: paths <= {file.path for file in self.all()},
+        )
 
     def _statistics(self, rows: pa.Table) -> dict[str, Any]:
         names = STATISTICS[self.name].split(",")

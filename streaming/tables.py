@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from conf.settings import local_path
+from streaming.commits import commit_next, remove_torn_commits
+from streaming.fence import EPOCH, FencedError
 from tracker.entry_log import EMPTY_ENTRIES
 from tracker.messages import MESSAGES
+
+_log = logging.getLogger(__name__)
 
 DELAYED_INDEX = pa.schema(
     [
@@ -142,7 +149,9 @@ OnProgress = Callable[[str, str, int], None]
 
 
 class Tables:
-    """The warehouse's tables, to append to. One process writes a table at a time.
+    """The warehouse's tables, to append to. Safe in several threads.
+
+    Who has taken the warehouse over, or joined who has, writes only until somebody else takes it over.
 
     Args:
         warehouse: a folder or URI.
@@ -153,6 +162,115 @@ class Tables:
         self._warehouse = warehouse
         self._segment_rows = segment_rows
         self._tables: dict[str, DeltaTable] = {}
+        self._lock = threading.RLock()  # from looking at a version to the commit after it
+        self._fence: DeltaTable | None = None
+        self._checked_at = -float("inf")
+        self._checking = threading.Lock()
+        self._epoch: int | None = None
+        self._is_fenced = False
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch in which this writes; None: in any."""
+        return self._epoch
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it was noticed that somebody else has taken the warehouse over."""
+        return self._is_fenced
+
+    def newest_epoch(self) -> int:
+        """The epoch that the tables have; 0: nobody has taken the warehouse over yet."""
+        return max(max(self.written(name, EPOCH), 0) for name in SCHEMAS)
+
+    def take_over(self, epoch: int) -> None:
+        """Begins an epoch: whoever wrote in an earlier one can write no more.
+
+        Args:
+            epoch: greater than `newest_epoch`.
+
+        Raises:
+            FencedError: somebody else has begun this one or a later one in the meantime.
+        """
+        for name in SCHEMAS:
+            self._begin(name, epoch)
+        self._epoch = epoch
+
+    def join(self, epoch: int | None = None) -> None:
+        """Writes only in an epoch that somebody else has begun: the newest where none is given."""
+        self._epoch = self.newest_epoch() if epoch is None else epoch
+
+    def check_epoch(self, max_age_seconds: float = 0) -> None:
+        """Whether this may still write, and send.
+
+        Args:
+            max_age_seconds: a check that long ago will do.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        with self._checking:
+            if self._epoch is None or time.monotonic() - self._checked_at < max_age_seconds:
+                return
+            if self._fence is None:
+                self._fence = DeltaTable(self.path(next(iter(SCHEMAS))))
+            else:
+                self._fence.update_incremental()
+            self._check(self._fence)
+            self._checked_at = time.monotonic()
+
+    def commit(
+        self,
+        table: DeltaTable,
+        write: Callable[[CommitProperties], object],
+        versions: Mapping[str, int] | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Commits the very next version of a table, as long as nobody else has taken the warehouse over.
+
+        Args:
+            table: goes to the newest version.
+            write: commits with these properties; done again where another commit came first.
+            versions: by application the transactions that the commit carries.
+            is_wanted: asked when the table is at its newest version.
+
+        Returns:
+            whether it was wanted, and was done.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+
+        def may_write(table: DeltaTable) -> bool:
+            self._check(table)
+            return is_wanted()
+
+        with self._lock:
+            return commit_next(table, versions or {}, may_write, write)
+
+    def delete(self, name: str, condition: str) -> None:
+        """Deletes the rows for which a condition holds, which is SQL."""
+        table = self._open(name)
+        self.commit(table, lambda properties: table.delete(condition, commit_properties=properties))
+
+    def _begin(self, name: str, epoch: int) -> None:
+        def is_earlier(table: DeltaTable) -> bool:
+            if (newest := _number(table, EPOCH)) >= epoch:
+                raise FencedError(self._warehouse, epoch, newest)
+            return True
+
+        def write(properties: CommitProperties) -> None:
+            table.create_write_transaction([], "append", SCHEMAS[name], commit_properties=properties)
+
+        with self._lock:
+            table = self._open(name)
+            commit_next(table, {EPOCH: epoch}, is_earlier, write)
+
+    def _check(self, table: DeltaTable) -> None:
+        newest = _number(table, EPOCH)
+        if self._epoch is not None and newest > self._epoch:
+            self._is_fenced = True
+            raise FencedError(self._warehouse, self._epoch, newest)
 
     def path(self, name: str) -> str:
         return f"{local_path(self._warehouse)}/{name}"
@@ -168,6 +286,8 @@ class Tables:
             "delta.deletedFileRetentionDuration": f"interval {keep_versions_millis} milliseconds",
         }
         for name, schema in schemas.items():
+            if torn := remove_torn_commits(self.path(name)):
+                _log.warning("%s: removed from its log, incomplete after a loss of power: %s", name, ", ".join(torn))
             table = DeltaTable.create(
                 self.path(name),
                 schema=schema,
@@ -200,25 +320,31 @@ class Tables:
             whether the rows were written now; false where every writer has already written this number or a later one.
         """
         table = self._open(name)
-        if versions and all((table.transaction_version(app) or -1) >= version for app, version in versions.items()):
-            return False
-        write_deltalake(
+        return self.commit(
             table,
-            rows,
-            mode="append",
-            commit_properties=CommitProperties(app_transactions=[Transaction(a, v) for a, v in versions.items()]),
-            writer_properties=WriterProperties(
-                compression="ZSTD",
-                max_row_group_size=self._segment_rows,
-                write_batch_size=min(1024, self._segment_rows),
+            lambda properties: write_deltalake(
+                table,
+                rows,
+                mode="append",
+                commit_properties=properties,
+                writer_properties=WriterProperties(
+                    compression="ZSTD",
+                    max_row_group_size=self._segment_rows,
+                    write_batch_size=min(1024, self._segment_rows),
+                ),
             ),
+            versions,
+            lambda: not versions or any(_number(table, app) < version for app, version in versions.items()),
         )
-        return True
 
     def written(self, name: str, app: str) -> int:
         """The number of a writer's last write; -1: none."""
-        version = self._open(name).transaction_version(app)
-        return -1 if version is None else version
+        return _number(self._open(name), app)
+
+    def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
+        """The numbers of writers' last writes; -1: none."""
+        table = self._open(name)
+        return [_number(table, app) for app in apps]
 
     def version(self, name: str) -> int:
         """The table's newest version."""
@@ -258,11 +384,12 @@ class Tables:
         return builder
 
     def _open(self, name: str) -> DeltaTable:
-        if name not in self._tables:
-            self._tables[name] = DeltaTable(self.path(name))
-        table = self._tables[name]
-        table.update_incremental()
-        return table
+        with self._lock:
+            if name not in self._tables:
+                self._tables[name] = DeltaTable(self.path(name))
+            table = self._tables[name]
+            table.update_incremental()
+            return table
 
     def _open_version(self, name: str, version: int) -> DeltaTable:
         table = self._open(name)
@@ -302,6 +429,12 @@ class Snapshot:
     def sql(self, sql: str) -> pa.Table:
         """The rows of a query over the tables, or over those that an earlier one created."""
         return pa.table(self._builder.execute(sql).read_all())
+
+
+def _number(table: DeltaTable, app: str) -> int:
+    """The number of an application's last transaction in a version of a table; -1: none."""
+    number = table.transaction_version(app)
+    return -1 if number is None else int(number)
 
 
 def literal(text: str) -> str:

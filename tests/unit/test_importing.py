@@ -126,7 +126,7 @@ def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: S
         return importing._as_imported(messages([(5, entry, NOW + entry) for entry in range(last + 1)]))
 
     importer = Importer(settings, TOPIC)
-    importer._tables.append(
+    importer.tables.append(
         "delayed_index", importing.to_index(imported(3), 0), {"x": importing._number(Position(5, 3))}
     )
     importer._append(imported(7), "x", importing._number(Position(5, 7)), is_by_position=True)

@@ -1,0 +1,38 @@
+"""Files that a restart relies on: what has been written survives a loss of power."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write_durably(file: Path, content: str) -> None:
+    """Writes a file; whoever reads it, after a crash too, sees the old content or the new one, whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(content)
+    _sync(temporary)
+    temporary.replace(file)
+    _sync(file.parent)
+
+
+def sync(files: Iterable[Path]) -> None:
+    """Has the system write files and their folders' entries to the disk; those that are gone are passed over."""
+    folders = set()
+    for file in files:
+        try:
+            _sync(file)
+        except FileNotFoundError:
+            continue
+        folders.add(file.parent)
+    for folder in folders:
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

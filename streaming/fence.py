@@ -1,0 +1,57 @@
+"""One warehouse, one writer: of all starts of a job and all rebuilds, the last one has the warehouse.
+
+Each of them raises the warehouse's epoch, a transaction in each of its tables, and each commit is the very next version
+after one that was seen to have the writer's own epoch. So whoever has been overtaken, and did not notice because it was
+paused or cut off, can commit nothing any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from conf.errors import DelayLakeError
+
+EPOCH = "delaylake-epoch"  # the application id of the transaction
+
+# Whoever sends checks the epoch again after standing still for longer: it may have been taken for dead.
+PAUSE_SECONDS = 5.0
+
+
+class FencedError(DelayLakeError):
+    """Somebody else has taken the warehouse over. The message is one line."""
+
+    def __init__(self, warehouse: str, own: int, newest: int) -> None:
+        super().__init__(
+            f"another start of the job, or a rebuild, has taken over the warehouse {warehouse} "
+            f"(epoch {newest}, this one has {own}): this one ends; one job at a time may run on a warehouse"
+        )
+
+
+class PauseWatch:
+    """Notices that this process has stood still (SIGSTOP, a paused machine) between two turns of a loop.
+
+    Args:
+        after_pause: called by the first turn after a pause.
+        seconds: so long is a pause.
+        clocks: seconds. A paused machine's monotonic clock may stand still, too, and its wall clock is set afterwards.
+    """
+
+    def __init__(
+        self,
+        after_pause: Callable[[], None],
+        seconds: float = PAUSE_SECONDS,
+        clocks: tuple[Callable[[], float], ...] = (time.monotonic, time.time),
+    ) -> None:
+        self._after_pause = after_pause
+        self._seconds = seconds
+        self._clocks = clocks
+        self._last = [clock() for clock in clocks]
+
+    def turn(self) -> None:
+        """To be called in each turn of the loop, before it does anything."""
+        now = [clock() for clock in self._clocks]
+        is_after_pause = max(new - old for new, old in zip(now, self._last, strict=True)) > self._seconds
+        self._last = now
+        if is_after_pause:
+            self._after_pause()
