@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from conf.errors import DelayLakeError
 from conf.settings import local_path
 from streaming.commits import commit_next, remove_torn_commits
 from streaming.fence import EPOCH, FencedError
@@ -144,8 +145,17 @@ TIME = {
     "rejects": "publish_time",
 }
 
+# Rises when the tables are to be read or written otherwise than before; a column more is no reason. It is the number of
+# a transaction of VERSION_OF in each table. Without it: 0.1.0's, which is 1.
+VERSION = 2
+VERSION_OF = "delaylake-version"
+
 # Is told of a table, of what is done there, and how many rows that has done so far.
 OnProgress = Callable[[str, str, int], None]
+
+
+class WarehouseError(DelayLakeError):
+    """The warehouse can't be written. The message is one line."""
 
 
 class Tables:
@@ -197,7 +207,12 @@ class Tables:
         self._epoch = epoch
 
     def join(self, epoch: int | None = None) -> None:
-        """Writes only in an epoch that somebody else has begun: the newest where none is given."""
+        """Writes only in an epoch that somebody else has begun: the newest where none is given.
+
+        Raises:
+            WarehouseError: a newer program has written the tables.
+        """
+        self._check_version(self._open(next(iter(SCHEMAS))))
         self._epoch = self.newest_epoch() if epoch is None else epoch
 
     def check_epoch(self, max_age_seconds: float = 0) -> None:
@@ -264,7 +279,15 @@ class Tables:
 
         with self._lock:
             table = self._open(name)
-            commit_next(table, {EPOCH: epoch}, is_earlier, write)
+            commit_next(table, {EPOCH: epoch, VERSION_OF: VERSION}, is_earlier, write)
+
+    def _check_version(self, table: DeltaTable) -> None:
+        version = max(_number(table, VERSION_OF), 1)
+        if version > VERSION:
+            raise WarehouseError(
+                f"a newer delaylake has written the warehouse {self._warehouse} (version {version}, this one knows "
+                f"{VERSION}): use that one; see Upgrade in docs/operations.md for the way back"
+            )
 
     def _check(self, table: DeltaTable) -> None:
         newest = _number(table, EPOCH)
@@ -280,6 +303,9 @@ class Tables:
 
         Args:
             keep_versions_millis: how long an old version can be read.
+
+        Raises:
+            WarehouseError: a newer program has written them; nothing was changed.
         """
         kept = {
             "delta.logRetentionDuration": f"interval {keep_versions_millis} milliseconds",
@@ -301,11 +327,14 @@ class Tables:
                     **kept,
                 },
             )
+            self._check_version(table)
             if not kept.items() <= table.metadata().configuration.items():
                 table.alter.set_table_properties(kept)
             known = {field.name for field in table.schema().fields}
             if new := [field for field in Schema.from_arrow(schema).fields if field.name not in known]:
                 table.alter.add_columns(new)
+                names = ", ".join(field.name for field in new)
+                _log.info("%s: an earlier version made the table; it gets the columns %s", name, names)
 
     def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
         """Appends rows in one commit, unless it was done before.

@@ -10,12 +10,14 @@ from unittest import mock
 import pytest
 
 from conf.settings import Settings
+from jobs.rebuilding import rebuild_checkpoint
 from streaming.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.clock import Offset
 from streaming.fence import FencedError
+from streaming.maintenance import maintain
 from streaming.sender import Assignment, lane_names
 from streaming.start import StartError, begin
-from streaming.tables import Tables
+from streaming.tables import SCHEMAS, Tables, WarehouseError
 from tests.unit.test_maintenance import make, rows
 
 
@@ -145,3 +147,19 @@ def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
         for n in (1, 64)
     }
     assert lanes <= set(lane_names())
+
+
+def test_an_older_program_refuses_a_newer_warehouse(settings: Settings, tmp_path: Path) -> None:
+    job = Start(settings, tmp_path / "c")
+    with mock.patch("streaming.tables.VERSION", 3):
+        Start(settings, tmp_path / "c")
+    before = {name: job.tables.version(name) for name in SCHEMAS}
+    words = r"a newer delaylake has written the warehouse .* \(version 3, this one knows 2\): use that one"
+    with pytest.raises(WarehouseError, match=words):
+        Start(settings, tmp_path / "c")
+    with pytest.raises(WarehouseError, match=words):
+        maintain(settings)
+    with pytest.raises(WarehouseError, match=words):
+        rebuild_checkpoint(settings, discards_checkpoint=True)
+    assert {name: job.tables.version(name) for name in SCHEMAS} == before
+    assert (tmp_path / "c" / "query").exists()
