@@ -51,7 +51,7 @@ class DelayedDeliverySource(DataSource):
         spark.dataSource.register(DelayedDeliverySource)
         spark.readStream.format("delaylake").option("settings", settings.model_dump_json()).option(...)
 
-    Options: settings (JSON), run (a new id for each start), feedback (the path of the feedback file), shard_keys (for
+    Options: settings (JSON), run (a new id for each start), feedback and troubles (paths of files), shard_keys (for
     each shard the integer that Spark's hash puts in a partition of its own, JSON).
     """
 

@@ -21,6 +21,7 @@ from streaming.pulsar_client import AdminClient, PulsarError, connect
 from streaming.receiver import START, Position, Receiver, SourceTopic
 from streaming.segments import LOOKED_UP, rows_due
 from streaming.sender import OWN_BYTES
+from streaming.source_watch import SourceWatch
 from streaming.tables import Tables
 from streaming.troubles import Troubles
 from tracker.messages import concat
@@ -52,7 +53,6 @@ class Intake:
         self._feedback = feedback
         self._shard_keys = shard_keys
         self._tables = tables
-        self._troubles = troubles
         self._clock = Clock(
             ClockSettings(
                 run,
@@ -71,6 +71,7 @@ class Intake:
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
+        self._watch = SourceWatch(settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking)
         self._received = threading.Event()
         self._stopped = threading.Event()
 
@@ -137,6 +138,7 @@ class Intake:
         self._stopped.set()
         for receiver in self._receivers.values():
             receiver.stop()
+        self._watch.stop()
         self._client.close()
 
     def _start(self, at: Offset) -> None:
@@ -148,6 +150,7 @@ class Intake:
             self._discover()
             self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
             threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
+            self._watch.start()
 
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
         self._start(first)
@@ -225,6 +228,15 @@ class Intake:
         """Whether messages are to be read: not while the senders are behind; what waits, waits in Pulsar."""
         return feedback.in_flight <= self._settings.release.max_in_flight_messages and self._has_read_old_commands()
 
+    def _why_not_taking(self) -> str | None:
+        """Why messages are not taken in now; None: they are."""
+        in_flight = self._feedback.read().in_flight
+        if in_flight > self._settings.release.max_in_flight_messages:
+            return f"the senders are behind, with {in_flight:,} messages in flight"
+        if waits := list(self._old_commands):
+            return f"commands that were sent before the start have not all come: {', '.join(waits)}"
+        return None
+
     def _cut(self, last: Offset, takes_messages: bool, takes_commands: bool) -> dict[str, str]:
         """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
         receivers = [
@@ -288,6 +300,7 @@ class Intake:
                 4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                 self._last_index,
                 self._received.set,
+                self._watch.follow(source, after),
             )
         return self._receivers[name]
 

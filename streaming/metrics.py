@@ -63,10 +63,12 @@ class JobCollector(Collector):
         ):
             yield GaugeMetricFamily(f"delaylake_{name}_seconds", text, millis / 1000)
         troubles = GaugeMetricFamily(
-            "delaylake_troubles", "1 for each thing that somebody has to look at.", labels=["kind", "name"]
+            "delaylake_troubles",
+            "Things that somebody has to look at; of kind not_seen how many entries.",
+            labels=["kind", "name"],
         )
         for trouble in status.troubles:
-            troubles.add_metric([trouble.kind, trouble.name], 1)
+            troubles.add_metric([trouble.kind, trouble.name], trouble.count)
         yield troubles
         lateness = HistogramMetricFamily(
             "delaylake_lateness_seconds",

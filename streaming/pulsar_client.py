@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import ssl
+import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,9 +26,38 @@ BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 
 DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
 
+_AGAIN_SECONDS = 1.0
+_NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone, and for one that its ledger has not
+
 
 class PulsarError(DelayLakeError):
     """Pulsar can't be reached, or refused a request."""
+
+
+@dataclass(frozen=True)
+class BrokerEntry:
+    """What the broker tells of an entry of a topic, beside its payload."""
+
+    batch_size: int
+    publish_time: int
+    producer_name: str | None
+    key: str | None
+    properties: dict[str, str]
+    is_encrypted: bool
+    is_no_message: bool  # a marker, of a transaction that was aborted, or not the last part of a chunked message
+
+
+@dataclass(frozen=True)
+class TopicLedgers:
+    """A topic partition as the broker has stored it.
+
+    Attributes:
+        ledgers: of each ledger that is not trimmed how many entries it has.
+        acknowledged: for each subscription its mark-delete position, (ledger, entry).
+    """
+
+    ledgers: dict[int, int]
+    acknowledged: dict[str, tuple[int, int]]
 
 
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
@@ -174,7 +207,7 @@ class AdminClient:
         of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
         partition: name the partition (`...-partition-0`).
         """
-        response = self._request("GET", f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}")
+        response = self._request("GET", _entry_path(topic, ledger_id, entry_id))
         if response.status_code != 200:
             raise self._refused(response)
         index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
@@ -185,7 +218,7 @@ class AdminClient:
 
         None: it is gone. A batch is its messages, each with its metadata, one after another.
         """
-        response = self._request("GET", f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}")
+        response = self._request("GET", _entry_path(topic, ledger_id, entry_id))
         if response.status_code == 404:
             return None
         if response.status_code != 200:
@@ -205,6 +238,31 @@ class AdminClient:
         content = {"type": kind, "schema": definition, "properties": properties}
         found = self._body(self._request("POST", f"{_schemas_path(topic)}/schema", json=content))
         return int(found["version"]["version"])
+
+    def internal_stats(self, topic: str) -> TopicLedgers | None:
+        """A topic partition's ledgers; None: there is no such topic."""
+        response = self._request("GET", f"{_path(topic)}/internalStats")
+        if response.status_code == 404:
+            return None
+        found = self._body(response)
+        ledgers = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in found["ledgers"]}
+        if ledgers:
+            ledgers[max(ledgers)] = int(found["currentLedgerEntries"])  # of an open ledger the list says 0
+        return TopicLedgers(
+            ledgers, {name: _position(cursor["markDeletePosition"]) for name, cursor in found["cursors"].items()}
+        )
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
+        """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it."""
+        response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id))
+        if response.status_code == 500:  # also while the topic moves to another broker
+            time.sleep(_AGAIN_SECONDS)
+            response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id))
+        if response.status_code in _NOTHING:
+            return None
+        if response.status_code != 200:
+            raise self._refused(response)
+        return _broker_entry(response.headers)
 
     def _json(self, method: str, path: str) -> Any:
         return self._body(self._request(method, path))
@@ -245,6 +303,37 @@ def _bearer(token: Callable[[], str]) -> httpx.Auth:
             yield request
 
     return Bearer()
+
+
+def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
+    """By the headers with which the broker answers for an entry."""
+
+    def number(name: str, default: int) -> int:
+        return int(headers.get(f"X-Pulsar-{name}", default))
+
+    published = datetime.fromisoformat(headers["X-Pulsar-publish-time"])
+    return BrokerEntry(
+        batch_size=number("num-batch-message", 1),
+        publish_time=round(published.timestamp() * 1000),
+        producer_name=headers.get("X-Pulsar-producer-name"),
+        key=headers.get("X-Pulsar-partition-key"),
+        properties=json.loads(headers.get("X-Pulsar-property", "{}")),
+        is_encrypted=headers.get("X-Pulsar-is-encrypted") == "true",
+        is_no_message=(
+            "X-Pulsar-marker-type" in headers
+            or headers.get("X-Pulsar-txn-aborted") == "true"
+            or number("chunk-id", 0) < number("num-chunks-from-msg", 1) - 1
+        ),
+    )
+
+
+def _position(text: str) -> tuple[int, int]:
+    ledger_id, entry_id = text.split(":")
+    return int(ledger_id), int(entry_id)
+
+
+def _entry_path(topic: str, ledger_id: int, entry_id: int) -> str:
+    return f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}"
 
 
 def _path(topic: str) -> str:

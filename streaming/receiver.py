@@ -73,6 +73,7 @@ class Receiver:
         max_size: how many bytes of payload and properties can be delivered.
         last_index_of: the broker entry index of an entry's last message, or None where it is not known.
         on_received: called when something has come in.
+        on_rows: is given all that comes in, in order, before it is handed on.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Receiver:
         max_bytes: int,
         last_index_of: Callable[[str, Position], int | None],
         on_received: Callable[[], None],
+        on_rows: Callable[[pa.Table], None] = lambda rows: None,
     ) -> None:
         self.source = source
         self._subscribe = subscribe
@@ -96,6 +98,8 @@ class Receiver:
         self._max_bytes = max_bytes
         self._last_index_of = last_index_of
         self._on_received = on_received
+        self._on_rows = on_rows
+        self._problem: str | None = None
         self._next_index: int | None = None
         self._chunks: deque[_Chunk] = deque()
         self._waiting = [0, 0]  # messages and bytes that are not cut yet
@@ -111,6 +115,21 @@ class Receiver:
     def waiting(self) -> int:
         """How many messages have come in that are in no batch yet."""
         return self._waiting[0]
+
+    @property
+    def last_received(self) -> Position:
+        """The last entry that has come in."""
+        return self._last_received
+
+    @property
+    def last_cut(self) -> Position:
+        """The last entry that is in a batch."""
+        return self._cut
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing comes in now; None: it does, or there is nothing."""
+        return self._problem
 
     def has_due(self, cutoff: int) -> bool:
         """Whether any of these is due at the cutoff or before."""
@@ -222,6 +241,7 @@ class Receiver:
                     self._receive_chunk(self._consumer)
             except Exception as error:
                 if not self._stopped.is_set():
+                    self._problem = f"{type(error).__name__}: {error}"
                     _log.warning("%s: %s: %s; trying again", self.source.name, type(error).__name__, error)
                     self._close()
                     self._stopped.wait(1)
@@ -247,6 +267,7 @@ class Receiver:
             message = consumer.receive(_IDLE_MILLIS)
         except pulsar.Timeout:
             self._is_idle = True
+            self._problem = None
             return
         self._is_idle = False
         builder = ChunkBuilder(self.source, self._max_delay_millis, self._max_size)
@@ -268,6 +289,8 @@ class Receiver:
         if not len(builder):
             return
         rows = builder.build()
+        self._on_rows(rows)
+        self._problem = None
         chunk = _Chunk(rows, builder.n_bytes, int(int64(rows, "deliver_at").min()), self._last_received)
         with self._changed:
             self._chunks.append(chunk)

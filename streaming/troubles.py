@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # Kinds of trouble.
 STANDING = "standing"  # a source topic that is not read although it has messages
 NOT_SEEN = "not_seen"  # entries of a source topic that were passed over
 UNWRITABLE = "unwritable"  # a destination that takes nothing
+NO_ADMIN = "no_admin"  # the broker's admin API, which does not answer
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 
@@ -24,12 +25,14 @@ class Trouble:
         name: of what: a topic, a topic partition, a destination or a subscription.
         since: ms since the epoch.
         text: what is the matter, and why as far as that is known; one line that does not repeat the name.
+        count: of how many things: of NOT_SEEN the entries.
     """
 
     kind: str
     name: str
     since: int
     text: str
+    count: int = 1
 
 
 class Troubles:
@@ -44,14 +47,23 @@ class Troubles:
         self._lock = threading.Lock()
         self._own: dict[tuple[str, str], Trouble] = {}
         self._followed: Path | None = None
+        self._told: list[Trouble] = []  # in that file
 
-    def begin(self, kind: str, name: str, text: str) -> None:
-        """Notes a trouble, or the new text of one that goes on: it keeps the time since when."""
+    def begin(self, kind: str, name: str, text: str, since: int | None = None, count: int = 1) -> None:
+        """Notes a trouble, or the new text of one that goes on: it keeps the time since when.
+
+        Args:
+            since: ms since the epoch; now where not given.
+        """
         with self._lock:
             known = self._own.get((kind, name))
-            since = time.time_ns() // 1_000_000 if known is None else known.since
-            if known is None or known.text != text:
-                self._own[kind, name] = Trouble(kind, name, since, " ".join(text.split()))
+            if known is not None:
+                since = known.since
+            elif since is None:
+                since = time.time_ns() // 1_000_000
+            trouble = Trouble(kind, name, since, " ".join(text.split()), count)
+            if trouble != known:
+                self._own[kind, name] = trouble
                 self._write()
 
     def end(self, kind: str, name: str) -> None:
@@ -61,15 +73,24 @@ class Troubles:
                 self._write()
 
     def follow(self, file: Path) -> None:
-        """From now on also tells of the troubles that another process writes to a file, in place of an earlier one."""
-        self._followed = file
+        """From now on also tells of the troubles that another process writes to a file, in place of an earlier one.
+
+        What that one did not see it will not see any more: it is told further.
+        """
+        with self._lock:
+            for trouble in self._told:
+                if trouble.kind == NOT_SEEN:
+                    self._own[trouble.kind, trouble.name] = _merged(self._own, trouble)
+            self._told, self._followed = [], file
 
     def current(self) -> list[Trouble]:
         """All troubles, the oldest first."""
         with self._lock:
+            if self._followed is not None:
+                self._told = _read(self._followed)
             found = dict(self._own)
-        for trouble in _read(self._followed):
-            found.setdefault((trouble.kind, trouble.name), trouble)
+            for trouble in self._told:
+                found[trouble.kind, trouble.name] = _merged(found, trouble)
         return sorted(found.values(), key=lambda trouble: (trouble.since, trouble.kind, trouble.name))
 
     def _write(self) -> None:
@@ -80,9 +101,15 @@ class Troubles:
             temporary.replace(self._file)
 
 
-def _read(file: Path | None) -> list[Trouble]:
-    if file is None:
-        return []
+def _merged(known: dict[tuple[str, str], Trouble], trouble: Trouble) -> Trouble:
+    earlier = known.get((trouble.kind, trouble.name))
+    if earlier is None:
+        return trouble
+    count = earlier.count + trouble.count if trouble.kind == NOT_SEEN else trouble.count
+    return replace(trouble, since=min(earlier.since, trouble.since), count=count)
+
+
+def _read(file: Path) -> list[Trouble]:
     try:
         return [Trouble(**values) for values in json.loads(file.read_text())]
     except FileNotFoundError:

@@ -1,0 +1,191 @@
+"""Watches the source topics, so that nothing is passed over in silence: what did not come, and what stands still."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import pulsar
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from conf.settings import Settings
+from streaming.continuity import Continuity, Gap
+from streaming.not_seen import booked_index, find_not_seen, record
+from streaming.pulsar_client import AdminClient, PulsarError
+from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.standing import Standing
+from streaming.tables import Tables
+from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 10.0
+_LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the broker's admin API busy
+_TIMEOUT_SECONDS = 5.0
+
+
+class SourceWatch:
+    """A thread beside the receivers that asks the broker's admin API about them.
+
+    A gap is final when it is seen: the broker hands entries to an exclusive consumer in order, and begins again at the
+    last acknowledged one after a reconnection. What is missing is asked for and written to `rejects` at once, long
+    before the entries after it are acknowledged; where the broker does not answer it is asked again.
+
+    Args:
+        receivers: those that there are now.
+        why_not_taking: why messages that have come in are not taken in now; None: they are.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        troubles: Troubles,
+        receivers: Callable[[], Sequence[Receiver]],
+        why_not_taking: Callable[[], str | None],
+    ) -> None:
+        self._subscription = settings.pulsar.subscription
+        self._control_topic = settings.control.topic
+        self._troubles = troubles
+        self._receivers = receivers
+        self._why_not_taking = why_not_taking
+        self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
+        self._tables = Tables(settings.warehouse)
+        self._standing = Standing()
+        self._gaps: list[tuple[SourceTopic, Gap]] = []
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
+        self._ends_asked: dict[str, Position] = {}
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch source topics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_TIMEOUT_SECONDS)
+        self._admin.close()
+
+    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table], None]:
+        """What is to be given all that comes in of a topic partition, in order.
+
+        Args:
+            after: the last entry of earlier runs.
+        """
+        return functools.partial(self._came_in, source, Continuity(after))
+
+    def _came_in(self, source: SourceTopic, continuity: Continuity, rows: pa.Table) -> None:
+        if gaps := continuity.gaps(rows):
+            self._add(source, gaps)
+
+    def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
+        with self._lock:
+            self._gaps += [(source, gap) for gap in gaps]
+        self._wake.set()
+
+    def _run(self) -> None:
+        next_look = time.monotonic() + _LOOK_SECONDS
+        while not self._stopped.is_set():
+            self._wake.wait(max(0.0, next_look - time.monotonic()))
+            self._wake.clear()
+            try:
+                self.decide_gaps()
+                if time.monotonic() >= next_look:
+                    self.look(time.time_ns() // 1_000_000)
+            except Exception as error:  # the watch ends with the job alone
+                _log.warning("watching the source topics: %s: %s; trying again", type(error).__name__, error)
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+
+    def decide_gaps(self) -> None:
+        """Asks the broker about the gaps that were seen, and writes down what they are."""
+        with self._lock:
+            gaps, self._gaps = self._gaps, []
+        undecided: list[tuple[SourceTopic, Gap]] = []
+        for source, gap in gaps:
+            if any(source == other for other, _ in undecided):
+                undecided.append((source, gap))
+                continue
+            try:
+                found = find_not_seen(self._admin, source, gap, functools.partial(self._index_of, source))
+                if n := record(self._tables, source, found.rows):
+                    self._counts[source.name] += n
+                    self._tell(source, found.rows)
+            except (PulsarError, DeltaError, OSError) as error:
+                undecided.append((source, gap))
+                text = f"entries between {gap.after} and {gap.before} did not come, and why is not known yet: {error}"
+                self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
+                continue
+            if not self._counts[source.name]:
+                self._troubles.end(NOT_SEEN, source.name)
+        with self._lock:
+            self._gaps = undecided + self._gaps
+
+    def _tell(self, source: SourceTopic, rows: pa.Table) -> None:
+        n = self._counts[source.name]
+        last, reason = rows["position"][-1].as_py(), rows["reason"][-1].as_py()
+        text = f"{n:,} {'entry was' if n == 1 else 'entries were'} not seen, see rejects; the last one {last}, {reason}"
+        self._troubles.begin(NOT_SEEN, source.name, text, count=n)
+        _log.error("%s: %s", source.name, text)
+
+    def _index_of(self, source: SourceTopic, position: Position) -> int | None:
+        return booked_index(self._tables, source, position)
+
+    def look(self, now: int) -> None:
+        """Looks at every topic partition: does it stand still, and was its end passed over?"""
+        for receiver in self._receivers():
+            if self._stopped.wait(1 / _LOOKS_A_SECOND):
+                return
+            try:
+                self._look_at(receiver, now)
+            except PulsarError as error:
+                self._troubles.begin(NO_ADMIN, self._admin.url, f"source topics can't be watched: {error}")
+                return
+        self._troubles.end(NO_ADMIN, self._admin.url)
+
+    def _look_at(self, receiver: Receiver, now: int) -> None:
+        name = receiver.source.name
+        taken = receiver.last_cut
+        backlog = self._admin.backlog(name, self._subscription)
+        try:
+            end = receiver.end()
+        except pulsar.PulsarException:
+            end = None
+        if end is not None and not backlog:
+            self._check_end(receiver, end)
+        has_more = end is None or (bool(backlog) and end > taken)
+        since = self._standing.look(name, taken, has_more, now)
+        if since is None:
+            self._troubles.end(STANDING, name)
+        else:
+            why = f"none was taken in: {self._why(receiver)}"
+            self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+
+    def _why(self, receiver: Receiver) -> str:
+        if receiver.problem is not None:
+            return receiver.problem
+        is_control = receiver.source.topic == self._control_topic
+        why = None if is_control else self._why_not_taking()
+        if why is not None:
+            return why
+        if receiver.waiting:
+            return "they have come in, and no batch takes them"
+        return "the broker hands over none"
+
+    def _check_end(self, receiver: Receiver, end: Position) -> None:
+        """Of what is acknowledged the job must have had all: nobody else acknowledges for it."""
+        name = receiver.source.name
+        if not START < receiver.last_received < end or self._ends_asked.get(name) == end:
+            return
+        # Only what was published before may count: so the backlog is asked for after the end, and then what has come.
+        if self._admin.backlog(name, self._subscription) == 0 and (last := receiver.last_received) < end:
+            self._ends_asked[name] = end
+            self._add(receiver.source, [Gap(last, Position(end.ledger_id, end.entry_id + 1))])

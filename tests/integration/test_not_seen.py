@@ -1,0 +1,247 @@
+"""Messages that are passed over are found and named: receivers and their watch on a real broker, without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pulsar
+import pytest
+
+from conf.settings import Settings
+from jobs.broker import EmbeddedBroker
+from jobs.jars import jars
+from streaming.pulsar_client import AdminClient, connect
+from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.source_watch import SourceWatch
+from streaming.standing import STANDING_MILLIS
+from streaming.tables import Tables
+from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from tests.harness import now, wait_until
+
+SUBSCRIPTION = "delaylake"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One with transactions, and with ledgers that are short enough for a test to fill."""
+    conf = {
+        "transactionCoordinatorEnabled": "true",
+        "managedLedgerMaxEntriesPerLedger": "5",
+        "managedLedgerMinLedgerRolloverTimeMinutes": "0",
+    }
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), conf)
+    try:
+        broker.start(port=0, http_port=0)
+        yield broker
+    finally:
+        broker.kill()
+
+
+@pytest.fixture(scope="module")
+def client(broker: EmbeddedBroker) -> Iterator[pulsar.Client]:
+    client = connect(broker.settings)
+    yield client
+    client.close()
+
+
+class Watched:
+    """A source topic with its receiver and its watch, which looks when it is told to."""
+
+    def __init__(self, broker: EmbeddedBroker, client: pulsar.Client, topic: str, folder: Path) -> None:
+        self.topic = topic
+        self.why: str | None = None
+        self.troubles = Troubles()
+        warehouse = str(folder / "warehouse")
+        self.settings = Settings(pulsar=broker.settings, warehouse=warehouse, control={"topic": f"{topic}_control"})
+        self.tables = Tables(warehouse)
+        self.tables.create()
+        self.receivers: list[Receiver] = []
+        self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why)
+        self.client = client
+        self.admin = AdminClient(broker.settings)
+        self.producer = client.create_producer(topic, batching_enabled=False)
+        self.http = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/")
+        self.subscribe().close()
+
+    def subscribe(self) -> pulsar.Consumer:
+        return self.client.subscribe(
+            self.topic, SUBSCRIPTION, pulsar.ConsumerType.Exclusive, initial_position=pulsar.InitialPosition.Earliest
+        )
+
+    def send(self, *texts: str) -> list[Position]:
+        sent = [self.producer.send(text.encode()) for text in texts]
+        return [Position(id.ledger_id(), id.entry_id()) for id in sent]
+
+    def post(self, path: str) -> None:
+        answer = self.http.post(f"subscription/{SUBSCRIPTION}/{path}")
+        assert answer.status_code == 204, answer.text
+
+    def receive(self, after: Position = START, subscribe: Callable[[], Any] | None = None) -> Receiver:
+        """Begins to receive, as the job does at its start."""
+        source = SourceTopic(self.topic, self.topic, -1)
+        follow = self.watch.follow(source, after)
+
+        def index(topic: str, at: Position) -> int | None:
+            return self.admin.message_index(topic, *at)
+
+        limits = 0, 5_000_000, 10_000, 10_000_000
+        receiver = Receiver(source, subscribe or self.subscribe, after, *limits, index, lambda: None, follow)
+        self.receivers = [receiver]
+        return receiver
+
+    def receive_to(self, end: Position, after: Position = START) -> Receiver:
+        receiver = self.receive(after)
+        assert receiver.wait_for(end, 20)
+        return receiver
+
+    def rejects(self) -> list[tuple[Position, str, bytes | None]]:
+        rows = self.tables.query("rejects", "SELECT * FROM rejects ORDER BY ledger_id, entry_id").to_pylist()
+        assert all(row["topic"] == self.topic and row["publish_time"] for row in rows)
+        return [(Position(row["ledger_id"], row["entry_id"]), row["reason"], row["payload"]) for row in rows]
+
+    def told(self, kind: str) -> list[str]:
+        return [trouble.text for trouble in self.troubles.current() if trouble.kind == kind]
+
+    def close(self) -> None:
+        for receiver in self.receivers:
+            receiver.stop()
+        self.watch.stop()
+        self.admin.close()
+        self.producer.close()
+        self.http.close()
+
+
+@pytest.fixture
+def watched(broker: EmbeddedBroker, client: pulsar.Client, topic: str, tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(broker, client, topic, tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_was_skipped_between_two_entries_is_in_rejects_once_over_ledgers_and_with_its_bytes(
+    watched: Watched,
+) -> None:
+    sent = watched.send(*(f"m{i}" for i in range(14)))
+    assert len({p.ledger_id for p in sent}) == 3
+    watched.post("skip/9")
+    watched.receive_to(sent[-1], after=sent[1])
+    watched.watch.decide_gaps()
+    found = watched.rejects()
+    assert [(p, payload) for p, _, payload in found] == [(sent[i], f"m{i}".encode()) for i in range(2, 9)]
+    assert all(reason.startswith("not seen: skipped, cleared or expired") for _, reason, _ in found)
+    assert watched.told(NOT_SEEN)[0].startswith("7 entries were not seen, see rejects; the last one")
+    assert [t.count for t in watched.troubles.current()] == [7]
+    # A run that begins again before the gap finds the same, and writes nothing twice.
+    watched.receivers[0].stop()
+    watched.receivers[0]._thread.join()
+    watched.receive_to(sent[-1], after=sent[1])
+    watched.watch.decide_gaps()
+    assert watched.rejects() == found
+
+
+def test_what_was_cleared_at_the_end_is_found_by_looking_and_what_waits_is_not(watched: Watched) -> None:
+    first = watched.send("taken in")
+    receiver = watched.receive_to(first[-1])
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert watched.rejects() == []
+    receiver.stop()
+    receiver._thread.join()
+    lost = watched.send("lost 1", "lost 2")
+    watched.post("skip_all")
+    receiver = watched.receive(after=first[-1])
+    wait_until(lambda: receiver._is_idle, 20, "the receiver is connected")
+    for _ in range(2):
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+    assert [(p, payload) for p, _, payload in watched.rejects()] == [(lost[0], b"lost 1"), (lost[1], b"lost 2")]
+    # What comes then follows on a gap that is known already.
+    last = watched.send("taken in, too")
+    assert receiver.wait_for(last[0], 20)
+    watched.watch.decide_gaps()
+    assert len(watched.rejects()) == 2
+
+
+def test_expired_messages_are_found(watched: Watched) -> None:
+    first = watched.send("first")
+    old = watched.send("old 1", "old 2")
+    wait_until(lambda: time.time_ns() // 1_000_000 > now() - 1, 1, "the clock")
+    deadline = time.monotonic() + 2.5
+    wait_until(lambda: time.monotonic() > deadline, 5, "the messages' age")
+    watched.post("expireMessages/2")
+    last = watched.send("new")
+    watched.receive_to(last[0], after=first[0])
+    watched.watch.decide_gaps()
+    assert [p for p, _, _ in watched.rejects()] == old
+
+
+def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: EmbeddedBroker, watched: Watched) -> None:
+    program = ["java", "-cp", f"{jars('broker')}/*", str(Path(__file__).with_name("Transactions.java"))]
+    words = ["a", "-b", "c", "-d", "-e", "f", "+chunked"]
+    first = watched.send("first")
+    subprocess.run([*program, broker.settings.service_url, watched.topic, *words], check=True, timeout=120)
+    last = watched.send("last")
+    receiver = watched.receive_to(last[0], after=first[0])
+    rows = receiver.rows(START, last[0])
+    assert rows["payload"].to_pylist() == [b"a", b"c", b"f", b"+chunked", b"last"]
+    assert watched.watch._gaps, "there is nothing to decide"
+    watched.watch.decide_gaps()
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert (watched.rejects(), watched.troubles.current()) == ([], [])
+
+
+def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) -> None:
+    [end] = watched.send("waits")
+
+    def broken() -> Any:
+        raise pulsar.AuthorizationError
+
+    receiver = watched.receive(subscribe=broken)
+    wait_until(lambda: receiver.problem is not None, 20, "the problem")
+    began = now()
+    watched.watch.look(began)
+    assert watched.troubles.current() == []
+    watched.watch.look(began + STANDING_MILLIS)
+    [told] = watched.told(STANDING)
+    assert told.startswith("messages wait, and none was taken in: AuthorizationError")
+    receiver.stop()
+
+    # It comes in, but no batch takes it; then one does.
+    receiver = watched.receive_to(end)
+    watched.why = "the senders are behind, with 7 messages in flight"
+    watched.watch.look(began + STANDING_MILLIS)
+    assert watched.told(STANDING) == [f"messages wait, and none was taken in: {watched.why}"]
+    wait_until(lambda: receiver.waiting, 5, "the message in a chunk")
+    receiver.cut(10, 1_000)
+    watched.watch.look(began + 2 * STANDING_MILLIS)
+    assert watched.troubles.current() == []
+    # Taken in, but not acknowledged: that takes until it is booked.
+    watched.watch.look(began + 9 * STANDING_MILLIS)
+    assert watched.troubles.current() == []
+
+
+def test_without_an_answer_of_the_broker_a_gap_waits_and_that_is_told(watched: Watched) -> None:
+    sent = watched.send("a", "b", "c")
+    watched.post("skip/2")
+    watched.receive_to(sent[-1], after=sent[0])
+    url, watched.watch._admin = (
+        watched.watch._admin,
+        AdminClient(watched.settings.pulsar.model_copy(update={"admin_url": "http://127.0.0.1:9"})),
+    )
+    watched.watch.decide_gaps()
+    watched.watch.look(now())
+    assert "why is not known yet: no answer from" in watched.told(NOT_SEEN)[0]
+    assert len(watched.told(NO_ADMIN)) == 1
+    assert watched.rejects() == []
+    watched.watch._admin.close()
+    watched.watch._admin = url
+    watched.watch.decide_gaps()
+    watched.troubles.end(NO_ADMIN, "http://127.0.0.1:9")
+    assert [p for p, _, _ in watched.rejects()] == [sent[1]]
+    assert "1 entry was not seen" in watched.told(NOT_SEEN)[0]
