@@ -53,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="delaylake",
         version=version("delaylake"),
         description="Takes delayed messages back, with the paths of Pulsar's admin API. The v1 paths of"
-        " cancelDelayedMessage and acknowledgeMessage are"
+        " cancelDelayedMessage, acknowledgeMessage and the skips by ids and by number are"
         " `/admin/persistent/{property}/{cluster}/{namespace}/{topic}/...`, also after `/admin/v1`.",
         lifespan=lifespan,
         redirect_slashes=False,

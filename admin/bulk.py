@@ -98,8 +98,8 @@ class Plan:
 class Tally:
     """Counts what became of the messages of a plan, by result, for each subscription that they waited for."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.results: Counter[str] = Counter({"NOT_ALLOWED": plan.impossible} if plan.impossible else {})
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.results: Counter[str] = Counter({"NOT_ALLOWED": plan.impossible} if plan and plan.impossible else {})
         self.done = 0
 
     def add(self, outcome: Outcome) -> None:

@@ -88,6 +88,11 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
         return answer(request, 500, f"internal error: {type(error).__name__}")
 
 
+def prefers_outcomes(request: Request) -> bool:
+    """Whether the caller wants to be told what became of each message: `Prefer: return=representation`."""
+    return "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
+
+
 def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None, headers: Any = None) -> Response:
     """What an error is answered with."""
     content: dict[str, object] = {"reason": reason}

@@ -13,7 +13,7 @@ from admin.errors import error_response
 
 _V1 = re.compile(
     r"/admin/(?:v1/)?(persistent|non-persistent)/([^/]+)/[^/]+/([^/]+)/([^/]+)"
-    r"/(cancelDelayedMessage|acknowledgeMessage)"
+    r"/(cancelDelayedMessage|acknowledgeMessage|subscription/[^/]+/(?:skipByMessageIds|skip/[^/]+))"
 )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -13,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from admin.async_control_client import AsyncControlClient
 from admin.bulk import (
     MAX_MATCHED,
+    NAMED,
     Action,
     Change,
     CumulativeError,
@@ -24,7 +26,7 @@ from admin.bulk import (
     plan,
     requests,
 )
-from admin.errors import AdminError, error_responses
+from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.pending import (
     MAX_LIMIT,
     CursorError,
@@ -36,9 +38,23 @@ from admin.pending import (
     UnknownTopicError,
     VersionGoneError,
 )
+from admin.request_bodies import BadRequest, parse_count
 from admin.target import Target, TargetTopic
-from admin.topics_schema import CALLER_ERRORS, CHANGE_ERRORS, TOPIC_PATH, Canceller, Reader, Skipper, Subscription
+from admin.topics_schema import (
+    CALLER_ERRORS,
+    CHANGE_ERRORS,
+    SKIP_NEXT_RESPONSES,
+    SKIP_NEXT_TEXT,
+    TOPIC_PATH,
+    Authoritative,
+    Canceller,
+    Reader,
+    Skipper,
+    Subscription,
+)
 from conf.settings import Settings
+from streaming.job_status import read_status
+from tracker.messages import int64
 
 _SHOWN = 100  # messages of a dry run
 _MOST_MATCHED = 1_000_000
@@ -230,6 +246,80 @@ async def by_filter(
     async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
         tally.add(outcome)
     return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skip/{n}",
+    summary="Skip the next messages",
+    description=SKIP_NEXT_TEXT,
+    status_code=204,
+    responses=SKIP_NEXT_RESPONSES,
+)
+async def skip_next(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    subscription: Subscription,
+    n: Annotated[str, Path(description="How many.", examples=["5"])],
+    authoritative: Authoritative = None,
+) -> Response:
+    try:
+        wanted = parse_count(n)
+    except BadRequest as error:
+        raise AdminError(400, str(error)) from error
+    if await request.body():
+        raise AdminError(400, "a number of messages goes without a body; message ids go to skip/0 or skipByMessageIds")
+    target.check_subscriptions([subscription])
+    try:
+        question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
+        check(question, Action.SKIP)
+        tally = await _skip_next(request, role, target, question, wanted)
+    except PendingError as error:
+        raise _refusal(error) from error
+    if prefers_outcomes(request):
+        return JSONResponse(tally.to_json())
+    return Response(status_code=204)
+
+
+async def _skip_next(request: Request, role: str, target: Target, question: Pending, n: int) -> Tally:
+    """Skips the next n messages of a listing, or all where there are fewer.
+
+    What turns out to be done with, because it was handed out or taken back since the table was written, does not count:
+    the one after it is skipped instead.
+    """
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    timeout_seconds = settings.api.answer_timeout_millis / 1000
+    tally = Tally()
+    tried = 0
+    deadline = time.monotonic() + timeout_seconds
+    while (left := n - tally.results["APPLIED"]) > 0:
+        rows = (await asyncio.to_thread(question.rows, tried + min(left, _MOST_MATCHED), NAMED.names)).slice(tried)
+        if not rows.num_rows:
+            break
+        if target.partition < 0 and int64(rows, "partition").max() >= 0:
+            raise AdminError(405, "the topic is partitioned: name a partition")
+        if tried and time.monotonic() > deadline:
+            raise AdminError(
+                504, f"{n - left:,} of {n:,} were skipped in {timeout_seconds:g} s: call again for the rest"
+            )
+        tried += rows.num_rows
+        todo = await asyncio.to_thread(plan, question.subscriptions, rows, Change(Action.SKIP))
+        commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
+        before = tally.results["APPLIED"]
+        async for outcome in client.send_ahead(commands, timeout_seconds):
+            tally.add(outcome)
+        if tally.results["APPLIED"] > before:
+            deadline = time.monotonic() + timeout_seconds
+    return tally
+
+
+def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:
+    """What waits for a subscription and is not with the senders, as far as is known."""
+    settings: Settings = request.app.state.settings
+    status = read_status(settings.warehouse)
+    horizon = time.time_ns() // 1_000_000 + (status.lookahead_millis if status else 0)
+    return _ask(request, target, PendingFilter(subscription=subscription, due_from=horizon))
 
 
 def _would_match(question: Pending) -> dict[str, Any]:

@@ -61,6 +61,15 @@ def parse_index(given: str | None) -> int:
     return _int64({"index": given}, "index", -MAX_INT64)
 
 
+def parse_count(given: str) -> int:
+    """Reads how many messages are meant.
+
+    Raises:
+        BadRequest: it is no number, or negative.
+    """
+    return _int64({"the number of messages": given}, "the number of messages", 0)
+
+
 def parse_subscriptions(given: object) -> list[str]:
     """Reads subscriptionNames: one text or several, each with one name or several separated by commas.
 

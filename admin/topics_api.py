@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from admin.async_control_client import AsyncControlClient
 from admin.bulk import Action, Change
 from admin.control_requests import ControlRequest, Outcome, RequestFactory
-from admin.errors import AdminError
+from admin.errors import AdminError, prefers_outcomes
 from admin.message_ids import MessageIdError, MessageRef
 from admin.pending_api import by_filter, parse_bulk
 from admin.policy import open_to_all
@@ -312,7 +312,7 @@ async def _send(request: Request, requests: Iterable[ControlRequest], codes: Map
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
     outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
-    wants_outcomes = "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
+    wants_outcomes = prefers_outcomes(request)
     if failed := [outcome for outcome in outcomes if not outcome.is_done]:
         results = {outcome.result for outcome in failed}
         code = next((code for result, code in codes.items() if result in results), 500)

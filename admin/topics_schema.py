@@ -120,6 +120,20 @@ SKIP_RESPONSES = _DONE | error_responses(
     _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
 )
 
+SKIP_NEXT_TEXT = (
+    "Skips the next n messages that wait for the subscription, soonest first, or all where fewer wait. What is with the"
+    " senders already, or was cancelled or skipped before, is passed over and does not count. A message is known here"
+    " when the job has sealed it, a few seconds after it came. Where Pulsar counts entries, messages are counted: n may"
+    " end within a batch. With the header `Prefer: return=representation` success is 200, with counts by result."
+)
+SKIP_NEXT_RESPONSES = {204: {"description": "Done."}} | error_responses(
+    **CHANGE_ERRORS,
+    _400="n is no number or negative, or there is a body.",
+    _404="No such topic or subscription.",
+    _405="The topic is partitioned (name a partition), the subscription's type acknowledges cumulatively, or the topic"
+    " is not persistent.",
+)
+
 _OR_FILTER = (
     " Takes message ids, or a filter, and then answers 200 with counts by result; with `dryRun` nothing is done, and it"
     " answers with what matches."

@@ -83,7 +83,14 @@ def reason(response: httpx.Response, code: int) -> str:
     [
         ("GET", "/nonsense", 404),
         ("GET", f"{ORDERS}/nonsense", 404),
-        ("POST", f"{ORDERS}/subscription/a/skip/5", 404),
+        ("POST", f"{ORDERS}/subscription/a/skip/five", 400),
+        ("POST", f"{ORDERS}/subscription/a/skip/-1", 400),
+        ("POST", f"{ORDERS}/subscription/a/skip/9223372036854775808", 400),
+        ("POST", f"{ORDERS}/subscription/nobody/skip/5", 404),
+        ("POST", f"{ORDERS.replace('orders', 'none')}/subscription/a/skip/5", 404),
+        ("POST", "/admin/v2/non-persistent/public/default/orders/subscription/a/skip/5", 405),
+        ("POST", "/admin/non-persistent/public/local/default/orders/subscription/a/skip/5", 405),
+        ("GET", f"{ORDERS}/subscription/a/skip/5", 405),
         ("POST", f"{CANCEL}/", 404),
         ("GET", CANCEL, 405),
         ("DELETE", SKIP, 405),
@@ -174,7 +181,7 @@ def test_too_much_is_413(client: httpx.Client) -> None:
 def test_every_route_is_described_with_its_errors_and_v1_paths_are_not(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     operations = [operation for path in described["paths"].values() for operation in path.values()]
-    assert len(operations) == 17
+    assert len(operations) == 18
     for operation in operations:
         assert "422" not in operation["responses"]
     cancel = described["paths"][f"{TOPIC_PATH}/cancelDelayedMessage"]["post"]
