@@ -213,7 +213,12 @@ class Route(Section):
 
     @property
     def rejects_topic(self) -> str:
-        return f"{self.source}-rejects"
+        return rejects_topic(self.source)
+
+
+def rejects_topic(source: str) -> str:
+    """Where messages of a source topic go that can't be taken."""
+    return f"{source}-rejects"
 
 
 class Operation(StrEnum):

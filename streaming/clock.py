@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streaming.feedback import Feedback
+from streaming.routes import KnownRoutes
 from tracker.shard import Tick
 from tracker.time_slots import SLOT_MILLIS
 
@@ -41,6 +42,13 @@ class Offset:
     destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned destinations
     lanes: int = 1
     batch_millis: int = 0
+    routes: dict[str, Any] | None = None  # as `KnownRoutes` has them; None: of a checkpoint that did not keep them
+    back: list[list[str]] = field(default_factory=list)  # [topic, subscription]: to which messages go out again
+
+    @property
+    def known_routes(self) -> KnownRoutes | None:
+        """The routes when the batch was made; None: the settings' own, in their order."""
+        return None if self.routes is None else KnownRoutes.from_json(self.routes)
 
     def to_json(self) -> dict[str, Any]:
         """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
@@ -55,8 +63,15 @@ class Offset:
         return cls(**offset)
 
     def to_tick(self) -> Tick:
+        routes = self.known_routes
         sending = json.dumps(
-            {"lanes": self.lanes, "partitions": self.destinations, "batch_millis": self.batch_millis}, sort_keys=True
+            {
+                "lanes": self.lanes,
+                "partitions": self.destinations,
+                "batch_millis": self.batch_millis,
+                "routes": {} if routes is None else routes.destinations,
+            },
+            sort_keys=True,
         )
         return Tick(
             self.tick,

@@ -6,7 +6,7 @@ little, and the work is in `streaming.source` and `streaming.processor`, which a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -103,15 +103,13 @@ class DelayedDeliveryProcessor(StatefulProcessor):
 
     Args:
         shard_keys: for each shard the key of its rows.
-        subscriptions: for each source topic the names of its subscriptions.
+        routes: the settings' routes, as an offset has them.
         settings: of the tracker, as JSON.
         warehouse: a folder or URI.
     """
 
-    def __init__(
-        self, shard_keys: list[int], subscriptions: Mapping[str, Sequence[str]], settings: str, warehouse: str
-    ) -> None:
-        self._options = shard_keys, dict(subscriptions), settings, warehouse
+    def __init__(self, shard_keys: list[int], routes: Mapping[str, Any], settings: str, warehouse: str) -> None:
+        self._options = shard_keys, dict(routes), settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getMapState("tracker", _KEY, _VALUE)

@@ -8,7 +8,9 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pulsar
 import pyarrow as pa
@@ -19,6 +21,7 @@ from streaming.feedback import Feedback, FeedbackFile
 from streaming.parts import MESSAGES, TICK, split
 from streaming.pulsar_client import AdminClient, PulsarError, connect
 from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP, rows_due
 from streaming.sender import OWN_BYTES
 from streaming.source_watch import SourceWatch
@@ -50,6 +53,7 @@ class Intake:
         troubles: Troubles,
     ) -> None:
         self._settings = settings
+        self._run = run
         self._feedback = feedback
         self._shard_keys = shard_keys
         self._tables = tables
@@ -63,11 +67,14 @@ class Intake:
         )
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
+        self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._receivers: dict[str, Receiver] = {}
+        self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
         self._destinations: dict[str, int] = {}
         self._turn_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_turn = 0
         self._started: Offset | None = None
+        self._known = set(self._read)  # the topics that are read, and those that were
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
@@ -126,17 +133,20 @@ class Intake:
 
     def commit(self, end: Offset) -> None:
         """Lets go of what has been processed, and acknowledges what is settled."""
-        for topic, position in end.positions.items():
+        for topic, position in self._of_read(end.positions):
             self._receivers[topic].forget(Position.parse(position))
+        for receiver in self._replayed.values():
+            receiver.stop()
+        self._replayed.clear()
         if end.booked > self._acknowledged_turn:
             self._acknowledged_turn = end.booked
-            for topic, position in self._turn_positions.pop(end.booked, {}).items():
+            for topic, position in self._of_read(self._turn_positions.pop(end.booked, {})):
                 self._receivers[topic].acknowledge(Position.parse(position))
             self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
 
     def stop(self) -> None:
         self._stopped.set()
-        for receiver in self._receivers.values():
+        for receiver in [*self._receivers.values(), *self._replayed.values()]:
             receiver.stop()
         self._watch.stop()
         self._client.close()
@@ -145,8 +155,10 @@ class Intake:
         if self._started is None:
             self._started = at
             self._destinations = dict(at.destinations)
+            self._known = {*self._read, *(at.routes or {})}
             for topic, position in at.positions.items():
-                self._receiver(topic, Position.parse(position))
+                if self._source_topic(topic).topic in self._read:
+                    self._receiver(topic, Position.parse(position))
             self._discover()
             self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
             threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
@@ -157,10 +169,16 @@ class Intake:
         tables = []
         for name, end in last.positions.items():
             after = Position.parse(first.positions.get(name, str(START)))
+            if str(after) == end:
+                continue
             receiver = self._receiver(name, after)
-            if str(after) != end and self._is_control(receiver) == is_control:
+            if self._is_control(receiver) == is_control:
                 tables.append(receiver.rows(after, Position.parse(end)))
         return concat(tables)
+
+    def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
+        """The positions in the topic partitions that are read."""
+        return [(name, position) for name, position in positions.items() if name in self._receivers]
 
     def _is_control(self, receiver: Receiver) -> bool:
         return receiver.source.topic == self._settings.control.topic
@@ -216,6 +234,8 @@ class Intake:
 
     def _has_passed(self, positions: dict[str, str], barrier: dict[str, str]) -> bool:
         for name, end in barrier.items():
+            if name not in self._receivers:
+                continue  # not read any more: commands for its topic wait
             position = positions.get(name)
             if position is None:
                 if not self._receivers[name].wait_for(Position.parse(end), 0):
@@ -272,19 +292,35 @@ class Intake:
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
             lookup_versions=[] if barrier is None else [self._tables.version(name) for name in LOOKED_UP],
+            **self._routes(last),
         )
         offset = self._passed(last, offset, barrier)
         if offset.turn != last.turn:
             self._turn_positions[offset.turn] = positions
         return offset
 
+    def _routes(self, last: Offset) -> dict[str, Any]:
+        """What an offset says of the routes: in the first of a run what has become of them."""
+        if last.run == self._run:
+            return {"routes": last.routes}
+        before = last.known_routes
+        if before is None and last.tick:
+            _log.warning(
+                "the checkpoint did not keep the subscriptions' names: what was cancelled, paused or moved is taken to "
+                "be of the subscriptions in the order in which the settings have them now"
+            )
+        routes = (before or KnownRoutes({})).taken_on(self._settings)
+        back = [] if before is None else [list(pair) for pair in routes.back_since(before)]
+        return {"routes": routes.to_json(), "back": back}
+
     def _receiver(self, name: str, after: Position) -> Receiver:
         """The receiver of a topic partition, begun after an entry where there is none yet."""
-        if name not in self._receivers:
-            source = self._source_topic(name)
+        source = self._source_topic(name)
+        receivers = self._receivers if source.topic in self._read else self._replayed
+        if name not in receivers:
             limits = self._settings.ingest
             is_control = source.topic == self._settings.control.topic
-            self._receivers[name] = Receiver(
+            receivers[name] = Receiver(
                 source,
                 lambda: self._client.subscribe(
                     name,
@@ -302,7 +338,7 @@ class Intake:
                 self._received.set,
                 self._watch.follow(source, after),
             )
-        return self._receivers[name]
+        return receivers[name]
 
     def _last_index(self, topic: str, position: Position) -> int | None:
         if topic.startswith(self._settings.control.topic):
@@ -315,7 +351,7 @@ class Intake:
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, separator, partition = name.rpartition("-partition-")
-        if separator and (self._settings.route(topic) or topic == self._settings.control.topic):
+        if separator and topic in self._known:
             return SourceTopic(name, topic, int(partition))
         return SourceTopic(name, name, -1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from streaming.parts import (
     SWITCHES,
     TICK,
 )
+from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP
 from streaming.tables import Tables
 from tracker.commands import COMMANDS as COMMAND_ROWS
@@ -97,23 +98,18 @@ class Operator:
     Args:
         state: Spark's map for the key that is being run.
         shard_keys: for each shard the key of its rows.
-        subscriptions: for each source topic the names of its subscriptions.
+        routes: the settings' routes, as JSON, for a batch that was made before offsets had them.
         settings_json: of the tracker. `min_index_count_per_bucket` is of all shards together.
         warehouse: a folder or URI.
     """
 
     def __init__(
-        self,
-        state: Any,
-        shard_keys: list[int],
-        subscriptions: Mapping[str, Sequence[str]],
-        settings_json: str,
-        warehouse: str,
+        self, state: Any, shard_keys: list[int], routes: Mapping[str, Any], settings_json: str, warehouse: str
     ) -> None:
         settings = TrackerSettings.model_validate_json(settings_json)
         self._state = state
         self._shard_of = {key: shard for shard, key in enumerate(shard_keys)}
-        self._subscriptions = subscriptions
+        self._routes = KnownRoutes.from_json(routes)
         self._settings = settings
         self._tables = Tables(warehouse)
         self._min_index_count = max(1, settings.min_index_count_per_bucket // len(shard_keys))
@@ -161,7 +157,7 @@ class Operator:
 
         shard = Shard(
             SparkStore(self._state),
-            self._subscriptions,
+            (offset.known_routes or self._routes).subscriptions,
             self._min_index_count,
             self._settings.tick_time_millis,
             self._compression,
@@ -183,6 +179,7 @@ class Operator:
             ),
             concat(tables[NO_COMMANDS]),
             first_answers,
+            bool(offset.back),
         )
         effects = shard.apply(offset.to_tick(), intake)
 

@@ -25,7 +25,7 @@ from streaming.feedback import FeedbackFile
 from streaming.outcomes import OutcomePublisher
 from streaming.parts import shard_keys
 from streaming.release import Releaser
-from streaming.routes import subscription_names
+from streaming.routes import known_routes
 from streaming.sink import BatchSink, BatchStatus
 from streaming.start import begin
 from streaming.tables import Tables
@@ -154,7 +154,7 @@ class DelayedDelivery:
         )
         processor = DelayedDeliveryProcessor(
             keys,
-            subscription_names(self._settings),
+            known_routes(self._settings).to_json(),
             self._settings.tracker.model_dump_json(),
             self._settings.warehouse,
         )

@@ -27,7 +27,7 @@ from streaming.delivered import (
 from streaming.durable import sync, write_durably
 from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.receiver import Position
-from streaming.routes import subscription_names
+from streaming.routes import known_routes, subscription_names
 from streaming.tables import OnProgress, Tables
 from tracker.commands import COMMANDS
 from tracker.control import Control
@@ -101,7 +101,12 @@ def rebuild(
     taken = pa.concat_tables([changes.taken, taken])
     for name, rows in ((REBUILT_TAKEN, taken), (REBUILT_MOVED, changes.moved), (REBUILT_WAITING, changes.waiting)):
         pq.write_table(rows, folder / f"{name}.parquet")
-    offset = Offset(tick=tick, load_horizon=found.first, positions={name: str(p) for name, p in booked.items()})
+    offset = Offset(
+        tick=tick,
+        load_horizon=found.first,
+        positions={name: str(p) for name, p in booked.items()},
+        routes=known_routes(settings).to_json(),
+    )
     meta = {
         "offset": offset.to_json(),
         "sealed": found.sealed.tolist(),

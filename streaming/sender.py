@@ -9,14 +9,16 @@ import os
 import time
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pulsar
 import pyarrow as pa
 
-from conf.settings import MOST_LANES, Settings
+from conf.settings import MOST_LANES, Settings, rejects_topic
 from streaming import outgoing
 from streaming.fence import PauseWatch
 from streaming.message_schemas import DestinationSchemas, UnknownSchema, producer_with_schema, version_number
@@ -114,7 +116,7 @@ def send_releases(settings_json: str, assignments: Iterable[Assignment], epoch: 
         SendError: it does not have all of them.
     """
     settings = Settings(**json.loads(settings_json))
-    plans = [_plan(settings, assignment) for assignment in assignments]
+    plans = [_plan(settings, assignment, partial(_partitions_now, settings)) for assignment in assignments]
     if plans:
         yield _send(settings, plans, epoch)
 
@@ -128,8 +130,12 @@ class _Plan:
     sends: list[_Send]
 
 
-def _plan(settings: Settings, assignment: Assignment) -> _Plan:
-    """Which row goes where, when, and under which producer's name and sequence id."""
+def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[str], int]) -> _Plan:
+    """Which row goes where, when, and under which producer's name and sequence id.
+
+    Args:
+        partitions_now: of a destination that the settings have only now; 0: it is not partitioned.
+    """
     rows = unpack(assignment.body)
     sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
     partitions: dict[str, int] = sending.get("partitions", {})
@@ -137,19 +143,22 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
     lane = assignment.lane(sending.get("lanes", 1))
     columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
     columns |= {name: rows[name].to_pylist() for name in rows.column_names}  # an earlier release packed fewer
-    routes = {route.source: route for route in settings.routes}
+    by_number = _destinations(settings, sending.get("routes", {}))
+    dropped: Counter[tuple[str, str]] = Counter()
     sends = []
     for row, (topic, wants, due, reason) in enumerate(
         zip(columns["topic"], columns["wants"], columns["deliver_at"], columns["reason"], strict=True)
     ):
-        route = routes.get(topic)
-        if route is None:
-            continue  # taken out of the settings since: its messages stay in the delayed index
         sequence_id = (assignment.tick << ROW_BITS) + row + 1
-        targets: list[tuple[str | None, str]] = [(None, route.rejects_topic)]
+        targets: list[_Target] = [_Target(None, rejects_topic(topic))]
         if reason is None:
-            targets = [(s.name, s.destination) for i, s in enumerate(route.subscriptions) if wants >> i & 1]
-        for subscription, destination in targets:
+            targets = [target for i, target in enumerate(by_number.get(topic, ())) if wants >> i & 1]
+        for subscription, destination, is_new in targets:
+            if destination is None:
+                dropped[topic, str(subscription)] += 1
+                continue
+            if is_new and destination not in partitions:
+                partitions[destination] = partitions_now(destination)
             if n := partitions.get(destination, 0):
                 destination = f"{destination}-partition-{_partition(columns, row, n)}"
             name = f"{assignment.application}-{subscription or 'rejects'}-{assignment.shard}-{lane}"
@@ -161,9 +170,49 @@ def _plan(settings: Settings, assignment: Assignment) -> _Plan:
             sends.append(
                 _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, sequence_id, True)
             )
+    for (topic, name), n in dropped.items():
+        _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
     if batch_millis:
         _cut_batches(sends, columns, batch_millis)
     return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends)
+
+
+class _Target(NamedTuple):
+    """Where a message goes."""
+
+    subscription: str | None  # None: to the rejects topic
+    destination: str | None  # None: nowhere, the settings no longer have the subscription
+    is_new: bool = False  # the settings had another destination when the message was handed out
+
+
+def _destinations(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[_Target]]:
+    """By source topic where its subscriptions' messages go, by the subscriptions' numbers.
+
+    To where the settings say now. What was handed out before its route was taken out of them goes where it was to go.
+
+    Args:
+        recorded: by source topic the subscriptions' names and destinations when the messages were handed out.
+    """
+    by_number: dict[str, list[_Target]] = {
+        topic: [_Target(name, destination) for name, destination in subscriptions]
+        for topic, subscriptions in recorded.items()
+    }
+    for route in settings.routes:
+        now = {s.name: s.destination for s in route.subscriptions}
+        if route.source in by_number:
+            by_number[route.source] = [
+                _Target(name, now.get(name), now.get(name) != before)
+                for name, before, _ in by_number[route.source]
+                if name is not None
+            ]
+        else:
+            by_number[route.source] = [_Target(name, destination) for name, destination in now.items()]
+    return by_number
+
+
+def _partitions_now(settings: Settings, topic: str) -> int:
+    partitions = _client(settings).get_topic_partitions(topic)
+    return 0 if partitions == [topic] else len(partitions)
 
 
 def _may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:

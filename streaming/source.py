@@ -34,7 +34,7 @@ from streaming.parts import (
     split,
 )
 from streaming.rebuild import Rebuilt
-from streaming.routes import command_routes, subscription_names
+from streaming.routes import KnownRoutes, known_routes
 from streaming.segments import find_entries, find_held, find_rows, read_segment
 from streaming.tables import Tables
 from streaming.troubles import Troubles
@@ -56,6 +56,7 @@ class CommandsPart(InputPartition):
 
     messages: bytes
     versions: list[int]
+    routes: dict[str, Any]
 
 
 @dataclass
@@ -63,6 +64,15 @@ class RebuiltPart(InputPartition):
     """What was rebuilt from tables, before the first batch; and what was held back, in a version of delayed_index."""
 
     version: int
+    routes: dict[str, Any]
+
+
+@dataclass
+class HeldPart(InputPartition):
+    """What was held back, in a version of delayed_index, for subscriptions to which messages go out again."""
+
+    version: int
+    subscriptions: list[list[str]]
 
 
 @dataclass
@@ -95,9 +105,12 @@ class SourceReader:
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
         rebuilt = self._rebuilt.offset
         if rebuilt is not None and first.tick == rebuilt.tick:
-            parts.append(RebuiltPart(last.index_version))
+            parts.append(RebuiltPart(last.index_version, self._routes(last).to_json()))
+        elif last.back:
+            parts.append(HeldPart(last.index_version, last.back))
         if last.lookup_versions:
-            parts.append(CommandsPart(pack(self._intake.control_messages(first, last)), last.lookup_versions))
+            messages = pack(self._intake.control_messages(first, last))
+            parts.append(CommandsPart(messages, last.lookup_versions, self._routes(last).to_json()))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -107,7 +120,10 @@ class SourceReader:
         elif isinstance(partition, CommandsPart):
             parts = self._read_commands(partition)
         elif isinstance(partition, RebuiltPart):
-            parts = self._read_rebuilt(partition.version)
+            parts = self._read_rebuilt(partition)
+        elif isinstance(partition, HeldPart):
+            chosen = [(topic, name) for topic, name in partition.subscriptions]
+            parts = split(find_held(self._tables, partition.version, chosen), KEPT, self._shard_keys)
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows
@@ -116,17 +132,23 @@ class SourceReader:
                 [pa.array([v], f.type) for v, f in zip(part, ARROW_SCHEMA, strict=True)], schema=ARROW_SCHEMA
             )
 
-    def _read_rebuilt(self, version: int) -> list[tuple[int, str, bytes]]:
+    def _routes(self, offset: Offset) -> KnownRoutes:
+        return offset.known_routes or known_routes(self._settings)
+
+    def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
+        routes = KnownRoutes.from_json(partition.routes)
         # What is held back for who is paused may be much, and stays where it is.
-        going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in subscription_names(self._settings)}
-        parts = split(self._held(version, going_on), KEPT, self._shard_keys)
+        read = routes.routes.keys() - routes.missing.keys()
+        going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
+        parts = split(self._held(partition.version, routes, going_on), KEPT, self._shard_keys)
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
             parts.append((key, REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]
         return parts
 
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
-        decoded = decode(unpack(partition.messages), command_routes(self._settings))
+        routes = KnownRoutes.from_json(partition.routes)
+        decoded = decode(unpack(partition.messages), routes.command_routes)
         found = find_entries(self._tables, partition.versions, decoded.commands)
         kept = find_rows(self._tables, partition.versions, decoded.commands)
         resumed: dict[str, int] = defaultdict(int)
@@ -134,7 +156,7 @@ class SourceReader:
             resumed[switch.topic] |= 0 if switch.is_paused else switch.subscriptions
         if any(resumed.values()):
             others = where(kept, int64(kept, "deliver_at") < HELD_MILLIS)
-            kept = concat([others, self._held(partition.versions[0], resumed)])
+            kept = concat([others, self._held(partition.versions[0], routes, resumed)])
         request_ids = json.dumps(decoded.request_ids).encode()
         switches = json.dumps([asdict(switch) for switch in decoded.switches]).encode()
         return [
@@ -146,13 +168,13 @@ class SourceReader:
             *split(decoded.rejects, NO_COMMANDS, self._shard_keys),
         ]
 
-    def _held(self, version: int, subscriptions: Mapping[str, int]) -> pa.Table:
+    def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:
         """What was held back for subscriptions, of each topic as bits."""
         chosen = [
-            (topic, name)
-            for topic, names in subscription_names(self._settings).items()
-            for number, name in enumerate(names)
-            if subscriptions.get(topic, 0) >> number & 1
+            (topic, subscription.name)
+            for topic, route in routes.routes.items()
+            for number, subscription in enumerate(route.subscriptions)
+            if subscriptions.get(topic, 0) >> number & 1 and not subscription.is_removed
         ]
         return find_held(self._tables, version, chosen)
 

@@ -45,7 +45,7 @@ COMMANDS = pa.schema(
         ("kind", pa.string()),
         ("topic", pa.string()),  # of the route
         ("partition", pa.int32()),  # -1: any
-        ("subscriptions", pa.int64()),  # bit i: the i-th subscription of the topic's route
+        ("subscriptions", pa.int64()),  # bit i: the topic's subscription of number i
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
@@ -92,7 +92,7 @@ class Switch:
 
     request_id: str
     topic: str
-    subscriptions: int  # bit i: the i-th
+    subscriptions: int  # bit i: that of number i
     is_paused: bool
 
 
@@ -102,8 +102,10 @@ class SubscriptionRule:
 
     name: str
     is_cumulative: bool  # its consumers acknowledge cumulatively, so that no single message can be skipped
+    is_removed: bool = False  # not in the settings any more; it keeps its number
 
 
+# By source topic its subscriptions, by number.
 Routes = Mapping[str, Sequence[SubscriptionRule]]
 
 
@@ -206,12 +208,12 @@ def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tup
     if topic is None:
         reason = f"no route has the topic {command.topic!r}"
         return _answers(command, command.topic, [None], Result.NOT_FOUND, reason), None
-    subscriptions = routes[topic]
+    subscriptions = {i: s for i, s in enumerate(routes[topic]) if not s.is_removed}
     rows: list[_Part] = []
-    known = {s.name for s in subscriptions}
+    known = {s.name for s in subscriptions.values()}
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in known]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
-    chosen = {i: s for i, s in enumerate(subscriptions) if not command.subscriptions or s.name in command.subscriptions}
+    chosen = {i: s for i, s in subscriptions.items() if not command.subscriptions or s.name in command.subscriptions}
     if operation == SKIP:
         refused = [s.name for s in chosen.values() if s.is_cumulative]
         reason = "the subscription acknowledges cumulatively: no single message"

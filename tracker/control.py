@@ -33,6 +33,7 @@ from tracker.rebuilt import Rebuilt, take_back
 from tracker.repeats import FirstAnswers, Repeats, no_answers
 from tracker.request_log import RequestLog
 from tracker.store import Store
+from tracker.subscriptions import Subscriptions, by_topic
 from tracker.taken_back import Compression, TakenBack
 from tracker.waiting import WaitingCommands
 
@@ -115,19 +116,19 @@ class Control:
     time it names.
 
     Args:
-        subscriptions: for each source topic its subscriptions' names.
+        subscriptions: of each source topic, or only their names where all of them are in the settings.
         tick_time_millis: Pulsar's tick; what is taken back is remembered for two of them beyond its time.
     """
 
     def __init__(
         self,
         store: Store,
-        subscriptions: Mapping[str, Sequence[str]],
+        subscriptions: Subscriptions | Mapping[str, Sequence[str]],
         tick_time_millis: int,
         compression: Compression | None = None,
     ) -> None:
         self._store = store
-        self._subscriptions = subscriptions
+        self._subscriptions = Subscriptions.of(subscriptions)
         self._margin = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
@@ -138,15 +139,28 @@ class Control:
         self._waiting = WaitingCommands(store)
         self._requests = RequestLog(store)
         self._cancels = Chunks(store, "cancels", CANCELS, meta[0], meta[1])
-        # Messages that wait although no subscription wants them any more.
-        self.unwanted: int = meta[2]
+        # Rows that wait although no subscription wants them any more: those that messages were moved to, and then by
+        # topic those that messages came with. A subscription that is added wants these.
+        self._unwanted_moves: int = meta[2]
+        self._unwanted: dict[str, int] = meta[4] if len(meta) > 4 else {}
         # By topic the subscriptions that are paused, as bits.
         self._paused: dict[str, int] = meta[3]
+        # By topic how many subscriptions have had a number so far.
+        self._numbers: dict[str, int] = meta[5] if len(meta) > 5 else {}
+        for topic, names in self._subscriptions.names.items():
+            if len(names) > self._numbers.get(topic, len(names)):
+                self._unwanted.pop(topic, None)
+            self._numbers[topic] = len(names)
 
     @property
     def has_exceptions(self) -> bool:
         """Whether there are messages that a subscription does not want, or not as they came."""
         return bool(self.taken_back) or bool(self._moved)
+
+    @property
+    def unwanted(self) -> int:
+        """Rows that wait although no subscription wants them any more."""
+        return self._unwanted_moves + sum(self._unwanted.values())
 
     @property
     def waiting(self) -> int:
@@ -155,9 +169,12 @@ class Control:
 
     def wants(self, rows: pa.Table) -> Int64Array:
         """For each row the subscriptions that still want it, as bits: none, where its message has another row now."""
-        topics = rows["topic"].combine_chunks().dictionary_encode()
-        masks = [(1 << len(self._subscriptions.get(topic, ()))) - 1 for topic in topics.dictionary.to_pylist()]
-        wants = np.array(masks, dtype=np.int64)[topics.indices.to_numpy()] if rows.num_rows else np.zeros(0, np.int64)
+        wants = self._left_by_commands(rows)
+        return wants & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else wants
+
+    def _left_by_commands(self, rows: pa.Table) -> Int64Array:
+        """For each row the subscriptions, also removed ones, that commands have left it to, as bits."""
+        wants = by_topic(rows, self._subscriptions.known)
         if not self.has_exceptions or not rows.num_rows:
             return wants
         position = message_ids(rows)
@@ -165,7 +182,7 @@ class Control:
         if "sequence" in rows.column_names:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
             wants &= self._own(rows)
-        for subscription in range(max(masks, default=0).bit_length()):
+        for subscription in range(int(wants.max()).bit_length()):
             is_left = self.taken_back.contains(subscription, *position)
             is_left |= self._moved.find(subscription, *position)[0] != sequence
             wants[is_left] &= ~(1 << subscription)
@@ -174,7 +191,7 @@ class Control:
     def moved_to(self, known: pa.Table) -> set[int]:
         """The times that messages have been moved to."""
         times: set[int] = set()
-        for subscription in range(max(map(len, self._subscriptions.values()), default=0) if self._moved else 0):
+        for subscription in range(self._subscriptions.most if self._moved else 0):
             times.update(self._moved.find(subscription, *message_ids(known))[1].tolist())
         return times
 
@@ -186,43 +203,72 @@ class Control:
         self._moves = []
         return moves
 
-    def hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
-        """Moves what paused subscriptions want of due rows beyond all times; returns what the others want."""
-        if not self._paused or not rows.num_rows:
+    def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
+        """For each due row the subscriptions that it goes out to now, as bits; for the others it may be held back.
+
+        A rejected message goes to none.
+        """
+        rejected = is_rejected(rows)
+        left = self._left_by_commands(rows)
+        self._count_unwanted(where(rows, ~rejected & (left == 0)), -1)
+        wants = left & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else left
+        return self._hold(rows, np.where(rejected, 0, wants), moment)
+
+    def _count_unwanted(self, rows: pa.Table, sign: int) -> None:
+        """Counts rows that wait and that no subscription wants any more, or, with -1, that are gone or wanted again."""
+        if not rows.num_rows:
+            return
+        if "sequence" in rows.column_names:
+            self._unwanted_moves += sign * (rows.num_rows - rows["sequence"].null_count)
+            rows = rows.filter(pc.is_null(rows["sequence"]))
+        counts = rows.group_by("topic").aggregate([([], "count_all")])
+        for topic, n in zip(counts["topic"].to_pylist(), counts["count_all"].to_pylist(), strict=True):
+            self._unwanted[topic] = self._unwanted.get(topic, 0) + sign * n
+
+    def _held_back(self, topic: str) -> int:
+        """The topic's subscriptions that nothing goes out to now, as bits."""
+        return -1 if topic in self._subscriptions.without_route else self._paused.get(topic, 0)
+
+    def _hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
+        """Moves what paused subscriptions, and those of topics without a route, want of due rows beyond all times.
+
+        Returns what the others want.
+        """
+        if not (self._paused or self._subscriptions.without_route) or not rows.num_rows:
             return wants
-        topics = rows["topic"].to_pylist()
-        paused = wants & np.array([self._paused.get(topic, 0) for topic in topics], dtype=np.int64)
-        for subscription in range(int(paused.max(initial=0)).bit_length()):
-            held = np.flatnonzero(paused >> subscription & 1)
+        held_back = wants & by_topic(rows, self._held_back)
+        for subscription in range(int(held_back.max(initial=0)).bit_length()):
+            held = np.flatnonzero(held_back >> subscription & 1)
             times = np.full(len(held), HELD_MILLIS)
             self._move(rows.take(pa.array(held)), subscription, times, self._next_sequence(moment))
-        return wants & ~paused
+        return wants & ~held_back
 
     def release_held(self, rows: pa.Table, moment: Moment) -> None:
-        """Moves what was held back for subscriptions that are not paused any more to now, or soon if it is much.
+        """Moves what was held back to now, or soon if it is much, for the subscriptions to which it may go out now.
 
         Args:
             rows: of all messages that were held back, this shard's; those that do not count any more are passed over.
         """
         if not rows.num_rows:
             return
-        own = self._own(rows)
-        own &= ~np.array([self._paused.get(topic, 0) for topic in rows["topic"].to_pylist()], dtype=np.int64)
+        own = self._own(rows) & by_topic(rows, self._subscriptions.wanted) & ~by_topic(rows, self._held_back)
         sequences = int64(rows, "sequence")
         for subscription in range(int(own.max(initial=0)).bit_length()):
             last = self._moved.find(subscription, *message_ids(rows))[0]
             # What was taken back, too: it may be restored.
             released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
             if len(released):
+                _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
+                released = released[np.sort(first)]
                 times = moment.now + np.arange(len(released)) // _RELEASED_A_SECOND * 1000
                 self._move(rows.take(pa.array(released)), subscription, times, self._next_sequence(moment))
-                self.unwanted += len(released)  # the rows that were held back
+                self._unwanted_moves += len(released)  # the rows that were held back
 
     def _own(self, rows: pa.Table) -> Int64Array:
         """For each row the subscriptions that it is for, as bits."""
         if rows["subscription"].null_count == rows.num_rows:
             return np.full(rows.num_rows, -1, dtype=np.int64)
-        numbers = subscription_numbers(rows, self._subscriptions)
+        numbers = subscription_numbers(rows, self._subscriptions.names)
         own = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
         own[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
         return own
@@ -300,7 +346,7 @@ class Control:
         def is_expired(rows: pa.Table) -> BoolArray:
             is_cancel = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
             is_past = int64(rows, "deliver_at") + self._margin <= moment.released
-            return (int64(rows, "tick") <= moment.passed) & (~is_cancel | is_past)
+            return (int64(rows, "tick") <= moment.passed) & (~is_cancel | is_past) & ~self._is_without_route(rows)
 
         expired = self._waiting.take_where(is_expired)
         return self._answer(expired, Result.NOT_FOUND, "no such message has come")
@@ -316,7 +362,7 @@ class Control:
             self._moved.put(subscription, *message_ids(moved), sequences, times, int64(moved, "until"))
         self._paused = dict(rebuilt.paused)
         self._waiting.add(rebuilt.waiting, 0)
-        self.unwanted = rebuilt.unwanted
+        self._unwanted_moves = rebuilt.unwanted
         self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
 
     def take_cancels(self) -> pa.Table:
@@ -333,7 +379,8 @@ class Control:
         self.taken_back.save()
         self._moved.save()
         self._waiting.save()
-        data = json.dumps([self._cancels.n_chunks, self._cancels.n_rows, self.unwanted, self._paused]).encode()
+        counts = [self._cancels.n_chunks, self._cancels.n_rows, self._unwanted_moves]
+        data = json.dumps([*counts, self._paused, self._unwanted, self._numbers]).encode()
         if data != self._saved:
             self._store.put(_META, (0, 0), data)
             self._saved = data
@@ -341,7 +388,7 @@ class Control:
     def _wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
         """Keeps commands for messages that are not known, or answers those that can't come."""
         is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
-        has_all_come = moment.passed >= moment.tick
+        has_all_come = (moment.passed >= moment.tick) & ~self._is_without_route(commands)
         is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
         is_nowhere = ~is_cancel & has_all_come
         waiting = where(commands, ~is_past & ~is_nowhere)
@@ -353,11 +400,15 @@ class Control:
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
         taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
-        index, names = _each_subscription(taking, self._subscriptions)
+        index, names = _each_subscription(taking, self._subscriptions.names)
         due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
         self._add_operations("CANCEL", rows, self._next_sequence(moment), due)
         return outcomes
+
+    def _is_without_route(self, rows: pa.Table) -> BoolArray:
+        """Which rows are of topics that are not read now, so that what they name may still come."""
+        return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0
 
     def _add_operations(self, operation: str, rows: pa.Table, sequence: int, deliver_at: Int64Array) -> None:
         """Keeps rows for the delayed index."""
@@ -375,7 +426,8 @@ class Control:
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._margin
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
-        names = pa.array([self._subscriptions[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
+        of_topic = self._subscriptions.names
+        names = pa.array([of_topic[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
         sequences = pa.array([sequence] * n, pa.int64())
         moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
         self._moves.append(moved)
@@ -422,7 +474,7 @@ class Control:
         sizes = int64(rows, "batch_size")
         _, distinct = np.unique(row, return_index=True)
         originals = rows.take(pa.array(distinct))
-        wanted = self.wants(originals) != 0
+        wanted = self._left_by_commands(originals) != 0
         outcomes = []
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             sequence = self._next_sequence(moment)
@@ -440,7 +492,7 @@ class Control:
             result[applied[repeated]] = Result.ALREADY_APPLIED
             applied = applied[~repeated]
             # Rows of earlier moves: another one that is not wanted, or one that is wanted again.
-            self.unwanted += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
+            self._unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
             collapsed, starts = _entry_results(command[chosen], is_whole[chosen], result)
             now = chosen[applied]
@@ -474,8 +526,9 @@ class Control:
                 operation = "RESTORE" if kind == RESTORE else "CANCEL"
                 ends = _times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
                 self._add_operations(operation, done, sequence, ends)
-        still_wanted = self.wants(originals) != 0
-        self.unwanted += int((wanted & ~still_wanted).sum()) - int((~wanted & still_wanted).sum())
+        still_wanted = self._left_by_commands(originals) != 0
+        self._count_unwanted(where(originals, wanted & ~still_wanted), 1)
+        self._count_unwanted(where(originals, ~wanted & still_wanted), -1)
         return outcomes
 
     def _out_of_batch(
@@ -505,7 +558,7 @@ class Control:
         kept = np.flatnonzero(starts | ~collapsed)
         of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
         of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
-        names = [self._subscriptions[topic][subscription] for topic in of_command["topic"].to_pylist()]
+        names = [self._subscriptions.names[topic][subscription] for topic in of_command["topic"].to_pylist()]
         # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
         is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
         values = {
@@ -525,7 +578,7 @@ class Control:
         """The same outcome for all that each command names; without a result, the one that the row brings."""
         if not commands.num_rows:
             return OUTCOMES.empty_table()
-        index, names = _each_subscription(commands, self._subscriptions)
+        index, names = _each_subscription(commands, self._subscriptions.names)
         rows = commands.take(pa.array(index))
         n = rows.num_rows
         values = {name: rows[name] for name in OUTCOMES.names if name in rows.column_names and name != "deliver_at"}

@@ -29,6 +29,7 @@ from tracker.moved import HELD_MILLIS, held
 from tracker.rebuilt import Rebuilt
 from tracker.repeats import FirstAnswers, no_answers
 from tracker.store import Store
+from tracker.subscriptions import Subscriptions
 from tracker.taken_back import Compression
 
 
@@ -67,6 +68,7 @@ class Intake:
     rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
     first_answers: FirstAnswers = no_answers  # in the version of the tables in which `found` was found
+    is_back: bool = False  # `kept` has what was held back for subscriptions to which messages go out again
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Shard:
 
     Args:
         store: the shard's state.
-        subscriptions: for each source topic the names of the subscriptions that its messages go to.
+        subscriptions: of each source topic, or only their names where all of them are in the settings.
         min_index_count_per_bucket: the mutable bucket is sealed when it holds this many rows, else at each turn.
         tick_time_millis: Pulsar's tick.
         compression: of the bitmaps of what is taken back.
@@ -96,7 +98,7 @@ class Shard:
     def __init__(
         self,
         store: Store,
-        subscriptions: Mapping[str, Sequence[str]],
+        subscriptions: Subscriptions | Mapping[str, Sequence[str]],
         min_index_count_per_bucket: int,
         tick_time_millis: int = 1000,
         compression: Compression | None = None,
@@ -124,6 +126,9 @@ class Shard:
             self._tracker.rebuild(intake.rebuilt.sealed)
             self._control.rebuild(intake.rebuilt, tick.now)
             self._control.release_held(held(intake.kept), moment)
+
+        if intake.is_back:
+            self._control.release_held(concat([held(intake.kept), held(self._tracker.find(()))]), moment)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = intake.messages
@@ -232,11 +237,8 @@ class Shard:
         """Hands rows out to the subscriptions that want them; returns how many."""
         if not rows.num_rows:
             return 0
-        rejected = is_rejected(rows)
-        wants = np.where(rejected, 0, self._control.wants(rows))
-        self._control.unwanted -= int((~rejected & (wants == 0)).sum())
-        wants = self._control.hold(rows, wants, moment)
-        is_wanted = rejected | (wants != 0)
+        wants = self._control.hand_out(rows, moment)
+        is_wanted = is_rejected(rows) | (wants != 0)
         rows = where(rows.append_column("wants", pa.array(wants)), is_wanted)
         if rows.num_rows:
             release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))

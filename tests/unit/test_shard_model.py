@@ -1,4 +1,7 @@
-"""A shard against a naive model: any sequence of messages, commands, turns, restarts and replays."""
+"""A shard against a naive model: any sequence of messages, commands, turns, restarts, replays and other settings.
+
+The model knows subscriptions by their names, the shard by numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from conf.settings import Settings
 from proto.delaylake_pb2 import Result
+from streaming.routes import KnownRoutes
 from tests.messages import TOPIC, batches, command, commands
 from tracker.commands import CANCEL, RESCHEDULE, RESTORE, SKIP, Switch
 from tracker.control import KNOWN
@@ -21,7 +27,7 @@ from tracker.moved import HELD_MILLIS
 from tracker.shard import Effects, Intake, Shard, Tick
 from tracker.store import MemoryStore
 
-SUBSCRIPTIONS = ["s0", "s1"]
+NAMES = ["s0", "s1", "s2", "s3"]
 TICK_MILLIS = 1_000
 NEAR, AHEAD = 2_000, 6_000
 
@@ -36,15 +42,16 @@ class Entry:
     entry_id: int
     due: list[int]
     single: bool
-    taken: set[tuple[int, int]] = field(default_factory=set)  # (message, subscription)
-    moved: dict[tuple[int, int], int] = field(default_factory=dict)  # to which time
-    handed_out: set[tuple[int, int]] = field(default_factory=set)
+    taken: set[tuple[int, str]] = field(default_factory=set)
+    moved: dict[tuple[int, str], int] = field(default_factory=dict)  # to which time
+    handed_out: set[tuple[int, str]] = field(default_factory=set)
+    passed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
 
-    def time(self, i: int, s: int) -> int:
+    def time(self, i: int, s: str) -> int:
         return self.moved.get((i, s), self.due[i])
 
-    def pairs(self) -> list[tuple[int, int]]:
-        return [(i, s) for i in range(len(self.due)) for s in range(len(SUBSCRIPTIONS))]
+    def pairs(self, names: Sequence[str]) -> list[tuple[int, str]]:
+        return [(i, s) for i in range(len(self.due)) for s in names]
 
     def index(self, i: int) -> int:
         return -1 if self.single else i
@@ -62,11 +69,33 @@ class ShardModel(RuleBasedStateMachine):
         self.confirmed = self.settled = 0
         self.run = 0
         self.requests = 0
-        self.paused: set[int] = set()
+        self.paused: set[str] = set()
+        self.routes = KnownRoutes({})
+        self.set_routes(["s0", "s1"])
         self.unconfirmed: dict[tuple[int, bool], pa.Table] = {}
         self.booked: set[int] = set()
         self.marks: list[tuple[int, int, int]] = []
         self.booked_turn = 0
+
+    def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
+        subscriptions = [{"name": name} for name in names]
+        made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])
+        before = self.routes
+        # As an offset keeps them.
+        self.routes = KnownRoutes.from_json(before.taken_on(made).to_json())
+        return self.routes.back_since(before)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {s.name: i for i, s in enumerate(self.routes.routes[TOPIC].subscriptions)}
+
+    @property
+    def wanted(self) -> list[str]:
+        return [s.name for s in self.routes.routes[TOPIC].left]
+
+    def shard(self, store: MemoryStore) -> Shard:
+        return Shard(store, self.routes.subscriptions, 1_000_000, TICK_MILLIS)
 
     @initialize()
     def begin(self) -> None:
@@ -96,29 +125,39 @@ class ShardModel(RuleBasedStateMachine):
         if not known:
             return
         entry = data.draw(st.sampled_from(known))
-        subscriptions = data.draw(st.sampled_from([[0], [1], [0, 1]]))
+        subscriptions = data.draw(st.lists(st.sampled_from(self.wanted), unique=True, min_size=1))
+        subscriptions.sort(key=self.numbers.__getitem__)
         index = -1 if whole else data.draw(st.integers(0, len(entry.due)))
         self.requests += 1
         kind = data.draw(st.sampled_from([SKIP, CANCEL, RESCHEDULE, RESTORE]))
         time = self.now + data.draw(st.integers(-2_000, 15_000)) if kind == RESCHEDULE else None
-        row = command(f"r{self.requests}", 1, entry.entry_id, subscriptions, index, time, kind=kind)
-        expected = {f"s{s}": self.expect(kind, entry, s, index, time) for s in subscriptions}
+        bits = [self.numbers[s] for s in subscriptions]
+        row = command(f"r{self.requests}", 1, entry.entry_id, bits, index, time, kind=kind)
+        expected = {s: self.expect(kind, entry, s, index, time) for s in subscriptions}
         effects = self.step([], [row], turns)
         told: dict[str, list[int]] = {}
         for outcome in effects.outcomes.to_pylist():
             told.setdefault(outcome["subscription"], []).append(outcome["result"])
         assert told == expected
 
-    @rule(subscriptions=st.sampled_from([[0], [1], [0, 1]]), is_paused=st.booleans(), turns=st.booleans())
-    def subscriptions_are_paused_or_resumed(self, subscriptions: list[int], is_paused: bool, turns: bool) -> None:
+    @rule(data=st.data(), is_paused=st.booleans(), turns=st.booleans())
+    def some_are_paused_or_resumed(self, data: st.DataObject, is_paused: bool, turns: bool) -> None:
+        self.pause(data.draw(st.lists(st.sampled_from(self.wanted), unique=True, min_size=1)), is_paused, turns)
+
+    def pause(self, subscriptions: list[str], is_paused: bool, turns: bool) -> None:
         self.requests += 1
-        bits = sum(1 << s for s in subscriptions)
+        bits = sum(1 << self.numbers[s] for s in subscriptions)
         self.paused = self.paused | {*subscriptions} if is_paused else self.paused - {*subscriptions}
+        self.release_held()
+        self.step([], [], turns, [Switch(f"r{self.requests}", TOPIC, bits, is_paused)])
+
+    def release_held(self) -> None:
+        if self.routes.missing:
+            return
         for entry in self.entries.values():
             for pair, time in entry.moved.items():
-                if time == HELD_MILLIS and pair[1] not in self.paused:
+                if time == HELD_MILLIS and pair[1] in self.wanted and pair[1] not in self.paused:
                     entry.moved[pair] = self.now
-        self.step([], [], turns, [Switch(f"r{self.requests}", TOPIC, bits, is_paused)])
 
     @rule(later=st.integers(0, 4_000), turns=st.booleans())
     def time_passes(self, later: int, turns: bool) -> None:
@@ -134,7 +173,19 @@ class ShardModel(RuleBasedStateMachine):
         self.run += 1
         self.step([], [])
 
-    def expect(self, kind: str, entry: Entry, subscription: int, index: int, time: int | None) -> list[int]:
+    @rule(names=st.lists(st.sampled_from(NAMES), unique=True), later=st.integers(0, 4_000))
+    def the_job_starts_again_with_other_settings(self, names: list[str], later: int) -> None:
+        self.now += later
+        self.run += 1
+        known = self.numbers
+        back = self.set_routes(names)
+        for entry in self.entries.values():
+            new = self.numbers.keys() - known
+            entry.passed |= {(i, s) for i, s in entry.pairs(sorted(new)) if entry.due[i] <= self.cutoff}
+        self.release_held()
+        self.step([], [], back=back)
+
+    def expect(self, kind: str, entry: Entry, subscription: str, index: int, time: int | None) -> list[int]:
         """The outcomes of a command for one subscription, and what it does to the model."""
         if index >= len(entry.due):
             return [Result.INVALID]
@@ -169,6 +220,7 @@ class ShardModel(RuleBasedStateMachine):
         rows: list[dict[str, object]],
         turns: bool = False,
         switches: Sequence[Switch] = (),
+        back: Sequence[tuple[str, str]] = (),
     ) -> Effects:
         """One tick of the shard, replayed on a copy of its store, and checked."""
         before = self.load
@@ -187,8 +239,12 @@ class ShardModel(RuleBasedStateMachine):
         segment = stored.filter(pa.array((due >= before) & (due < self.load)))
         incoming = [(1, e.entry_id, e.index(i), len(e.due), t) for e in new for i, t in enumerate(e.due)]
         for entry in self.entries.values():
-            for i, s in entry.pairs():
-                if s in self.paused and entry.time(i, s) <= cutoff and (i, s) not in entry.taken | entry.handed_out:
+            for i, s in entry.pairs([*self.numbers]):
+                if entry.time(i, s) > cutoff or (i, s) in entry.taken | entry.handed_out | entry.passed:
+                    continue
+                if s not in self.wanted:
+                    entry.passed.add((i, s))
+                elif s in self.paused or self.routes.missing:
                     entry.moved[i, s] = HELD_MILLIS
         tick = Tick(
             self.tick,
@@ -209,11 +265,12 @@ class ShardModel(RuleBasedStateMachine):
             commands=commands(rows),
             request_ids={str(row["request_id"]): 1 for row in rows} | {switch.request_id: 1 for switch in switches},
             found=self.found(rows),
-            kept=self.kept(rows, switches, stored),
+            kept=self.kept(rows, switches, stored, back),
             switches=switches,
+            is_back=bool(back),
         )
         state = dict(self.store.values)
-        effects = Shard(self.store, {TOPIC: SUBSCRIPTIONS}, 1_000_000, TICK_MILLIS).apply(tick, intake)
+        effects = self.shard(self.store).apply(tick, intake)
         self.replay(state, tick, intake, effects)
         if effects.bucket.num_rows:
             self.sealed.append(effects.bucket)
@@ -223,9 +280,15 @@ class ShardModel(RuleBasedStateMachine):
             self.booked.add(entry_id)
         return effects
 
-    def kept(self, rows: list[dict[str, object]], switches: Sequence[Switch], stored: pa.Table) -> pa.Table:
-        """Sealed rows that commands move."""
-        if any(not switch.is_paused for switch in switches):
+    def kept(
+        self,
+        rows: list[dict[str, object]],
+        switches: Sequence[Switch],
+        stored: pa.Table,
+        back: Sequence[tuple[str, str]],
+    ) -> pa.Table:
+        """Sealed rows that commands move, or that were held back for subscriptions that are there again."""
+        if back or any(not switch.is_paused for switch in switches):
             return stored.filter(pc.equal(stored["deliver_at"], HELD_MILLIS))
         return stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64())))
 
@@ -244,7 +307,7 @@ class ShardModel(RuleBasedStateMachine):
     def replay(self, state: dict, tick: Tick, intake: Intake, effects: Effects) -> None:  # type: ignore[type-arg]
         copy = MemoryStore()
         copy.values = state
-        again = Shard(copy, {TOPIC: SUBSCRIPTIONS}, 1_000_000, TICK_MILLIS).apply(tick, intake)
+        again = self.shard(copy).apply(tick, intake)
         assert again.bucket.equals(effects.bucket)
         assert again.outcomes.equals(effects.outcomes)
         assert [(r.tick, r.is_planned) for r in again.releases] == [(r.tick, r.is_planned) for r in effects.releases]
@@ -263,8 +326,10 @@ class ShardModel(RuleBasedStateMachine):
                 entry = self.entries[row["entry_id"]]
                 i = max(row["batch_index"], 0)
                 assert row["wants"]
-                for s in (s for s in (0, 1) if row["wants"] >> s & 1):
-                    assert (i, s) not in entry.handed_out | entry.taken
+                assert not self.routes.missing
+                for s in (s for s, number in self.numbers.items() if row["wants"] >> number & 1):
+                    assert (i, s) not in entry.handed_out | entry.taken | entry.passed
+                    assert s in self.wanted
                     assert s not in self.paused
                     assert entry.time(i, s) == row["deliver_at"] <= self.cutoff
                     entry.handed_out.add((i, s))
@@ -273,19 +338,19 @@ class ShardModel(RuleBasedStateMachine):
     def nothing_is_lost_and_the_count_is_right(self) -> None:
         waiting = set()
         for entry in self.entries.values():
-            for i, s in entry.pairs():
+            for i, s in entry.pairs([*self.numbers]):
                 if entry.time(i, s) > self.cutoff or (i, s) in entry.taken:
                     assert (i, s) not in entry.handed_out
                     # A row that waits: one of its own for each that was moved.
                     if (i, s) not in entry.taken:
                         waiting.add((entry.entry_id, i, s if (i, s) in entry.moved else None))
                 else:
-                    assert (i, s) in entry.handed_out
-        status = Shard(self.store, {TOPIC: SUBSCRIPTIONS}, 1_000_000, TICK_MILLIS)
+                    assert ((i, s) in entry.handed_out) != ((i, s) in entry.passed)
+        status = self.shard(self.store)
         assert status._tracker.number_of_delayed_messages - status._control.unwanted == len(waiting)
 
 
-ShardModel.TestCase.settings = settings(
+ShardModel.TestCase.settings = effort(
     max_examples=60,
     stateful_step_count=25,
     deadline=None,
@@ -303,13 +368,13 @@ def test_what_was_moved_forward_and_held_back_comes_once() -> None:
     model.entries[0] = entry
     model.step([entry], [], turns=True)
     row = command("r", 1, 0, [0], 0, 1_000, kind=RESCHEDULE)
-    assert model.expect(RESCHEDULE, entry, 0, 0, 1_000) == [Result.APPLIED]
+    assert model.expect(RESCHEDULE, entry, "s0", 0, 1_000) == [Result.APPLIED]
     model.step([], [row])
-    model.subscriptions_are_paused_or_resumed([0], True, False)
+    model.pause(["s0"], True, False)
     model.time_passes(2_000, True)
-    model.subscriptions_are_paused_or_resumed([0], False, True)
-    assert entry.handed_out == {(0, 0)}
+    model.pause(["s0"], False, True)
+    assert entry.handed_out == {(0, "s0")}
     for _ in range(6):
         model.time_passes(2_000, True)
         model.nothing_is_lost_and_the_count_is_right()
-    assert entry.handed_out == {(0, 0), (0, 1)}
+    assert entry.handed_out == {(0, "s0"), (0, "s1")}

@@ -1,0 +1,151 @@
+"""Which topics are read, and what an offset says of the routes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pulsar
+import pytest
+
+import streaming.intake
+from conf.settings import Settings
+from streaming.clock import Offset
+from streaming.feedback import FeedbackFile
+from streaming.intake import Intake
+from streaming.receiver import Position
+from streaming.routes import known_routes
+from tests.harness import wait_until
+
+ORDERS, OTHER = "persistent://public/default/orders", "persistent://public/default/other"
+
+
+class Consumer:
+    """Of an empty topic."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[tuple[int, int]] = []
+        self._closed = threading.Event()
+
+    def receive(self, millis: int) -> Any:
+        self._closed.wait(millis / 1000)
+        raise pulsar.Timeout
+
+    def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
+        self.acknowledged.append((message_id.ledger_id(), message_id.entry_id()))
+
+    def get_last_message_id(self) -> pulsar.MessageId:
+        return pulsar.MessageId(-1, -1, -1, -1)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class Client:
+    def __init__(self) -> None:
+        self.consumers: dict[str, Consumer] = {}
+
+    def subscribe(self, name: str, *_: Any, **__: Any) -> Consumer:
+        return self.consumers.setdefault(name, Consumer())
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    client = Client()
+    monkeypatch.setattr(streaming.intake, "connect", lambda _: client)
+    return client
+
+
+def settings(**routes: list[str]) -> Settings:
+    return Settings(
+        routes=[
+            {"source": f"persistent://public/default/{topic}", "subscriptions": [{"name": name} for name in names]}
+            for topic, names in routes.items()
+        ]
+    )
+
+
+@pytest.fixture
+def start(client: Client, tmp_path: Path) -> Iterator[Any]:
+    made = []
+
+    def begin(settings: Settings, run: str) -> Intake:
+        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
+        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables))
+        return made[-1]
+
+    yield begin
+    for intake in made:
+        intake.stop()
+
+
+class _None:
+    def to_pylist(self) -> list[int]:
+        return []
+
+
+POSITIONS = {ORDERS: "1:5", OTHER: "2:7", "persistent://public/default/delaylake-control": "3:1"}
+
+
+def offset(before: Settings, **values: Any) -> Offset:
+    return Offset(tick=4, run="before", positions=POSITIONS, routes=known_routes(before).to_json(), **values)
+
+
+def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, client: Client) -> None:
+    before = settings(orders=["a"], other=["b"])
+    intake = start(settings(other=["b"]), "now")
+    last = offset(before, barriers=[[3, {ORDERS: "1:9", OTHER: "2:7"}]])
+    new = intake.next_offset(last)
+    wait_until(lambda: OTHER in client.consumers, 5, "the other topic is read")
+    assert ORDERS not in client.consumers
+    assert new.positions == POSITIONS
+    assert list(new.known_routes.missing) == [ORDERS]
+    # Commands don't wait for the end of a topic that is not read: the shards keep those for it.
+    assert (new.barriers, new.passed) == ([], 3)
+    intake.commit(new)
+    assert ORDERS not in client.consumers
+
+
+def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
+    both = settings(orders=["a"], other=["b"])
+    away = known_routes(both).taken_on(settings(other=["b"]))
+    last = Offset(tick=9, run="before", positions=POSITIONS, routes=away.to_json())
+    intake = start(settings(orders=["new", "a"], other=["b"]), "now")
+    new = intake.next_offset(last)
+    wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read again")
+    assert sorted(new.back) == [[ORDERS, "a"], [ORDERS, "new"]]
+    assert new.known_routes.subscriptions.names[ORDERS] == ["a", "new"]
+    assert intake._receivers[ORDERS]._last_received == Position(1, 5)
+    again = intake.next_offset(new)
+    assert (again.back, again.routes) == ([], new.routes)
+
+
+def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(start: Any, client: Client) -> None:
+    before = settings(orders=["a"], other=["b"])
+    first = offset(before)
+    last = Offset(tick=5, run="before", positions={**POSITIONS, ORDERS: "1:6"}, routes=first.routes)
+    intake = start(settings(other=["b"]), "now")
+    asked = []
+    reader = threading.Thread(target=lambda: asked.append(intake.parts(first, last)), daemon=True)
+    reader.start()
+    wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read for the replayed batch")
+    assert ORDERS not in intake._receivers
+    assert intake._replayed[ORDERS].source.topic == ORDERS
+    intake.commit(last)
+    assert not intake._replayed
+
+
+def test_an_old_checkpoint_takes_the_settings_order_and_says_so(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    intake = start(settings(orders=["b", "a"]), "now")
+    new = intake.next_offset(Offset(tick=4, run="before", positions=POSITIONS))
+    assert new.known_routes.subscriptions.names == {ORDERS: ["b", "a"]}
+    assert new.back == []
+    assert "did not keep the subscriptions' names" in caplog.text

@@ -1,0 +1,87 @@
+"""Where the rows of a release go, also after the settings have changed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from conf.settings import Settings
+from streaming.clock import Offset
+from streaming.routes import known_routes
+from streaming.sender import Assignment, _plan
+from tests.messages import TOPIC, messages
+from tracker.in_flight import SENDING
+from tracker.messages import pack
+
+OTHER = "persistent://public/default/other"
+ELSEWHERE = "persistent://public/default/elsewhere"
+
+
+def settings(*subscriptions: dict[str, str], topic: str = TOPIC) -> Settings:
+    return Settings(routes=[{"source": topic, "subscriptions": list(subscriptions)}])
+
+
+A, B = {"name": "a"}, {"name": "b"}
+BEFORE = settings(A, B)
+ANOTHER_ROUTE = settings({"name": "x"}, topic=OTHER)
+
+
+def release(wants: list[int], before: Settings | None = BEFORE, reason: str | None = None) -> Assignment:
+    """A release of a job on some settings; None: of one that did not keep their names."""
+    rows = messages([(1, i, 1_000 + i) for i in range(len(wants))], reason=reason)
+    rows = rows.append_column("wants", pa.array(wants, pa.int64()))
+    offset = Offset(routes=None if before is None else known_routes(before).to_json())
+    return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: offset.to_tick().sending})))
+
+
+def sent(now: Settings, what: Assignment, partitions: int = 0) -> list[tuple[int, str | None, str]]:
+    """(row, subscription, destination)."""
+    return [(s.row, s.subscription, s.topic) for s in _plan(now, what, lambda topic: partitions).sends]
+
+
+BOTH = [(0, "a", f"{TOPIC}-a"), (1, "b", f"{TOPIC}-b")]
+
+
+@pytest.mark.parametrize("now", [(A, B), (B, A), ({"name": "new"}, B, A)], ids=["same", "swapped", "one in front"])
+def test_a_row_goes_to_who_wanted_it_wherever_the_settings_have_it(now: tuple[dict[str, str], ...]) -> None:
+    assert sent(settings(*now), release([0b01, 0b10])) == BOTH
+
+
+def test_sequence_ids_and_producers_are_the_same_whatever_the_settings_say() -> None:
+    what = release([0b01, 0b11, 0b10])
+    first, again = (
+        [(s.sequence_id, s.producer) for s in _plan(now, what, lambda _: 0).sends] for now in (BEFORE, settings(B, A))
+    )
+    assert first == again
+
+
+def test_what_was_handed_out_to_a_subscription_that_is_gone_is_dropped_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert sent(settings(B), release([0b11, 0b01])) == [(0, "b", f"{TOPIC}-b")]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{TOPIC}: 2 messages handed out to a are not sent: the settings no longer have it"
+    ]
+
+
+def test_a_destination_that_was_changed_gets_the_rest_in_its_own_partitions() -> None:
+    now = settings({"name": "a", "destination": ELSEWHERE}, B)
+    assert sent(now, release([0b01, 0b10])) == [(0, "a", ELSEWHERE), (1, "b", f"{TOPIC}-b")]
+    assert Counter(t for _, _, t in sent(now, release([0b01] * 8), 4)) == {
+        f"{ELSEWHERE}-partition-{i}": 2 for i in range(4)
+    }
+
+
+def test_what_was_handed_out_before_its_route_was_taken_out_goes_where_it_was_to_go() -> None:
+    assert sent(ANOTHER_ROUTE, release([0b01, 0b10])) == BOTH
+    assert sent(ANOTHER_ROUTE, release([0], reason="bad")) == [(0, None, f"{TOPIC}-rejects")]
+
+
+def test_a_release_of_before_names_were_kept_goes_by_the_order_of_the_settings() -> None:
+    assert sent(BEFORE, release([0b01, 0b10], None)) == BOTH
+    assert "routes" in json.loads(Offset().to_tick().sending)

@@ -1,0 +1,62 @@
+"""The subscriptions of each source topic, by numbers that stay theirs for the life of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.messages import Int64Array
+
+# A subscription is a bit of an int64 that is never negative.
+MAX_SUBSCRIPTIONS = 63
+
+
+@dataclass(frozen=True)
+class Subscriptions:
+    """What the numbers in state and in commands mean.
+
+    A subscription that is taken out of the settings keeps its number, and gets nothing more. A topic that has no route
+    for a while keeps its subscriptions: what comes due for them is held back until the route is there again.
+
+    Attributes:
+        names: by topic the name of each number.
+        removed: by topic the numbers, as bits, that are not in the settings any more.
+        without_route: topics that have no route now.
+    """
+
+    names: Mapping[str, Sequence[str]]
+    removed: Mapping[str, int] = field(default_factory=dict)
+    without_route: Collection[str] = frozenset()
+
+    @staticmethod
+    def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
+        """Subscriptions that are all in the settings, where only their names are given."""
+        return names if isinstance(names, Subscriptions) else Subscriptions(names)
+
+    @property
+    def most(self) -> int:
+        """How many numbers the topic with the most of them has."""
+        return max(map(len, self.names.values()), default=0)
+
+    def known(self, topic: str) -> int:
+        """All numbers of a topic, as bits."""
+        return (1 << len(self.names.get(topic, ()))) - 1
+
+    def wanted(self, topic: str) -> int:
+        """The numbers of a topic that its messages are for, as bits."""
+        return self.known(topic) & ~self.removed.get(topic, 0)
+
+
+def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
+    """For each row the bits of its topic, int64.
+
+    Args:
+        bits: gives those of a topic; -1 is all.
+    """
+    if not rows.num_rows:
+        return np.zeros(0, np.int64)
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    return np.array([bits(topic) for topic in topics.dictionary.to_pylist()], np.int64)[topics.indices.to_numpy()]
