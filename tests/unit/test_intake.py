@@ -18,6 +18,7 @@ from streaming.feedback import FeedbackFile
 from streaming.intake import Intake
 from streaming.receiver import Position
 from streaming.routes import known_routes
+from streaming.troubles import Troubles
 from tests.harness import wait_until
 
 ORDERS, OTHER = "persistent://public/default/orders", "persistent://public/default/other"
@@ -79,7 +80,7 @@ def start(client: Client, tmp_path: Path) -> Iterator[Any]:
 
     def begin(settings: Settings, run: str) -> Intake:
         tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
-        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables))
+        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables, Troubles()))
         return made[-1]
 
     yield begin
