@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from conf.settings import Settings
     from streaming.job_status import StatusWriter
+    from streaming.routes import KnownRoute
     from streaming.sink import BatchStatus
     from streaming.troubles import Troubles
 
@@ -65,6 +66,11 @@ class Reporter:
         self._is_ready = False
         self._status: dict[str, int] = {}
         self._begin()
+
+    def changed(self, lines: Sequence[str]) -> None:
+        """Prints what has changed in the settings' routes since the last run."""
+        for line in lines:
+            self._print("changed", {"text": line}, line, sys.stdout)
 
     def batch(self, status: BatchStatus) -> None:
         with self._lock:
@@ -153,6 +159,7 @@ def _run_job(
 
     from conf.settings import local_path
     from jobs.maintaining import BackgroundMaintenance
+    from streaming.missing_routes import MissingRoutesWatch
     from streaming.session import create_session
 
     def on_batch(batch: BatchStatus) -> None:
@@ -170,6 +177,7 @@ def _run_job(
         spark = create_session(settings, "delaylake")
     from streaming.query import DelayedDelivery
 
+    missing = _take_on_routes(settings, reporter, status)
     job = DelayedDelivery(spark, settings, on_batch, on_deliveries, troubles)
     failure: list[BaseException] = []
 
@@ -184,13 +192,41 @@ def _run_job(
     # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
     worker = threading.Thread(target=work, name="job")
     worker.start()
-    with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
+    watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), troubles)
+    with watch, BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
         while worker.is_alive():
             worker.join(0.2)
     with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more
         spark.stop()
     if failure:
         raise failure[0]
+
+
+def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter) -> Mapping[str, KnownRoute]:
+    """Says what has changed in the routes since the last run; returns those that are missing, by topic.
+
+    Raises:
+        RoutesError: the settings' routes don't fit the checkpoint.
+    """
+    from conf.settings import local_path
+    from streaming.last_routes import last_routes
+    from streaming.routes import KnownRoutes, changes
+
+    before = last_routes(Path(local_path(settings.checkpoint)))
+    if before is None:
+        return {}
+    now = before.taken_on(settings)
+    reporter.changed(changes(before, now))
+    status.routes(KnownRoutes(now.missing).to_json())
+    return now.missing
+
+
+def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) -> int:
+    """How many messages of a topic without a route wait."""
+    from admin.pending import Pending
+    from streaming.routes import as_routes
+
+    return Pending(settings.model_copy(update={"routes": as_routes(missing)}), topic).count()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -100,6 +100,7 @@ class JobStatus:
     short_notice: Lateness = field(default_factory=Lateness)
     history: list[Point] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
+    missing_routes: dict[str, Any] = field(default_factory=dict)  # that it had once, as `KnownRoutes` has them
 
     def trouble(self, now: int) -> str | None:
         """Why nothing is to be expected of the job; None: it does its work."""
@@ -203,6 +204,11 @@ class StatusWriter:
         self._stopped.set()
         self._thread.join(timeout=5)
         self._write()
+
+    def routes(self, missing_routes: dict[str, Any]) -> None:
+        """Notes the routes that the job had once and that its settings do not have."""
+        with self._lock:
+            self._values["missing_routes"] = missing_routes
 
     def batch(self, status: BatchStatus) -> None:
         counts = status.counts
