@@ -335,7 +335,7 @@ class Control:
         if unmatched.num_rows:
             outcomes += self._wait(unmatched, moment)
         if again.num_rows:
-            index, names = _each_subscription(again, self._subscriptions)
+            index, names = _each_subscription(again, self._subscriptions.names)
             again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
             outcomes += repeats.answer(again, concat([arrived, *outcomes], OUTCOMES), moment.tick)
         return concat(outcomes, OUTCOMES)
