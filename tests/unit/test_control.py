@@ -230,7 +230,7 @@ def test_a_repeated_pause_does_not_pause_again(desk: Desk) -> None:
     for tick, (request, is_paused) in enumerate([("r", True), ("s", False), ("r", True)], 1):
         desk.at(tick, 1_000)
         assert switch(request, is_paused) == [("a", Result.APPLIED)]
-    assert desk.control.hold(ALONE, desk.control.wants(ALONE), desk.moment).tolist() == [0b11]
+    assert desk.control.hand_out(ALONE, desk.moment).tolist() == [0b11]
 
 
 def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:
