@@ -126,6 +126,7 @@ def test_a_tick_has_what_the_offset_says() -> None:
         "lanes": offset.lanes,
         "batch_millis": offset.batch_millis,
         "partitions": {"a": 1, "b": 2},
+        "routes": {},
     }
 
 
