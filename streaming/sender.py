@@ -130,7 +130,7 @@ class _Plan:
     sends: list[_Send]
 
 
-def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[str], int]) -> _Plan:
+def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[str], int] = lambda topic: 0) -> _Plan:
     """Which row goes where, when, and under which producer's name and sequence id.
 
     Args:
