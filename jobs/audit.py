@@ -1,4 +1,4 @@
-"""`delaylake audit`: is every message that was taken in accounted for? In SQL over the Delta tables alone."""
+"""`delaylake audit`: is every message accounted for? In SQL over the Delta tables, and compared with the broker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import typer
 
 from conf.errors import DelayLakeError
 from jobs.options import Output, OutputOption, global_options, show
+from streaming.troubles import NOT_SEEN_REASON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
 
     from conf.settings import Settings
+    from streaming.broker_comparison import Comparison
 
 EXAMPLES = 20
 
@@ -27,6 +31,9 @@ _WIDTH = 1_000
 # `message` counts an entry's messages from 0, whether its batch_index is -1 (the entry is one message) or not.
 _KEY = "topic, partition, ledger_id, entry_id, message"
 _MESSAGE = "CAST(greatest(batch_index, 0) AS BIGINT) AS message"
+
+# A row of `rejects` for what was not seen is of no message that was taken in.
+_IS_TAKEN_IN = f"coalesce(reason, '') NOT LIKE '{NOT_SEEN_REASON}%'"
 
 # What the settings say: who is to get the messages of a topic.
 _SUBSCRIPTIONS = """
@@ -54,7 +61,7 @@ FROM (
     FROM deliveries
     UNION ALL
     SELECT 'rejects', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, NULL
-    FROM rejects
+    FROM rejects WHERE {_IS_TAKEN_IN}
 ) AS seen
 GROUP BY {_KEY}
 """  # noqa: S608
@@ -117,6 +124,8 @@ _FINDINGS = {
     """,  # noqa: S608
     # A message was rejected and delivered.
     "reject_delivered": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_rejected AND times > 0",  # noqa: S608
+    # The job was never handed the entry: for all subscriptions.
+    "not_seen": f"SELECT topic, '' AS subscription, position FROM rejects WHERE NOT ({_IS_TAKEN_IN})",  # noqa: S608
 }
 
 # What became of the messages, by topic and subscription.
@@ -153,12 +162,14 @@ class Audit:
             and are pending.
         findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
             position); only the kinds that were found.
+        comparison: with the broker.
     """
 
     taken_in: int
     rejected: int
     counts: list[dict[str, Any]]
     findings: dict[str, dict[str, Any]]
+    comparison: Comparison
 
     @property
     def is_clean(self) -> bool:
@@ -178,10 +189,12 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     from deltalake import DeltaTable, QueryBuilder
     from deltalake.exceptions import TableNotFoundError
 
+    from streaming.broker_comparison import compare, read_broker
     from streaming.tables import SCHEMAS, Tables
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
+    broker = read_broker(settings)  # before the tables, so that they have all that was acknowledged then
     tables = Tables(settings.warehouse)
     builder = QueryBuilder()
     # `entries` first: what it has is in the other tables already, also while the job runs. Each is opened once, so
@@ -195,6 +208,9 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     def rows(sql: str) -> list[dict[str, Any]]:
         return pa.table(builder.execute(sql).read_all()).to_pylist()
 
+    def stream(sql: str) -> Iterator[pa.Table]:
+        return (pa.Table.from_batches([pa.record_batch(batch)]) for batch in builder.execute(sql))
+
     rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in settings.routes for s in r.subscriptions)))
     rows(_MESSAGES)
     rows(_FATES)
@@ -204,7 +220,21 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
         if count := rows(f"SELECT count(*) AS n FROM ({wrong}) AS wrong")[0]["n"]:  # noqa: S608
             examples = rows(f"{wrong} ORDER BY topic, position, subscription LIMIT {EXAMPLES}")
             found[kind] = {"count": count, "examples": examples}
-    return Audit(**rows(_TOTALS)[0], counts=rows(_COUNTS), findings=found)
+    comparison = compare(settings, broker, stream)
+    if comparison.not_seen:
+        _add_not_seen(found, comparison, rows(f"SELECT topic, position FROM ({_FINDINGS['not_seen']}) AS known"))  # noqa: S608
+    return Audit(**rows(_TOTALS)[0], counts=rows(_COUNTS), findings=found, comparison=comparison)
+
+
+def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, known: Iterable[dict[str, Any]]) -> None:
+    """Adds what the comparison found and the table `rejects` does not have."""
+    known_positions = {(row["topic"], row["position"]) for row in known}
+    new = [at for at in comparison.not_seen if at not in known_positions]
+    if new:
+        of_kind = found.setdefault("not_seen", {"count": 0, "examples": []})
+        of_kind["count"] += len(new)
+        examples = [{"topic": topic, "subscription": "", "position": position} for topic, position in new]
+        of_kind["examples"] = (of_kind["examples"] + examples)[:EXAMPLES]
 
 
 def _values(rows: Iterable[tuple[str, str]]) -> str:
@@ -220,9 +250,10 @@ def audit(
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Check over the Delta tables that every message taken in is pending, delivered once, taken back or rejected.
+    """Check that every message is pending, delivered once, taken back or rejected, by the Delta tables and the broker.
 
-    Exit status 1 where anything is lost, doubled, early, overdue, or delivered although cancelled or rejected.
+    Exit status 1 where anything is lost, doubled, early, overdue, not seen, or delivered although cancelled or
+    rejected. What the broker took is compared with what the tables have, where the broker answers.
     """
     now = time.time_ns() // 1_000_000 if strict_now else None
     result = run_audit(global_options(context).settings, now)
@@ -250,8 +281,34 @@ def _text(result: Audit) -> str:
     for kind, found in result.findings.items():
         lines.append(f"{kind.replace('_', ' ')}: {found['count']:,}")
         lines += [
-            f"  {example['topic']} {example['position']} {example['subscription']}" for example in found["examples"]
+            f"  {example['topic']} {example['position']} {example['subscription']}".rstrip()
+            for example in found["examples"]
         ]
+    lines.append(_compared_text(result.comparison))
     verdict = "all accounted for" if result.is_clean else "NOT all accounted for"
     lines.append(f"{result.taken_in:,} messages taken in, {result.rejected:,} rejected: {verdict}")
     return "\n".join(lines)
+
+
+def _compared_text(comparison: Comparison) -> str:
+    if comparison.problem is not None:
+        return f"compared with the tables alone: {comparison.problem}"
+    sums = {
+        name: sum(getattr(topic, name) for topic in comparison.topics)
+        for name in ("entries", "booked", "not_booked", "no_message", "not_seen", "not_known", "trimmed")
+    }
+    parts = [
+        f"{sums['booked']:,} are booked",
+        f"{sums['not_booked']:,} not read or not booked yet",
+        *(
+            f"{sums[name]:,} {text}"
+            for name, text in (
+                ("no_message", "are markers, aborted or parts of a chunked message"),
+                ("not_seen", "were not seen"),
+                ("not_known", "are neither in the tables nor known to the broker"),
+            )
+            if sums[name]
+        ),
+    ]
+    trimmed = f"; {sums['trimmed']:,} booked ones it no longer has" if sums["trimmed"] else ""
+    return f"compared with the broker: of its {sums['entries']:,} entries {', '.join(parts)}{trimmed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pulsar
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.settings import Settings
 from streaming.message_set import MessageSet
 from streaming.pulsar_client import connect
 from streaming.receiver import Position
-from streaming.tables import DELIVERIES, OnProgress, Tables
+from streaming.tables import DELIVERIES, OnProgress, Tables, literal
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -35,6 +37,13 @@ from tracker.rebuilt import TAKEN
 _UNWRITTEN_MILLIS = 15 * 60 * 1000
 
 _MESSAGES_AT_ONCE = 20_000
+
+# Producers' names begin with the application of a checkpoint, which may be lost.
+_APPLICATION = "delaylake-[0-9a-f]{12}"
+
+# What the job writes to `delaylake.messageId` and `delaylake.deliverAt`, in numbers that fit their columns.
+_POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
+_DELIVER_AT = re.compile(r"[0-9]{1,18}")
 
 _DELIVERIES = "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at FROM deliveries"
 
@@ -55,6 +64,11 @@ class Delivered:
         self._booked = booked
         self._messages = MessageSet()
         self._unbooked: list[pa.Table] = []
+
+    @property
+    def booked(self) -> Mapping[str, Position]:
+        """By topic partition the last entry that does not come again from the source topics."""
+        return self._booked
 
     @property
     def unbooked(self) -> pa.Table:
@@ -140,6 +154,7 @@ def write_missing_deliveries(settings: Settings, tables: Tables, delivered: Deli
                 while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                     rows = _deliveries(some, route.source, subscription.name)
                     missing = where(rows, ~delivered.contains(number, rows))
+                    missing = _of_known_entries(tables, missing, delivered.booked)
                     delivered.add(missing)
                     found.append(missing)
                     n += len(some)
@@ -160,15 +175,24 @@ class _Sent:
     properties: dict[str, str]
     published_at: int
     destination: str
+    producer_name: str
 
 
 def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
-    """The messages that the job has sent, as rows of `deliveries`: each position once."""
+    """The messages that the job has sent, as rows of `deliveries`: each position once.
+
+    Anybody who may write to a destination can send messages with the job's properties, or send on what it got with
+    them. What a producer of another name sent, or what is not as the job writes it, is passed over.
+    """
+    is_own = re.compile(f"{_APPLICATION}-{re.escape(subscription)}-.*", re.DOTALL).fullmatch
     rows: dict[str, dict[str, Any]] = {}
     for message in messages:
         properties = message.properties
         text = properties.get("delaylake.messageId", "")
-        if properties.get("delaylake.source") != topic or text.count(":") != 3 or text in rows:
+        due = properties.get("delaylake.deliverAt", "")
+        if properties.get("delaylake.source") != topic or text in rows or not is_own(message.producer_name):
+            continue
+        if not _POSITION.fullmatch(text) or not _DELIVER_AT.fullmatch(due):
             continue
         ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
         rows[text] = {
@@ -179,7 +203,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             "entry_id": entry,
             "batch_index": batch_index,
             "position": text,
-            "deliver_at": int(properties.get("delaylake.deliverAt", 0)),
+            "deliver_at": int(due),
             "sent_at": message.published_at,
             "short_notice": False,
             "destination": message.destination,
@@ -187,6 +211,24 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             "batch_id": 0,
         }
     return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
+
+
+def _of_known_entries(tables: Tables, rows: pa.Table, booked: Mapping[str, Position]) -> pa.Table:
+    """Those rows whose entry is in `entries`, or comes again from the source topics."""
+    if not rows.num_rows:
+        return rows
+    comes_again = is_unbooked(rows, booked)
+    old = where(rows, ~comes_again)
+    if not old.num_rows:
+        return rows
+    [topic] = pc.unique(rows["topic"]).to_pylist()
+    ledgers = ", ".join(map(str, pc.unique(old["ledger_id"]).to_pylist()))
+    known = tables.query(
+        "entries",
+        "SELECT DISTINCT partition, ledger_id, entry_id FROM entries "  # noqa: S608
+        f"WHERE topic = {literal(topic)} AND ledger_id IN ({ledgers})",
+    )
+    return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
 
 
 def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_Sent]:
@@ -198,5 +240,7 @@ def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_
         while reader.has_message_available():
             message = reader.read_next(30_000)
             if message.publish_timestamp() >= since:
-                yield _Sent(message.properties(), message.publish_timestamp(), message.topic_name())
+                yield _Sent(
+                    message.properties(), message.publish_timestamp(), message.topic_name(), message.producer_name()
+                )
         reader.close()

@@ -15,9 +15,7 @@ from streaming.continuity import Gap, missing_ranges, positions_in
 from streaming.pulsar_client import AdminClient, BrokerEntry
 from streaming.receiver import Position, SourceTopic
 from streaming.tables import REJECTS, Tables, literal
-
-# A reason in `rejects` begins with this.
-NOT_SEEN = "not seen"
+from streaming.troubles import NOT_SEEN_REASON
 
 _MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
 _MAX_ROWS = 100_000  # of a gap; the last one names the rest
@@ -96,7 +94,7 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
     known = tables.query(
         "rejects",
         f"SELECT position FROM rejects WHERE topic = {literal(source.topic)} AND partition = {source.partition} "  # noqa: S608
-        f"AND ledger_id BETWEEN {first} AND {last} AND reason LIKE '{NOT_SEEN}%'",
+        f"AND ledger_id BETWEEN {first} AND {last} AND reason LIKE '{NOT_SEEN_REASON}%'",
     )["position"].to_pylist()
     is_new = [position not in set(known) for position in found["position"].to_pylist()]
     new = found.filter(pa.array(is_new))
@@ -144,7 +142,7 @@ def _row(
         "entry_id": position.entry_id,
         "batch_index": -1,
         "position": f"{position}:{source.partition}:-1",
-        "reason": f"{NOT_SEEN}: {why}",
+        "reason": f"{NOT_SEEN_REASON}: {why}",
         # By it rows age; of what is gone the broker does not say it.
         "publish_time": time.time_ns() // 1_000_000 if entry is None else entry.publish_time,
         "producer_name": None if entry is None else entry.producer_name,

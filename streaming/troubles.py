@@ -11,6 +11,7 @@ from pathlib import Path
 # Kinds of trouble.
 STANDING = "standing"  # a source topic that is not read although it has messages
 NOT_SEEN = "not_seen"  # entries of a source topic that were passed over
+NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes nothing
 NO_ADMIN = "no_admin"  # the broker's admin API, which does not answer
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings

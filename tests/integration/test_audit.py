@@ -24,7 +24,7 @@ LATER = NOW + 3_600_000
 
 DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
 
-FAULTS = ["lost", "doubled", "early", "delivered_although_cancelled", "overdue", "reject_delivered"]
+FAULTS = ["lost", "doubled", "early", "delivered_although_cancelled", "overdue", "reject_delivered", "not_seen"]
 
 
 class Warehouse:
@@ -34,6 +34,7 @@ class Warehouse:
         self.file = folder / "settings.yaml"
         content = {
             "warehouse": f"file:{folder}/warehouse",
+            "pulsar": {"admin_url": "http://127.0.0.1:9"},
             "routes": [
                 {"source": ORDERS, "subscriptions": [{"name": "billing"}, {"name": "audit", "type": "Exclusive"}]},
                 {"source": ALERTS, "subscriptions": [{"name": "mail"}]},
@@ -67,8 +68,10 @@ class Warehouse:
                 sent_at=NOW + late,
             )
 
-    def rejected(self, topic: str, entry_id: int, batch_index: int = -1) -> None:
-        self._add("rejects", topic, entry_id, batch_index=batch_index, reason="deliverAt is negative: -5")
+    def rejected(
+        self, topic: str, entry_id: int, batch_index: int = -1, reason: str = "deliverAt is negative: -5"
+    ) -> None:
+        self._add("rejects", topic, entry_id, batch_index=batch_index, reason=reason)
 
     def outcome(
         self,
@@ -264,6 +267,18 @@ def test_a_rejected_message_must_not_be_delivered(warehouse: Warehouse) -> None:
     assert only(warehouse.audit(), "reject_delivered") == [(ORDERS, "billing", "7:3:-1:-1")]
 
 
+def test_what_was_not_seen_is_found_and_counts_as_no_message(warehouse: Warehouse) -> None:
+    warehouse.rejected(ORDERS, 90, reason="not seen: the broker no longer has it")
+    warehouse.rejected("persistent://public/default/commands", 91, reason="not seen: the broker no longer has it")
+    audit = warehouse.audit()
+    assert only(audit, "not_seen") == [
+        ("persistent://public/default/commands", "", "7:91:-1:-1"),
+        (ORDERS, "", "7:90:-1:-1"),
+    ]
+    assert (audit.taken_in, audit.rejected, {row["rejected"] for row in audit.counts}) == (15, 2, {1})
+    assert (audit.comparison.topics, "no answer from" in (audit.comparison.problem or "")) == ([], True)
+
+
 def test_of_many_findings_twenty_are_examples(warehouse: Warehouse) -> None:
     warehouse.entry(ALERTS, 90, batch_size=1_000)
     found = warehouse.audit().findings["lost"]
@@ -276,8 +291,10 @@ def test_the_command_passes_tables_in_order(delaylake, warehouse: Warehouse) -> 
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"public/default/orders +billing +2 +2 +1 +1$", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1] == "15 messages taken in, 2 rejected: all accounted for"
+    assert "\ncompared with the tables alone: no answer from http://127.0.0.1:9" in done.stdout
     shown = json.loads(delaylake("audit", "--config", str(warehouse.file), "--output", "json").stdout)
     assert (shown["ok"], shown["taken_in"], shown["findings"]) == (True, 15, {})
+    assert (shown["comparison"]["topics"], shown["comparison"]["not_seen"]) == ([], [])
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -294,6 +311,8 @@ def test_the_command_fails_for_every_fault_and_names_it(delaylake, warehouse: Wa
     elif kind == "overdue":
         warehouse.entry(ALERTS, 90)
         warehouse.sealed(ALERTS, 90, deliver_at=NOW - OVERDUE_MILLIS)
+    elif kind == "not_seen":
+        warehouse.rejected(ORDERS, 90, reason="not seen: the broker no longer has it")
     else:
         warehouse.delivered(ORDERS, 3, "billing")
     warehouse.write()

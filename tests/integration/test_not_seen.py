@@ -10,16 +10,19 @@ from typing import Any
 
 import httpx
 import pulsar
+import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from jobs.audit import Audit, run_audit
 from jobs.broker import EmbeddedBroker
 from jobs.jars import jars
 from streaming.pulsar_client import AdminClient, connect
 from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.segments import positions
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
-from streaming.tables import Tables
+from streaming.tables import SCHEMAS, Tables
 from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
 from tests.harness import now, wait_until
 
@@ -57,7 +60,12 @@ class Watched:
         self.why: str | None = None
         self.troubles = Troubles()
         warehouse = str(folder / "warehouse")
-        self.settings = Settings(pulsar=broker.settings, warehouse=warehouse, control={"topic": f"{topic}_control"})
+        self.settings = Settings(
+            pulsar=broker.settings,
+            warehouse=warehouse,
+            control={"topic": f"{topic}_control"},
+            routes=[{"source": topic, "subscriptions": [{"name": "a"}]}],
+        )
         self.tables = Tables(warehouse)
         self.tables.create()
         self.receivers: list[Receiver] = []
@@ -98,6 +106,31 @@ class Watched:
         receiver = self.receive(after)
         assert receiver.wait_for(end, 20)
         return receiver
+
+    def book(self, receiver: Receiver, after: Position, last: Position) -> None:
+        """Delivers and books entries, as the job does, and acknowledges them."""
+        messages = receiver.rows(after, last)
+        n = messages.num_rows
+        own = {"subscription": ["a"] * n, "position": positions(messages), "sent_at": messages["deliver_at"]}
+        for name in ("deliveries", "entries"):
+            fields = [
+                (f, own.get(f.name, messages[f.name] if f.name in messages.column_names else None))
+                for f in SCHEMAS[name]
+            ]
+            columns = [
+                pa.nulls(n, f.type) if c is None else pa.chunked_array([c], f.type) if isinstance(c, list) else c
+                for f, c in fields
+            ]
+            self.tables.append(name, pa.table(columns, schema=SCHEMAS[name]), {})
+        receiver.acknowledge(last)
+
+    def audit(self) -> tuple[Audit, tuple[int, int, int, int, int]]:
+        """The audit, and what it compared: entries of the broker, booked, not booked, no messages, not seen."""
+        audit = run_audit(self.settings)
+        assert audit.comparison.problem is None
+        [t] = audit.comparison.topics
+        assert t.not_known == t.trimmed == 0
+        return audit, (t.entries, t.booked, t.not_booked, t.no_message, t.not_seen)
 
     def rejects(self) -> list[tuple[Position, str, bytes | None]]:
         rows = self.tables.query("rejects", "SELECT * FROM rejects ORDER BY ledger_id, entry_id").to_pylist()
@@ -167,6 +200,36 @@ def test_what_was_cleared_at_the_end_is_found_by_looking_and_what_waits_is_not(w
     assert len(watched.rejects()) == 2
 
 
+def test_the_audit_is_of_what_the_broker_took(watched: Watched) -> None:
+    sent = watched.send(*(f"m{i}" for i in range(7)))
+    receiver = watched.receive_to(sent[-1])
+    watched.book(receiver, START, sent[3])
+    audit, counts = watched.audit()
+    assert (audit.findings, counts) == ({}, (7, 4, 3, 0, 0))
+
+    # Acknowledged by somebody else: by the broker alone it is known that the tables lack something.
+    receiver.stop()
+    receiver._thread.join()
+    watched.post("skip_all")
+    audit, counts = watched.audit()
+    assert counts == (7, 4, 0, 0, 3)
+    lost = [f"{p}:-1:-1" for p in sent[4:]]
+    assert [e["position"] for e in audit.findings["not_seen"]["examples"]] == lost
+    # The job finds the same three, and goes on; they are between booked entries then.
+    receiver = watched.receive(after=sent[3])
+    wait_until(lambda: receiver._is_idle, 20, "the receiver is connected")
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert [f"{p}:-1:-1" for p, _, _ in watched.rejects()] == lost
+    later = watched.send("later")
+    assert receiver.wait_for(later[0], 20)
+    wait_until(lambda: receiver.waiting, 5, "the message in a chunk")
+    watched.book(receiver, sent[3], later[0])
+    audit, counts = watched.audit()
+    assert (counts, list(audit.findings)) == ((8, 5, 0, 0, 3), ["not_seen"])
+    assert (audit.findings["not_seen"]["count"], audit.taken_in) == (3, 5)
+
+
 def test_expired_messages_are_found(watched: Watched) -> None:
     first = watched.send("first")
     old = watched.send("old 1", "old 2")
@@ -194,6 +257,11 @@ def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: Em
     watched.watch.look(now())
     watched.watch.decide_gaps()
     assert (watched.rejects(), watched.troubles.current()) == ([], [])
+    watched.book(receiver, START, last[0])
+    audit, (entries, booked, not_booked, no_message, _) = watched.audit()
+    # The first entry of all was not taken in by this receiver: the tables begin after it.
+    assert (audit.findings, booked, not_booked) == ({}, 5, 0)
+    assert no_message == entries - booked > 9
 
 
 def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) -> None:
