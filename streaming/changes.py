@@ -73,26 +73,51 @@ class Changes:
     taken: pa.Table  # TAKEN
     moved: pa.Table  # MOVED
     waiting: pa.Table  # COMMANDS for messages that come in again
+    unsealed: pa.Table  # moves that no row of the delayed index tells of yet, though it has their messages
 
 
-def find_changes(
+@dataclass(frozen=True)
+class Commands:
+    """What commands have done, by the tables: moves, what they have taken back, and the rows of what they changed."""
+
+    moves: pa.Table
+    done: pa.Table
+    delays: pa.Table
+    now: int
+
+    def changes(self, delivered: Delivered) -> Changes:
+        """What of it the shards keep, by what has been delivered."""
+        moves, done, delays = self.moves, self.done, self.delays
+        # What comes again as it came first does not stay.
+        kept = where(delays, (int64(delays, "is_unbooked") == 0) | (int64(delays, "sequence") > 0))
+        is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
+        is_open = ~is_sealed & ~_is_delivered(moves, delivered) & (int64(moves, "is_time_known") > 0)
+        is_there = is_among(moves, kept, _MESSAGE)
+        unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
+        moves = where(moves, ~is_open | is_there)
+
+        # A row that was held back is never loaded again: only while it counts, what is done has to be remembered.
+        loaded = where(delays, int64(delays, "deliver_at") < HELD_MILLIS)
+        last = np.maximum(_last_times(done, loaded), _last_times(done, moves))
+        taken = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
+        until = np.maximum(_last_times(moves, loaded), self.now + REBUILT_KEPT_MILLIS)
+        moved = typed(moves.append_column("until", pa.array(until)), MOVED)
+        return Changes(as_taken(taken, self.now), moved, waiting, unsealed)
+
+
+def find_commands(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
     booked: Mapping[str, Position],
-    delivered: Delivered,
     now: int,
-    tick: int,
     on_progress: OnProgress = lambda table, step, rows: None,
-) -> Changes:
+) -> Commands:
     """Finds what commands have done, as far as the subscriptions of the routes are concerned.
-
-    Rows of moves that were not sealed are written down.
 
     Args:
         names: for each source topic the names of its subscriptions.
         booked: by topic partition the last entry that does not come again from the source topics.
         now: ms since the epoch.
-        tick: the bucket of rows that are written.
     """
     cancelled, answered, restored, moves = (
         pa.concat_tables(_read(tables, sql, names)) for sql in (_CANCELLED, _ANSWERED, _RESTORED, _MOVES)
@@ -101,23 +126,7 @@ def find_changes(
     delays = _delays_of(tables, names, booked, (cancelled, answered, restored, moves), on_progress)
     done = pa.concat_tables([where(cancelled, _is_in_time(cancelled, delays, now)), answered])
     done = _without_restored(done, restored, delays)
-
-    # What comes again as it came first does not stay.
-    kept = where(delays, (int64(delays, "is_unbooked") == 0) | (int64(delays, "sequence") > 0))
-    is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
-    is_open = ~is_sealed & ~_is_delivered(moves, delivered) & (int64(moves, "is_time_known") > 0)
-    is_there = is_among(moves, kept, _MESSAGE)
-    _write_moves(tables, where(moves, is_open & is_there), names, tick)
-    waiting = _reschedules(where(moves, is_open & ~is_there))
-    moves = where(moves, ~is_open | is_there)
-
-    # A row that was held back is never loaded again: only while it counts, what is done has to be remembered.
-    loaded = where(delays, int64(delays, "deliver_at") < HELD_MILLIS)
-    last = np.maximum(_last_times(done, loaded), _last_times(done, moves))
-    taken = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
-    until = np.maximum(_last_times(moves, loaded), now + REBUILT_KEPT_MILLIS)
-    moved = typed(moves.append_column("until", pa.array(until)), MOVED)
-    return Changes(as_taken(taken, now), moved, waiting)
+    return Commands(moves, done, delays, now)
 
 
 def as_taken(rows: pa.Table, now: int) -> pa.Table:
@@ -268,8 +277,13 @@ def _is_delivered(moves: pa.Table, delivered: Delivered) -> BoolArray:
     return is_delivered
 
 
-def _write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> None:
-    """Writes further rows of the delayed index down, for messages that have a row there."""
+def write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> None:
+    """Writes further rows of the delayed index down, for messages that have a row there.
+
+    Args:
+        moves: `unsealed` of Changes.
+        tick: the bucket of the rows.
+    """
     if not moves.num_rows:
         return
     wanted, written = MessageSet(), MessageSet()

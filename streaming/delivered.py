@@ -32,9 +32,11 @@ from tracker.messages import (
 )
 from tracker.rebuilt import TAKEN
 
-# Releases may have been sent and not written down. They are looked for at the end of the destinations, from this long
-# before the last one that was written down.
-_UNWRITTEN_MILLIS = 15 * 60 * 1000
+# The clocks of those who publish, send and rebuild may differ by this.
+CLOCKS_MILLIS = 15 * 60 * 1000
+
+# By topic and the number of a subscription a time, ms since the epoch.
+Times = dict[tuple[str, int], int]
 
 _MESSAGES_AT_ONCE = 20_000
 
@@ -136,21 +138,35 @@ def read_delivered(
     return delivered
 
 
-def write_missing_deliveries(settings: Settings, tables: Tables, delivered: Delivered, on_progress: OnProgress) -> int:
+def write_missing_deliveries(
+    settings: Settings,
+    tables: Tables,
+    delivered: Delivered,
+    booked: Mapping[str, Position],
+    overdue: Mapping[tuple[str, int], int],
+    on_progress: OnProgress,
+) -> int:
     """Writes down what the destinations hold and `deliveries` does not; returns how many.
+
+    They are read from the time on at which that can have been sent: a message is sent when it is due, and after it was
+    published.
 
     Args:
         delivered: what `deliveries` has, and then the destinations, too.
+        booked: by topic partition the last entry that does not come again from the source topics.
+        overdue: of each subscription that lacks something booked that is due, since when.
     """
-    newest = tables.sql("SELECT coalesce(max(sent_at), 0) AS t FROM deliveries")["t"][0].as_py()
-    since = max(0, int(newest) - _UNWRITTEN_MILLIS)
     found: list[pa.Table] = []
     n = 0
     client = connect(settings.pulsar)
     try:
         for route in settings.routes:
+            unbooked = _first_unbooked(client, route.source, booked)
             for number, subscription in enumerate(route.subscriptions):
-                messages = _messages_since(client, subscription.destination, since)
+                times = [t for t in (overdue.get((route.source, number)), unbooked) if t is not None]
+                if not times:
+                    continue
+                messages = _messages_since(client, subscription.destination, max(0, min(times) - CLOCKS_MILLIS))
                 while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                     rows = _deliveries(some, route.source, subscription.name)
                     missing = where(rows, ~delivered.contains(number, rows))
@@ -163,9 +179,25 @@ def write_missing_deliveries(settings: Settings, tables: Tables, delivered: Deli
         client.close()
     rows = concat(found, DELIVERIES)
     if rows.num_rows:
-        # All at once: by the last of them a later rebuild knows where to begin.
         tables.append("deliveries", rows, {f"rebuild-{time.time_ns()}": 1})
     return rows.num_rows
+
+
+def _first_unbooked(client: pulsar.Client, topic: str, booked: Mapping[str, Position]) -> int | None:
+    """When the first message was published that comes again from a source topic; None: there is none."""
+    times = []
+    for name in client.get_topic_partitions(topic):
+        last = booked.get(name)
+        start = pulsar.MessageId.earliest if last is None else pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1)
+        reader = client.create_reader(name, start, receiver_queue_size=1)
+        while reader.has_message_available():
+            message = reader.read_next(30_000)
+            position = Position(message.message_id().ledger_id(), message.message_id().entry_id())
+            if last is None or position > last:
+                times.append(message.publish_timestamp())
+                break
+        reader.close()
+    return min(times, default=None)
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.settings import Settings
-from streaming.changes import as_taken, find_changes
+from streaming.changes import Changes, as_taken, find_commands, write_moves
 from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
 from streaming.delivered import (
     DONE,
     Delivered,
-    as_done,
     partition_name,
     read_delivered,
     write_missing_deliveries,
 )
 from streaming.durable import sync, write_durably
+from streaming.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.receiver import Position
 from streaming.routes import known_routes, subscription_names
 from streaming.tables import OnProgress, Tables
 from tracker.commands import COMMANDS
 from tracker.control import Control
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, typed, where, with_columns
-from tracker.moved import HELD_MILLIS
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, typed, where
 from tracker.rebuilt import MOVED, TAKEN
 from tracker.rebuilt import Rebuilt as RebuiltShard
 from tracker.request_log import KEPT_MILLIS
@@ -50,11 +49,6 @@ GROUP BY topic, partition, ledger_id
 _SWITCHES = """
 SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND operation IN ('PAUSE', 'RESUME')
 ORDER BY sequence
-"""
-
-_DELAYS = """
-SELECT topic, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence
-FROM delayed_index WHERE operation = 'DELAY'
 """
 
 
@@ -85,14 +79,18 @@ def rebuild(
     names = subscription_names(settings)
     booked = _booked(tables)
     delivered = read_delivered(tables, names, booked, on_progress)
-    unwritten = write_missing_deliveries(settings, tables, delivered, on_progress)
     now = time.time_ns() // 1_000_000 if now is None else now
+    commands = find_commands(tables, names, booked, now, on_progress)
+    control = _control(settings, commands.changes(delivered), now)
+    overdue = first_overdue(tables, names, control, commands, delivered, now, on_progress)
+    unwritten = write_missing_deliveries(settings, tables, delivered, booked, overdue, on_progress)
     tick = _last_tick(tables)
-    changes = find_changes(tables, names, booked, delivered, now, tick, on_progress)
+    changes = commands.changes(delivered)
+    write_moves(tables, changes.unsealed, names, tick)
     _remove_unbooked(tables, booked)
-    control = Control(MemoryStore(), names, settings.tracker.tick_time_millis)
-    control.rebuild(RebuiltShard(taken=changes.taken, moved=changes.moved), now)
-    found = count_sealed(tables, control, delivered, settings.tracker.shards, now, on_progress)
+    control = _control(settings, changes, now)
+    since = min(overdue.values(), default=now)
+    found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
     taken = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
     request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
 
@@ -169,6 +167,13 @@ class Rebuilt:
         ]
 
 
+def _control(settings: Settings, changes: Changes, now: int) -> Control:
+    """What all shards together know of commands."""
+    control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
+    control.rebuild(RebuiltShard(taken=changes.taken, moved=changes.moved), now)
+    return control
+
+
 def _booked(tables: Tables) -> dict[str, Position]:
     """By topic partition the last entry that is booked."""
     last: dict[str, Position] = {}
@@ -231,6 +236,7 @@ def count_sealed(
     control: Control,
     delivered: Delivered,
     shards: int,
+    since: int,
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Sealed:
@@ -238,45 +244,28 @@ def count_sealed(
 
     Args:
         control: knows what has been taken back and moved.
+        since: of what was due before, no subscription wants anything; ms since the epoch.
         now: ms since the epoch.
     """
     first = now
     n = 0
-    for rows in tables.stream(f"{_DELAYS} AND deliver_at < {now}"):
+    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now} AND deliver_at >= {since}"):
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
-        rows = _by_ledger(where(rows, int64(rows, "deliver_at") < first))
-        wants, _ = _wants(rows, control, delivered)
+        rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
+        wants, _ = wants_of(rows, control, delivered)
         first = int(int64(rows, "deliver_at")[wants != 0].min(initial=first))
 
     sealed, unwanted = np.zeros((2, shards), np.int64)
     found: list[pa.Table] = []
     n = 0
-    for rows in tables.stream(f"{_DELAYS} AND deliver_at >= {first}"):
+    for rows in tables.stream(f"{DELAYS} AND deliver_at >= {first}"):
         n += rows.num_rows
         on_progress("delayed_index", "rows counted", n)
-        rows = _by_ledger(rows)
-        wants, done = _wants(rows, control, delivered)
+        rows = by_ledger(rows)
+        wants, done = wants_of(rows, control, delivered)
         shard = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
         sealed += np.bincount(shard, minlength=shards)
         unwanted += np.bincount(shard[wants == 0], minlength=shards)
         found += done
     return Sealed(first, int(sealed.sum() - unwanted.sum()), sealed, unwanted, concat(found, DONE))
-
-
-def _by_ledger(rows: pa.Table) -> pa.Table:
-    """The rows ledger by ledger, which makes looking them up faster."""
-    return rows.take(pa.array(np.argsort(int64(rows, "ledger_id"), kind="stable")))
-
-
-def _wants(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
-    """For each row the subscriptions that still want it, as bits; and what has been delivered, as DONE."""
-    wants = control.wants(rows)
-    found = []
-    for number, is_delivered in delivered.find(rows):
-        wants[is_delivered] &= ~(1 << number)
-        done = rows.filter(pa.array(is_delivered))  # a copy: a slice would keep all rows in memory
-        # A row that was held back is never loaded.
-        times = np.where(int64(done, "deliver_at") < HELD_MILLIS, int64(done, "deliver_at"), 0)
-        found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
-    return wants, found

@@ -24,7 +24,7 @@ from streaming.receiver import Position
 from streaming.routes import subscription_names
 from streaming.segments import find_held
 from streaming.tables import Tables
-from tests.unit.test_maintenance import DAY, NOW, TOPIC, make, rows
+from tests.unit.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.control import Control
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
 from tracker.moved import HELD_MILLIS
@@ -397,3 +397,59 @@ def test_what_was_imported_does_not_come_again() -> None:
     table = pa.table({"topic": ["x"], "partition": [-1], "ledger_id": [FIRST_IMPORTED_LEDGER], "entry_id": [0]})
     assert not is_unbooked(table, {"x": Position(1, 1)}).any()
     assert not is_unbooked(table, {}).any()
+
+
+def overdue_of(made: Settings) -> dict[tuple[str, int], int]:
+    """Since when a rebuild takes each subscription to lack something that may have been sent."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("streaming.rebuild.write_missing_deliveries", return_value=0) as written,
+    ):
+        rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
+    found: dict[tuple[str, int], int] = written.call_args.args[4]
+    return found
+
+
+def test_destinations_are_read_since_the_first_message_that_may_have_been_sent(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+    entries = [History(TOPIC, 1, i, [NOW - (10 - i) * HOUR]) for i in range(10)]
+    for i, entry in enumerate(entries):
+        if i != 4:
+            entry.deliver("a", 0)
+        if i == 0:
+            entry.command("SKIP", "b", 0)
+        elif i != 7:
+            entry.deliver("b", 0)
+    write(tables, [*entries, History(TOPIC, 2, 0, [NOW + DAY])], 11)
+    assert overdue_of(made) == {(TOPIC, 0): NOW - 6 * HOUR, (TOPIC, 1): NOW - 3 * HOUR}
+
+
+def test_destinations_are_not_read_for_what_has_come_or_is_not_due(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+    entry = History(TOPIC, 1, 0, [NOW - HOUR, NOW + DAY])
+    entry.deliver("a", 0)
+    entry.deliver("b", 0)
+    write(tables, [entry], 1)
+    assert overdue_of(made) == {}
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_message_may_have_been_sent_since_it_was_moved_to_an_earlier_time(tmp_path: Path, is_sealed: bool) -> None:
+    made, tables = make(tmp_path)
+    entry = History(TOPIC, 1, 0, [NOW + DAY])
+    entry.is_sealing = is_sealed
+    entry.command("RESCHEDULE", "b", 0, NOW - 2 * HOUR)
+    write(tables, [entry], 1)
+    assert overdue_of(made) == {(TOPIC, 1): NOW - 2 * HOUR}
+
+
+def test_what_was_held_back_may_have_been_sent_since_its_subscription_went_on(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+    entry = History(TOPIC, 1, 0, [NOW - DAY])
+    entry.deliver("b", 0)
+    entry.hold("a", 0)
+    write(tables, [entry], 1)
+    assert overdue_of(made) == {}, "held back to this day"
+    on = [{"subscription": "a", "operation": "RESUME", "result": "APPLIED", "applied_at": NOW - 5 * HOUR}]
+    tables.append("outcomes", rows("outcomes", on), {"test": 2})
+    assert overdue_of(made) == {(TOPIC, 0): NOW - 5 * HOUR}

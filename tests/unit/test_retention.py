@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from conf.settings import Settings, local_path
 from jobs.audit import run_audit
-from streaming.changes import find_changes
+from streaming.changes import find_commands
 from streaming.delivered import Delivered
 from streaming.maintenance import maintain
 from streaming.rebuild import rebuild
@@ -181,7 +181,7 @@ def test_a_rebuild_passes_over_a_cancel_that_waited_in_vain() -> None:
         given_up = [{**cancel, "entry_id": 3, "deliver_at": NOW - DAY}]
         append(tables, "delayed_index", [*in_vain, *applied, *waiting, *given_up])
         names, booked = subscription_names(made), {TOPIC: Position(1, 9)}
-        taken = find_changes(tables, names, booked, Delivered(names, booked), NOW, tick=1).taken
+        taken = find_commands(tables, names, booked, NOW).changes(Delivered(names, booked)).taken
         assert sorted(taken["entry_id"].to_pylist()) == [1, 2]
 
 
