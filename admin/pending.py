@@ -23,6 +23,7 @@ from pydantic.alias_generators import to_camel
 from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
+from streaming.pending_rule import is_cancelled, is_moved_on, join_commands, last
 from streaming.tables import Snapshot, any_of, literal, ranges_of
 from tracker.commands import resolve_topic
 from tracker.moved import HELD_MILLIS
@@ -340,9 +341,11 @@ class Pending:
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
         taken_back = self._sql(
-            "SELECT subscription, count(*) AS n FROM (SELECT DISTINCT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
-            f"FROM delayed_index WHERE operation = 'CANCEL' AND {self._of_topic} AND deliver_at > {self.as_of}) AS c "
-            "GROUP BY subscription"
+            "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
+            f"FROM delayed_index WHERE operation IN ('CANCEL', 'RESTORE') AND {self._of_topic} "
+            f"AND deliver_at > {self.as_of} GROUP BY subscription, ledger_id, entry_id, batch_index "
+            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {_SEQUENCE} END) "
+            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {_SEQUENCE} END), -1)) AS c GROUP BY subscription"
         )
         cancelled = dict(zip(taken_back["subscription"].to_pylist(), taken_back["n"].to_pylist(), strict=True))
         written_at = self._tables.written_at("delayed_index")
@@ -430,14 +433,14 @@ class Pending:
             )
         until = [
             f"max(CASE WHEN subscription = {literal(name)} AND operation = '{operation}' THEN {column} END) "
-            f"AS {operation}_{column}_{i}"
+            f"AS {last_column}_{i}"
             for i, name in enumerate(names)
-            for operation, column in (
-                ("DELIVERED", "deliver_at"),
-                ("CANCEL", "deliver_at"),
-                ("CANCEL", "sequence"),
-                ("RESTORE", "sequence"),
-                ("MOVE", "sequence"),
+            for operation, column, last_column in (
+                ("DELIVERED", "deliver_at", "delivered"),
+                ("CANCEL", "deliver_at", "cancelled_until"),
+                ("CANCEL", "sequence", "cancelled"),
+                ("RESTORE", "sequence", "restored"),
+                ("MOVE", "sequence", "moved"),
             )
         ]
         self._sql(
@@ -449,11 +452,7 @@ class Pending:
             f"CASE WHEN {_is_left(i, name, is_taken_back)} THEN {1 << i} ELSE 0 END" for i, name in enumerate(names)
         ]
         return f"""
-            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i
-            LEFT JOIN done AS one ON one.ledger_id = i.ledger_id AND one.entry_id = i.entry_id
-                AND one.batch_index = i.batch_index
-            LEFT JOIN (SELECT * FROM done WHERE batch_index = -1) AS whole ON whole.ledger_id = i.ledger_id
-                AND whole.entry_id = i.entry_id
+            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {join_commands("done", "i")}
         """  # noqa: S608
 
     @property
@@ -524,17 +523,10 @@ def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple
 def _is_left(i: int, name: str, is_taken_back: bool) -> str:
     """The condition that a row (i) counts for a subscription, was not delivered to it, and was taken back or not."""
 
-    def last(operation: str, column: str) -> str:
-        both = (f"coalesce({of}.{operation}_{column}_{i}, -1)" for of in ("one", "whole"))
-        return f"greatest({', '.join(both)})"
-
-    taken_back = (
-        f"{last('CANCEL', 'deliver_at')} >= i.deliver_at "
-        f"AND {last('CANCEL', 'sequence')} > {last('RESTORE', 'sequence')}"
-    )
+    taken_back = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
     return (
-        f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND {last('MOVE', 'sequence')} <= i.sequence "
-        f"AND {last('DELIVERED', 'deliver_at')} < i.deliver_at AND {'' if is_taken_back else 'NOT '}({taken_back})"
+        f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
+        f"AND {last(f'delivered_{i}')} < i.deliver_at AND {'' if is_taken_back else 'NOT '}({taken_back})"
     )
 
 

@@ -66,39 +66,6 @@ FROM (
 GROUP BY {_KEY}
 """  # noqa: S608
 
-# A row a message and subscription: what became of it there. A command for a whole entry has batch_index -1.
-_FATES = f"""
-CREATE TABLE fates AS
-WITH delivered AS (
-    SELECT {_KEY}, subscription, count(*) AS times
-    FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
-),
-taken_back AS (
-    SELECT topic, partition, ledger_id, entry_id, subscription, batch_index, max(coalesce(sequence, 0)) AS sequence
-    FROM outcomes
-    WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP')
-    GROUP BY topic, partition, ledger_id, entry_id, subscription, batch_index
-),
-restored AS (
-    SELECT {_KEY}, subscription, max(sequence) AS sequence FROM (SELECT *, {_MESSAGE} FROM outcomes) AS o
-    WHERE result = 'APPLIED' AND operation = 'RESTORE'
-    GROUP BY {_KEY}, subscription
-)
-SELECT m.*, s.subscription, coalesce(d.times, 0) AS times,
-       greatest(coalesce(one.sequence, -1), coalesce(whole.sequence, -1)) > coalesce(r.sequence, -1) AS is_taken_back
-FROM messages AS m
-JOIN subscriptions AS s ON s.topic = m.topic
-LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
-    AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
-LEFT JOIN taken_back AS one ON one.topic = m.topic AND one.partition = m.partition AND one.ledger_id = m.ledger_id
-    AND one.entry_id = m.entry_id AND one.batch_index = m.message AND one.subscription = s.subscription
-LEFT JOIN taken_back AS whole ON whole.topic = m.topic AND whole.partition = m.partition
-    AND whole.ledger_id = m.ledger_id AND whole.entry_id = m.entry_id AND whole.batch_index = -1
-    AND whole.subscription = s.subscription
-LEFT JOIN restored AS r ON r.topic = m.topic AND r.partition = m.partition AND r.ledger_id = m.ledger_id
-    AND r.entry_id = m.entry_id AND r.message = m.message AND r.subscription = s.subscription
-"""  # noqa: S608
-
 _POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS position"
 
 # What must not be: rows of (topic, subscription, position).
@@ -213,7 +180,7 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
 
     rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in settings.routes for s in r.subscriptions)))
     rows(_MESSAGES)
-    rows(_FATES)
+    rows(_fates())
     found = {}
     for kind, sql in _FINDINGS.items():
         wrong = sql.format(now=_LAST_DELIVERY if now is None else now)
@@ -235,6 +202,38 @@ def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, know
         of_kind["count"] += len(new)
         examples = [{"topic": topic, "subscription": "", "position": position} for topic, position in new]
         of_kind["examples"] = (of_kind["examples"] + examples)[:EXAMPLES]
+
+
+def _fates() -> str:
+    """A row a message and subscription: what became of it there, and when it is due there."""
+    from streaming.pending_rule import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
+
+    return f"""
+CREATE TABLE fates AS
+WITH delivered AS (
+    SELECT {_KEY}, subscription, count(*) AS times
+    FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
+),
+commands AS ({LAST_COMMANDS}),
+due AS (
+    SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at
+    FROM (SELECT *, {_MESSAGE} FROM delayed_index WHERE operation = 'DELAY') AS i
+    JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
+    {join_commands("commands", "i", "{of}.subscription = s.subscription", "i.message")}
+    WHERE NOT ({is_moved_on("i.sequence")})
+    GROUP BY i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription
+)
+SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_booked, m.is_sealed, m.is_rejected,
+       s.subscription, coalesce(t.deliver_at, m.deliver_at) AS deliver_at, coalesce(d.times, 0) AS times,
+       {is_cancelled()} AS is_taken_back
+FROM messages AS m
+JOIN subscriptions AS s ON s.topic = m.topic
+LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
+    AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
+LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
+    AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
+{join_commands("commands", "m", "{of}.subscription = s.subscription", "m.message")}
+    """  # noqa: S608
 
 
 def _values(rows: Iterable[tuple[str, str]]) -> str:

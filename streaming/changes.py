@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from streaming.delivered import Delivered, is_unbooked
 from streaming.message_set import MessageSet
+from streaming.pending_rule import are_cancelled
 from streaming.receiver import Position
 from streaming.tables import DELAYED_INDEX, OnProgress, Tables
 from tracker.commands import COMMANDS, RESCHEDULE
@@ -247,18 +248,8 @@ def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> p
     single = with_columns(
         single, message=pa.array(message), batch_index=pa.array(np.where(sizes[row] > 1, message, index))
     )
-    taken, given = (_last_sequence(single, rows) for rows in (single, restored))
-    return pa.concat_tables([where(done, ~is_concerned), where(single, taken > given)])
-
-
-def _last_sequence(rows: pa.Table, commands: pa.Table) -> Int64Array:
-    """For each row the sequence of the last of the commands that named its message, -1 where there is none."""
-    last = commands.group_by(_KEY).aggregate([("sequence", "max")])
-    numbered = rows.select(_KEY).append_column("row", _numbers_of(rows))
-    pairs = numbered.join(last, _KEY, join_type="inner", use_threads=False)
-    sequences = np.full(rows.num_rows, -1, np.int64)
-    sequences[int64(pairs, "row")] = int64(pairs, "sequence_max")
-    return sequences
+    left = where(single, are_cancelled(single, concerned, restored, ["subscription"]))
+    return pa.concat_tables([where(done, ~is_concerned), left])
 
 
 def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:

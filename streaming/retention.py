@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
 from conf.settings import Settings
+from streaming.pending_rule import are_cancelled, are_moved_on
 from streaming.routes import subscription_names
 from streaming.table_files import DataFile, TableFiles, new_run
 from streaming.tables import SCHEMAS, Tables, run_sql
-from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, as_int64, int64, is_among
+from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
 from tracker.request_log import ANSWERS_KEPT_MILLIS
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
@@ -34,6 +35,7 @@ _MAX_LEDGERS = 200  # named one by one in a query
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
+_NAMED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
 _NEEDED = {
     "delayed_index": [
         *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
@@ -123,35 +125,27 @@ class Retention:
             f"WHERE deliver_at BETWEEN {first} AND {last}"
         )
         taken = self._query(
-            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM outcomes "  # noqa: S608
-            f"WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') AND {_of_ledgers(rows)}"
+            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') "
+            f"AND {_of_ledgers(rows)}"
         )
         restored = self._query(
-            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM outcomes "  # noqa: S608
-            f"WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {_of_ledgers(rows)}"
+            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {_of_ledgers(rows)}"
         )
-        moved = self._query(
-            "SELECT topic, subscription, ledger_id, entry_id, batch_index, max(sequence) AS last FROM delayed_index "  # noqa: S608
-            f"WHERE operation = 'MOVE' AND {_of_ledgers(rows)} "
-            "GROUP BY topic, subscription, ledger_id, entry_id, batch_index"
-        )
+        moved = self._query(f"{_NAMED} FROM delayed_index WHERE operation = 'MOVE' AND {_of_ledgers(rows)}")
         settled = np.zeros(rows.num_rows, np.bool_)
         for topic, subscriptions in self._names.items():
             is_of_topic = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
             for subscription in subscriptions:
-                own = [
+                delivered_to, cancels, restores, moves = (
                     done.filter(pc.and_(pc.equal(done["topic"], topic), pc.equal(done["subscription"], subscription)))
                     for done in (delivered, taken, restored, moved)
-                ]
-                whole = own[1].filter(pc.less(own[1]["batch_index"], 0))
-                is_taken = is_among(rows, own[1], _MESSAGE) | is_among(rows, whole, _ENTRY)
+                )
                 is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
                 is_of_topic &= (
-                    is_among(rows, own[0], _MESSAGE)
-                    # What was restored has been delivered by now, or taken back again: only the former is looked for.
-                    | (is_taken & ~is_among(rows, own[2], _MESSAGE))
+                    is_among(rows, delivered_to, _MESSAGE)
+                    | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
-                    | _is_moved_on(rows, own[3])
+                    | are_moved_on(rows, moves)
                 )
             settled |= is_of_topic
         return settled
@@ -191,18 +185,6 @@ class Retention:
 
     def _query(self, sql: str) -> pa.Table:
         return run_sql(self._builder, sql)
-
-
-def _is_moved_on(rows: pa.Table, moved: pa.Table) -> BoolArray:
-    """Which rows are of messages that a later command has given another row."""
-    is_past = np.zeros(rows.num_rows, np.bool_)
-    if moved.num_rows:
-        numbered = as_int64(rows, _MESSAGE).append_column("row", pa.array(np.arange(rows.num_rows)))
-        others = as_int64(moved, [*_MESSAGE, "last"])
-        joined = numbered.join(others, _MESSAGE, join_type="inner", use_threads=False)
-        own = pc.fill_null(rows["sequence"], 0).to_numpy()[int64(joined, "row")]
-        is_past[int64(joined, "row")] = int64(joined, "last") > own
-    return is_past
 
 
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:

@@ -16,6 +16,7 @@ import yaml
 from conf.settings import Settings
 from jobs.audit import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
 from streaming.tables import SCHEMAS, Tables
+from tracker.moved import HELD_MILLIS
 
 ORDERS = "persistent://public/default/orders"  # to billing and audit
 ALERTS = "persistent://public/default/alerts"  # to mail
@@ -260,6 +261,15 @@ def test_by_the_clock_overdue_does_not_need_a_later_delivery(warehouse: Warehous
     warehouse.sealed(ALERTS, 90, deliver_at=NOW)
     assert warehouse.audit().is_clean
     assert only(run_audit(warehouse.settings, NOW + OVERDUE_MILLIS + 1), "overdue") == [(ALERTS, "mail", "7:90:-1:-1")]
+
+
+@pytest.mark.parametrize("moved_to", [HELD_MILLIS, LATER])
+def test_what_was_moved_for_one_subscription_is_overdue_for_the_other(warehouse: Warehouse, moved_to: int) -> None:
+    warehouse.entry(ORDERS, 90)
+    warehouse.sealed(ORDERS, 90, deliver_at=NOW)
+    for operation in ("DELAY", "MOVE"):
+        warehouse.sealed(ORDERS, 90, deliver_at=moved_to, operation=operation, subscription="billing", sequence=1)
+    assert only(warehouse.audit(NOW + OVERDUE_MILLIS + 1), "overdue") == [(ORDERS, "audit", "7:90:-1:-1")]
 
 
 def test_a_rejected_message_must_not_be_delivered(warehouse: Warehouse) -> None:

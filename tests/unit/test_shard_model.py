@@ -29,7 +29,6 @@ from tracker.store import MemoryStore
 
 NAMES = ["s0", "s1", "s2", "s3"]
 TICK_MILLIS = 1_000
-NEAR, AHEAD = 2_000, 6_000
 
 
 @dataclass
@@ -59,6 +58,8 @@ class Entry:
 
 class ShardModel(RuleBasedStateMachine):
     """Each rule is a tick. The model keeps what a shard should know in plain dictionaries."""
+
+    NEAR_MILLIS, AHEAD_MILLIS = 2_000, 6_000
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +233,8 @@ class ShardModel(RuleBasedStateMachine):
             while self.marks and self.marks[0][1] <= self.confirmed and self.marks[0][2] <= self.settled + 1:
                 self.booked_turn = self.marks.pop(0)[0]
             self.marks.append((self.turn, self.tick, self.near))
-            self.near, self.load = max(self.near, cutoff + NEAR), max(self.load, cutoff + AHEAD)
+            self.near = max(self.near, cutoff + self.NEAR_MILLIS)
+            self.load = max(self.load, cutoff + self.AHEAD_MILLIS)
         self.cutoff = cutoff
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")

@@ -156,3 +156,26 @@ def test_the_example_notebook_answers_its_questions(
     assert list(names["tomorrow_at_nine"]["subscription"]) == ["a", "b"]
     assert names["cancelled"].to_dict("records")[0]["issued_by"] == "ops"
     assert list(names["funnel"]["pending"]) == [1, 2]
+
+
+def test_of_an_entry_that_was_cancelled_whole_what_was_restored_waits_again(settings: Settings, write: Write) -> None:
+    write("entries", entry_id=1, batch_size=3)
+    for index in range(3):
+        write("delayed_index", operation="DELAY", entry_id=1, batch_index=index, batch_size=3, deliver_at=DUE + index)
+    done = {"entry_id": 1, "subscription": "a", "result": "APPLIED"}
+    write("outcomes", operation="SKIP", sequence=1, **done)
+    for index in (0, 2):
+        write("outcomes", operation="RESTORE", batch_index=index, sequence=2, **done)
+    of_b = [(1, "b", DUE + i) for i in range(3)]
+    assert sorted(pending(settings)) == [(1, "a", DUE), (1, "a", DUE + 2), *of_b]
+    sql = Warehouse(settings).sql
+    assert sql("SELECT batch_index, messages FROM cancellations").to_pylist() == [{"batch_index": -1, "messages": 1}]
+    assert sql("SELECT taken_back, pending FROM funnel ORDER BY subscription").to_pylist() == [
+        {"taken_back": 1, "pending": 2},
+        {"taken_back": 0, "pending": 3},
+    ]
+    write("outcomes", operation="SKIP", batch_index=0, sequence=3, **done)
+    write("outcomes", operation="RESTORE", batch_index=1, sequence=4, **done)
+    assert sorted(pending(settings)) == [(1, "a", DUE + 1), (1, "a", DUE + 2), *of_b]
+    left = Warehouse(settings).sql("SELECT batch_index, messages FROM cancellations").to_pylist()
+    assert left == [{"batch_index": 0, "messages": 1}]
