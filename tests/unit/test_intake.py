@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pulsar
 import pytest
@@ -63,6 +64,7 @@ class Client:
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     client = Client()
     monkeypatch.setattr(streaming.intake, "connect", lambda _: client)
+    monkeypatch.setattr(streaming.intake, "SourceWatch", mock.Mock())
     return client
 
 
