@@ -281,6 +281,7 @@ class Settings(BaseSettings):
     auth: AuthSettings = AuthSettings()
     retention: RetentionSettings = RetentionSettings()
     maintain: MaintainSettings = MaintainSettings()
+    replicated: Literal["local-only", "all"] = "local-only"
     routes: tuple[Route, ...] = ()
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from streaming.feedback import Feedback, FeedbackFile
 from streaming.parts import MESSAGES, TICK, split
 from streaming.pulsar_client import AdminClient, PulsarError, connect
 from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.replication import Origins
 from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP, rows_due
 from streaming.sender import OWN_BYTES
@@ -337,8 +338,16 @@ class Intake:
                 self._last_index,
                 self._received.set,
                 self._watch.follow(source, after),
+                self._origins(source),
             )
         return receivers[name]
+
+    def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
+        """Tells from which other cluster an entry came, where that matters."""
+        if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
+            return lambda producer, position: None
+        origins = Origins(self._admin, source.name, source.topic, self._stopped.wait)
+        return lambda producer, position: origins.replicated_from(producer, *position)
 
     def _last_index(self, topic: str, position: Position) -> int | None:
         if topic.startswith(self._settings.control.topic):

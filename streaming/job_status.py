@@ -94,6 +94,7 @@ class JobStatus:
     taken: int = 0
     delivered: int = 0
     rejected: int = 0
+    left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
     commands: int = 0
     planned: Lateness = field(default_factory=Lateness)
@@ -181,7 +182,7 @@ class StatusWriter:
             "process_id": os.getpid(),
         }
         self._totals = dict.fromkeys(
-            ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "sealed", "commands"), 0
+            ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands"), 0
         )
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
         self._history: deque[Point] = deque(maxlen=_POINTS)
@@ -228,7 +229,7 @@ class StatusWriter:
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]
-            for name in ("taken", "rejected", "sealed", "commands"):
+            for name in ("taken", "rejected", "left_out", "sealed", "commands"):
                 self._totals[name] += counts[name]
 
     def deliveries(self, rows: pa.Table) -> None:

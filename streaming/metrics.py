@@ -24,6 +24,7 @@ _COUNTERS = {
     "delaylake_taken_messages": ("taken", "Messages that were taken in."),
     "delaylake_delivered_messages": ("delivered", "Messages that were delivered, counted for each subscription."),
     "delaylake_rejected_messages": ("rejected", "Messages and commands that were rejected."),
+    "delaylake_left_out_messages": ("left_out", "Messages left to the cluster in which they were published."),
     "delaylake_sealed_messages": ("sealed", "Messages that were sealed in buckets."),
     "delaylake_commands": ("commands", "Control commands' entries that were applied or answered."),
 }

@@ -225,6 +225,15 @@ class AdminClient:
             raise self._refused(response)
         return response.headers, response.content
 
+    def replication_clusters(self, topic: str) -> list[str]:
+        """The clusters that a topic is replicated between: by its own policy, else by its namespace's."""
+        own = self._request("GET", f"{_path(topic)}/replication")
+        # Where there are no policies of topics it is answered 405.
+        if own.status_code == 200 and own.content and (clusters := own.json()):
+            return list(clusters)
+        namespace = "/".join(_path(topic).split("/")[1:3])
+        return list(self._json("GET", f"namespaces/{namespace}/replication"))
+
     def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
         """Type, definition and properties of a version of a topic's schema; None where there is none."""
         response = self._request("GET", f"{_schemas_path(topic)}/schema/{version}")

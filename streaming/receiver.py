@@ -14,7 +14,7 @@ import pulsar
 import pyarrow as pa
 
 from proto.message_id_pb2 import MessageIdData
-from tracker.messages import MESSAGES, concat, int64
+from tracker.messages import LEFT_OUT, MESSAGES, concat, int64
 from tracker.schedule import BadSchedule, deliver_at
 
 _log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Receiver:
         last_index_of: the broker entry index of an entry's last message, or None where it is not known.
         on_received: called when something has come in.
         on_rows: is given all that comes in, in order, before it is handed on.
+        replicated_from: the cluster from which an entry came, by its producer's name; None: it is this one's.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Receiver:
         last_index_of: Callable[[str, Position], int | None],
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
+        replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
     ) -> None:
         self.source = source
         self._subscribe = subscribe
@@ -99,6 +101,7 @@ class Receiver:
         self._last_index_of = last_index_of
         self._on_received = on_received
         self._on_rows = on_rows
+        self._replicated_from = replicated_from
         self._problem: str | None = None
         self._next_index: int | None = None
         self._chunks: deque[_Chunk] = deque()
@@ -307,7 +310,9 @@ class Receiver:
         if position <= self._last_received:
             return True
         if builder.position != position:
-            builder.start_entry(position, batch_size, self._first_index(position, batch_size))
+            first_index = self._first_index(position, batch_size)
+            cluster = self._replicated_from(message.producer_name(), position)
+            builder.start_entry(position, batch_size, first_index, None if cluster is None else LEFT_OUT + cluster)
         builder.add(message, batch_index)
         if batch_index + 1 < batch_size and batch_index >= 0:
             return False
@@ -341,6 +346,7 @@ class ChunkBuilder:
         self._max_delay_millis = max_delay_millis
         self._max_size = max_size
         self._entry: tuple[int, int, int, int | None] = (-1, -1, 1, None)
+        self._left_out: str | None = None
         self.position: Position | None = None
         self._rows: list[tuple[Any, ...]] = []
         self.n_bytes = 0
@@ -348,8 +354,16 @@ class ChunkBuilder:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def start_entry(self, position: Position, batch_size: int, first_index: int | None) -> None:
+    def start_entry(
+        self, position: Position, batch_size: int, first_index: int | None, left_out: str | None = None
+    ) -> None:
+        """Begins an entry, whose messages are added next.
+
+        Args:
+            left_out: why its messages are not for this job: of them only the positions are kept.
+        """
         self.position = position
+        self._left_out = left_out
         self._entry = (position.ledger_id, position.entry_id, batch_size, first_index)
 
     def add(self, message: Any, batch_index: int) -> None:
@@ -361,6 +375,8 @@ class ChunkBuilder:
         except BadSchedule as error:
             due, reason = published, str(error)
         payload = None if message.has_null_value() else message.data()
+        if self._left_out is not None:
+            properties, payload, reason = {}, None, self._left_out
         size = len(payload or b"") + sum(len(name) + len(value) for name, value in properties.items())
         if reason is None and size > self._max_size:
             reason = f"{size} bytes are too many to be delivered with their delaylake properties"

@@ -198,6 +198,15 @@ def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
     return rows
 
 
+# How the reason of a message begins that is left to the cluster in which it was published.
+LEFT_OUT = "replicated from "
+
+
+def is_left_out(rows: pa.Table) -> BoolArray:
+    """Which rows are of messages that another cluster's job delivers."""
+    return np.asarray(pc.fill_null(pc.starts_with(rows["reason"], LEFT_OUT), False))
+
+
 def is_rejected(rows: pa.Table) -> BoolArray:
     """Which rows have a reason to be rejected."""
     return pc.is_valid(rows["reason"]).to_numpy()

@@ -20,6 +20,7 @@ from tracker.messages import (
     concat,
     in_order,
     int64,
+    is_left_out,
     is_rejected,
     of_entries,
     where,
@@ -169,7 +170,10 @@ class Shard:
         effects.outcomes = concat(outcomes, OUTCOMES)
 
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
-        at_once = in_order(pa.concat_tables([effects.rejects, short_notice, moved]))
+        # What is left out goes nowhere, not to the rejects topic either.
+        left_out = is_left_out(effects.rejects)
+        told = where(effects.rejects, ~left_out)
+        at_once = in_order(pa.concat_tables([told, short_notice, moved]))
         n_short = self._release(tick, effects, False, at_once, moment)
         n_planned = self._release(tick, effects, True, planned, moment)
         self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
@@ -184,8 +188,9 @@ class Shard:
             "cutoff": tick.cutoff,
             "next_due": HELD_MILLIS if self._tracker.next_due is None else self._tracker.next_due,
             "taken": messages.num_rows,
-            "rejected": effects.rejects.num_rows,
-            "short_notice": n_short - int(rejected.sum()),
+            "rejected": effects.rejects.num_rows - int(left_out.sum()),
+            "left_out": int(left_out.sum()),
+            "short_notice": n_short - told.num_rows,
             "planned": n_planned,
             "sealed": effects.bucket.num_rows,
             "segment": intake.segment.num_rows,

@@ -24,7 +24,7 @@ from tests.harness import now
 CONF = Path(__file__).parents[2] / "conf"
 COUNTS = {
     "delayed": 70, "loaded": 20, "in_flight": 5, "waiting_commands": 1, "sink_millis": 300, "taken": 10, "rejected": 1,
-    "sealed": 4, "commands": 2, "operator_millis": 120,
+    "left_out": 2, "sealed": 4, "commands": 2, "operator_millis": 120,
 }  # fmt: skip
 
 
