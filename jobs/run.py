@@ -213,10 +213,11 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     from streaming.routes import KnownRoutes, changes
 
     before = last_routes(Path(local_path(settings.checkpoint)))
-    now = (before or KnownRoutes({})).taken_on(settings)
-    if before is not None:
-        reporter.changed(changes(before, now))
-    status.routes(now.to_json())
+    if before is None:
+        return {}
+    now = before.taken_on(settings)
+    reporter.changed(changes(before, now))
+    status.routes(KnownRoutes(now.missing).to_json())
     return now.missing
 
 

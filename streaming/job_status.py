@@ -101,7 +101,7 @@ class JobStatus:
     short_notice: Lateness = field(default_factory=Lateness)
     history: list[Point] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
-    routes: dict[str, Any] = field(default_factory=dict)  # all that its checkpoint has had, as `KnownRoutes` has them
+    missing_routes: dict[str, Any] = field(default_factory=dict)  # that it had once, as `KnownRoutes` has them
 
     def trouble(self, now: int) -> str | None:
         """Why nothing is to be expected of the job; None: it does its work."""
@@ -175,6 +175,7 @@ class StatusWriter:
         self._warehouse = warehouse
         self._max_in_flight = max_in_flight
         self._troubles = troubles
+        self._logged_troubles: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._values: dict[str, object] = {
             "started_at": _now(),
@@ -206,10 +207,10 @@ class StatusWriter:
         self._thread.join(timeout=5)
         self._write()
 
-    def routes(self, routes: dict[str, Any]) -> None:
-        """Notes all routes that the job's checkpoint has had."""
+    def routes(self, missing_routes: dict[str, Any]) -> None:
+        """Notes the routes that the job had once and that its settings do not have."""
         with self._lock:
-            self._values["routes"] = routes
+            self._values["missing_routes"] = missing_routes
 
     def batch(self, status: BatchStatus) -> None:
         counts = status.counts
@@ -273,9 +274,21 @@ class StatusWriter:
         while not self._stopped.wait(seconds):
             self._write()
 
+    def _log_troubles(self, troubles: list[Trouble]) -> None:
+        """Logs each trouble when it begins, and when it is over."""
+        current = {(trouble.kind, trouble.name): trouble for trouble in troubles}
+        for key, trouble in current.items():
+            if key not in self._logged_troubles:
+                _log.warning("%s: %s: %s", trouble.kind.replace("_", " "), trouble.name, trouble.text)
+        for kind, name in self._logged_troubles - current.keys():
+            _log.info("no longer %s: %s", kind.replace("_", " "), name)
+        self._logged_troubles = set(current)
+
     def _write(self) -> None:
+        status = self.status()
+        self._log_troubles(status.troubles)
         try:
-            _write(self._warehouse, json.dumps(asdict(self.status())).encode())
+            _write(self._warehouse, json.dumps(asdict(status)).encode())
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:

@@ -179,7 +179,7 @@ class Operator:
             ),
             concat(tables[NO_COMMANDS]),
             first_answers,
-            {topic for topic, _ in offset.back},
+            bool(offset.back),
         )
         effects = shard.apply(offset.to_tick(), intake)
 

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 _LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the broker's admin API busy
 _TIMEOUT_SECONDS = 5.0
+_NAMED = 3  # topic partitions that a text names
 
 
 class SourceWatch:
@@ -173,9 +174,11 @@ class SourceWatch:
     def _why(self, receiver: Receiver) -> str:
         if receiver.problem is not None:
             return receiver.problem
-        is_control = receiver.source.topic == self._control_topic
-        why = None if is_control else self._why_not_taking()
-        if why is not None:
+        if receiver.source.topic == self._control_topic:
+            silent = [r.source.name for r in self._receivers() if r.problem is not None]
+            if silent:
+                return f"commands wait until all source topics answer: {', '.join(silent[:_NAMED])}"
+        elif (why := self._why_not_taking()) is not None:
             return why
         if receiver.waiting:
             return "they have come in, and no batch takes them"

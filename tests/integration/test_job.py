@@ -12,6 +12,7 @@ import pytest
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
 from jobs.run import warn_without_deduplication
+from streaming.job_status import read_status
 from streaming.pulsar_client import AdminClient
 from streaming.sender import java_string_hash
 from tests.conftest import Run
@@ -36,10 +37,14 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
     routes = [
         {"source": plain, "subscriptions": [{"name": "a"}, {"name": "b", "type": "Exclusive"}, {"name": "c"}]},
         {"source": parted, "subscriptions": [{"name": "a", "destination": into_parts}]},
+        {"source": f"{topic}_held", "subscriptions": [{"name": "a"}]},
     ]
     job = Job(tmp_path, broker.settings, routes, tracker={"max_delay_millis": 10 * 86_400_000})
     for destination in (f"{plain}-a", f"{plain}-b", f"{plain}-c", f"{plain}-rejects", into_parts):
         collector.collect(destination)
+    # Somebody else has the job's subscription of one topic: it stands, and the others go on.
+    held = pulsar_client.subscribe(f"{topic}_held", "delaylake", pulsar.ConsumerType.Exclusive)
+    pulsar_client.create_producer(f"{topic}_held").send(b"waits")
     try:
         job.start()
         single = pulsar_client.create_producer(plain)
@@ -153,6 +158,17 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
                 assert entry["first_index"] == index - entry["batch_size"] + 1
         wait_until(lambda: _backlog(broker, plain) == 0, 40, "an empty backlog of the source topic")
 
+        wait_until(
+            lambda: (s := read_status(job.settings.warehouse)) and s.troubles, 90, f"a topic that stands\n{job.log}"
+        )
+        told = delaylake("status", "--config", str(job.file))
+        assert told.returncode == 1
+        assert f"standing: {topic}_held: messages wait, and none was taken in: ConsumerBusy" in told.stdout
+        assert delaylake("status", "--config", str(job.file), "--liveness").returncode == 0
+        held.close()
+        wait_until(lambda: not read_status(job.settings.warehouse).troubles, 40, f"no topic that stands\n{job.log}")
+        assert delaylake("status", "--config", str(job.file)).returncode == 0
+
         # A second job on the same checkpoint is refused; the first ends cleanly and goes on where it ended.
         second = delaylake("--config", str(job.file), "run")
         assert second.returncode == 1
@@ -163,14 +179,37 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         single.flush()
         time.sleep(1)
         assert job.terminate() == 0
+        # What somebody clears for the job is not lost in silence: the audit knows it by the broker alone.
+        not_seen = _send_and_clear(broker, to_parts, parted)
+        audited = delaylake("audit", "--config", str(job.file))
+        assert audited.returncode == 1
+        assert "\nnot seen: 3\n" in audited.stdout
+        assert all(f"{parted} {position}\n" in audited.stdout for position in not_seen)
         job.start()
         wait_until(lambda: len(collector.received[f"{plain}-a"]) >= n + len(more), 60, "what was pending at the stop")
+        wait_until(lambda: (s := read_status(job.settings.warehouse)) and s.troubles, 40, f"a trouble\n{job.log}")
+        told = delaylake("status", "--config", str(job.file))
+        assert (told.returncode, "3 entries were not seen" in told.stderr) == (1, True), told
+        assert parted in told.stdout
+        found = job.rows("rejects", "SELECT * FROM {table} WHERE reason LIKE 'not seen%' ORDER BY entry_id")
+        assert [(row["position"], row["payload"]) for row in found] == [
+            (position, f"lost {i}".encode()) for i, position in enumerate(not_seen)
+        ]
+        assert run_audit(job.settings).findings["not_seen"]["count"] == 3
         time.sleep(2)
         for subscription in "abc":
             rest = [m for m in collector.received[f"{plain}-{subscription}"] if m.payload.startswith(b"more")]
             check_exactly_once(more, rest)
     finally:
         job.stop()
+
+
+def _send_and_clear(broker: EmbeddedBroker, producer: pulsar.Producer, topic: str) -> list[str]:
+    """Sends three messages to a partition, and clears them for the job's subscription; returns their positions."""
+    sent = [producer.send(f"lost {i}".encode(), partition_key="lost") for i in range(3)]
+    path = f"{topic.replace('://', '/')}-partition-{sent[0].partition()}"
+    http.post(f"{broker.settings.admin_url}/admin/v2/{path}/subscription/delaylake/skip_all").raise_for_status()
+    return [f"{id.ledger_id()}:{id.entry_id()}:{id.partition()}:-1" for id in sent]
 
 
 def _backlog(broker: EmbeddedBroker, topic: str) -> int:

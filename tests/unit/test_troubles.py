@@ -60,7 +60,10 @@ def settings_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_status_names_each_trouble_and_exits_with_1(tmp_path: Path, settings_file: Path) -> None:
+def test_status_names_each_trouble_and_exits_with_1(
+    tmp_path: Path, settings_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     troubles = Troubles()
     options = GlobalOptions(config=settings_file)
 
@@ -84,7 +87,16 @@ def test_status_names_each_trouble_and_exits_with_1(tmp_path: Path, settings_fil
             m for m in JobCollector(lambda: read_status(str(tmp_path))).collect() if m.name.endswith("troubles")
         ]
         assert [sample.labels for sample in metric.samples] == [{"kind": STANDING, "name": ORDERS}]
+        troubles.end(STANDING, ORDERS)
+        for _ in range(2):
+            writer._write()
+        assert run().exit_code == 0
     assert run("--liveness").exit_code == 1
+    logged = [record.getMessage() for record in caplog.records if record.name == "streaming.job_status"]
+    assert logged == [
+        f"standing: {ORDERS}: nothing was taken in: the senders are behind",
+        f"no longer standing: {ORDERS}",
+    ]
 
 
 def test_a_reader_sees_the_troubles_of_its_own_topics() -> None:
