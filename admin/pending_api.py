@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -48,6 +48,7 @@ from admin.topics_schema import (
     TOPIC_PATH,
     Authoritative,
     Canceller,
+    Count,
     Reader,
     Skipper,
     Subscription,
@@ -260,7 +261,7 @@ async def skip_next(
     role: Skipper,
     target: TargetTopic,
     subscription: Subscription,
-    n: Annotated[str, Path(description="How many.", examples=["5"])],
+    n: Count,
     authoritative: Authoritative = None,
 ) -> Response:
     try:

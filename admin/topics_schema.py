@@ -41,6 +41,7 @@ SubscriptionNames = Annotated[
     ),
 ]
 Subscription = Annotated[str, Path(examples=["billing"])]
+Count = Annotated[str, _whole_number(5, least=1), Path(description="How many messages.")]
 Authoritative = Annotated[
     str | None, WithJsonSchema({"type": "boolean"}), Query(description="Accepted, as by Pulsar, and not looked at.")
 ]
