@@ -44,7 +44,8 @@ def run(
 ) -> None:
     """Run the delivery job until SIGTERM or SIGINT. Prints `ready` once it reads; progress goes to stderr.
 
-    With --output json stdout has one object a line: {"event": "ready"}, then {"event": "progress", ...}.
+    What has changed in the settings' routes since the last run is a line each before that. With --output json stdout
+    has one object a line: {"event": "changed", "text": ...}, {"event": "ready"}, then {"event": "progress", ...}.
     """
     options = global_options(context)
     configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
