@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 _LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the broker's admin API busy
 _TIMEOUT_SECONDS = 5.0
+_MAX_PARTS = 100  # entries at the end of a topic that are looked at, one by one
 _NAMED = 3  # topic partitions that a text names
 
 
@@ -165,11 +166,19 @@ class SourceWatch:
             self._check_end(receiver, end)
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)
-        if since is None:
+        if since is None or (end is not None and self._is_only_parts(receiver, end)):
             self._troubles.end(STANDING, name)
         else:
             why = f"none was taken in: {self._why(receiver)}"
             self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+
+    def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
+        """Whether what waits is no message: parts of a chunked one, say, whose producer has ended in the middle."""
+        last, name = receiver.last_received, receiver.source.name
+        if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
+            return False
+        entries = (self._admin.entry_metadata(name, *Position(last.ledger_id, n)) for n in _after(last, end))
+        return all(entry is not None and entry.is_no_message for entry in entries)
 
     def _why(self, receiver: Receiver) -> str:
         if receiver.problem is not None:
@@ -193,3 +202,8 @@ class SourceWatch:
         if self._admin.backlog(name, self._subscription) == 0 and (last := receiver.last_received) < end:
             self._ends_asked[name] = end
             self._add(receiver.source, [Gap(last, Position(end.ledger_id, end.entry_id + 1))])
+
+
+def _after(last: Position, end: Position) -> range:
+    """The entry ids after one and up to another of the same ledger."""
+    return range(last.entry_id + 1, end.entry_id + 1)

@@ -1,0 +1,89 @@
+"""What the watch over the source topics calls standing still, with a broker and a receiver made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from conf.settings import Settings
+from streaming.pulsar_client import BrokerEntry
+from streaming.receiver import Position, Receiver, SourceTopic
+from streaming.source_watch import SourceWatch
+from streaming.standing import STANDING_MILLIS
+from streaming.troubles import STANDING, Troubles
+
+ORDERS = "persistent://public/default/orders"
+LAST = Position(7, 3)
+
+
+@dataclass
+class FakeReceiver:
+    """A receiver that has had all up to entry 7:3 of a topic that ends with 7:5."""
+
+    source: SourceTopic = field(default_factory=lambda: SourceTopic(ORDERS, ORDERS, -1))
+    last_cut: Position = LAST
+    last_received: Position = LAST
+    problem: str | None = None
+    waiting: int = 0
+
+    def end(self) -> Position:
+        return Position(7, 5)
+
+
+@dataclass
+class FakeAdmin:
+    """A broker's admin API, by which these entries are no messages."""
+
+    parts: set[int]
+    url: str = "http://broker"
+
+    def backlog(self, topic: str, subscription: str) -> int:
+        return 2
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
+        return BrokerEntry(1, 1, None, None, {}, False, entry_id in self.parts)
+
+    def close(self) -> None: ...
+
+
+class Watched:
+    def __init__(self, folder: Path) -> None:
+        self.receiver = FakeReceiver()
+        self.troubles = Troubles()
+        settings = Settings(warehouse=str(folder))
+        receivers = [cast("Receiver", self.receiver)]
+        self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None)
+
+    def look(self, *parts: int) -> list[str]:
+        """The texts of what stands after a minute, where these entries are no messages."""
+        self.watch._admin.close()
+        self.watch._admin = cast("Any", FakeAdmin(set(parts)))
+        for now in (0, STANDING_MILLIS):
+            self.watch.look(now)
+        return [t.text for t in self.troubles.current() if t.kind == STANDING]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path)
+    yield made
+    made.watch.stop()
+
+
+def test_a_topic_that_ends_with_a_part_of_a_chunked_message_does_not_stand(watched: Watched) -> None:
+    assert watched.look(4, 5) == []
+
+
+@pytest.mark.parametrize("parts", [(), (5,), (4,)])
+def test_a_message_among_the_parts_waits(watched: Watched, parts: tuple[int, ...]) -> None:
+    assert watched.look(*parts) == ["messages wait, and none was taken in: the broker hands over none"]
+
+
+def test_what_has_come_in_and_is_in_no_batch_waits(watched: Watched) -> None:
+    watched.receiver.waiting = 3
+    watched.receiver.last_received = Position(7, 5)
+    assert watched.look(4, 5) == ["messages wait, and none was taken in: they have come in, and no batch takes them"]
