@@ -117,6 +117,7 @@ class ReleaseSettings(Section):
     lanes: Annotated[int, Field(gt=0, le=MOST_LANES)] = 4
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
     max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000
+    retry_max_millis: Annotated[int, Field(ge=1_000)] = 30_000
 
     @model_validator(mode="after")
     def _floor_below_ceiling(self) -> ReleaseSettings:

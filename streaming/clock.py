@@ -44,6 +44,8 @@ class Offset:
     batch_millis: int = 0
     routes: dict[str, Any] | None = None  # as `KnownRoutes` has them; None: of a checkpoint that did not keep them
     back: list[list[str]] = field(default_factory=list)  # [topic, subscription]: to which messages go out again
+    held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
+    unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
 
     @property
     def known_routes(self) -> KnownRoutes | None:
@@ -85,6 +87,7 @@ class Offset:
             self.now,
             self.passed,
             sending,
+            self.unwritable,
         )
 
 
@@ -122,6 +125,7 @@ class Clock:
             last.run != self._settings.run
             or self._is_behind
             or monotonic >= self._next_turn
+            or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
             or self._has_due(last, self._target(last, now, feedback), feedback)
         )
 
@@ -165,7 +169,21 @@ class Clock:
                 booked = marks[0][0]
                 marks = marks[1:]
         cutoff = max(last.cutoff, min(target, near - 1))
-        return Offset(tick, now, cutoff, turn, load, near, self._settings.run, confirmed, booked, marks, version)
+        unwritable = last.unwritable if feedback.unwritable is None else feedback.unwritable
+        return Offset(
+            tick,
+            now,
+            cutoff,
+            turn,
+            load,
+            near,
+            self._settings.run,
+            confirmed,
+            booked,
+            marks,
+            version,
+            unwritable=unwritable,
+        )
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
         """The end of the last whole slot that the lookahead reaches."""

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class Feedback:
     next_due: int | None = None  # nothing that is in state is due before; None: that is not known
     in_flight: int = 0  # messages handed to the senders and not written down yet
     is_stopping: bool = False  # no more ticks
+    # By source topic and subscription ("" for rejects) whose destination can't be written: `since`, ms since the epoch,
+    # and `open`, the releases [tick, is planned] that have not arrived there. None: not known yet in this run.
+    unwritable: dict[str, dict[str, Any]] | None = None
 
 
 class FeedbackFile:

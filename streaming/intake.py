@@ -296,6 +296,11 @@ class Intake:
             **self._routes(last),
         )
         offset = self._passed(last, offset, barrier)
+        back = _pairs(last.unwritable) - _pairs(offset.unwritable)
+        if back:
+            back |= {(topic, name) for topic, name in offset.back}
+            version = self._tables.version("delayed_index")
+            offset = replace(offset, back=[list(pair) for pair in sorted(back)], held_version=version)
         if offset.turn != last.turn:
             self._turn_positions[offset.turn] = positions
         return offset
@@ -383,3 +388,8 @@ class Intake:
             if partitions != [topic]:
                 destinations[topic] = len(partitions)
         self._destinations = destinations
+
+
+def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Source topics and subscriptions of which an offset says that their destinations can't be written."""
+    return {(topic, name) for topic, names in unwritable.items() for name in names}

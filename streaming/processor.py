@@ -179,7 +179,7 @@ class Operator:
             ),
             concat(tables[NO_COMMANDS]),
             first_answers,
-            bool(offset.back),
+            is_back=bool(offset.back),
         )
         effects = shard.apply(offset.to_tick(), intake)
 
@@ -197,5 +197,5 @@ class Operator:
             for start in range(0, table.num_rows, PART_ROWS):
                 yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
         millis = round((time.perf_counter() - started) * 1000)
-        status = effects.status | {"operator_millis": millis, "run": offset.run}
+        status = effects.status | {"operator_millis": millis, "run": offset.run, "unwritable": offset.unwritable}
         yield _output(number, STATUS, offset.tick, json.dumps(status).encode())

@@ -123,7 +123,9 @@ class DelayedDelivery:
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback = FeedbackFile(Path(folder) / "feedback.json")
             application = checkpoint.application
-            releaser = Releaser(self._spark, self._settings, tables, feedback, application, self._on_deliveries)
+            releaser = Releaser(
+                self._spark, self._settings, tables, feedback, application, self._on_deliveries, self._troubles
+            )
             outcomes = OutcomePublisher(self._settings, application)
             run = uuid.uuid4().hex[:12]
             self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)

@@ -10,8 +10,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,15 @@ from pyspark.sql import SparkSession
 
 from conf.settings import Settings
 from streaming.feedback import Feedback, FeedbackFile
-from streaming.sender import Assignment, Sent, send_releases
-from streaming.tables import DELIVERIES, Tables
+from streaming.producer_names import ProducerNames
+from streaming.pulsar_client import AdminClient, PulsarError
+from streaming.segments import to_rejects
+from streaming.sender import Assignment, Attempt, Failed, Sent, Target, can_write, send_releases
+from streaming.tables import DELIVERIES, REJECTS, Tables
+from streaming.troubles import Troubles
+from streaming.unwritable import Part, Unwritable
 from tracker.in_flight import SENDING
-from tracker.messages import concat, int64, unpack
+from tracker.messages import MESSAGES, concat, int64, unpack
 from tracker.time_slots import SLOT_MILLIS
 
 _log = logging.getLogger(__name__)
@@ -33,6 +39,7 @@ _FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, u
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
 _EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: who has been overtaken sends nothing more
+_PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
 _MEASURED = 30  # the last so many jobs decide how far to look ahead
 
 
@@ -46,9 +53,20 @@ class Job:
     assignments: tuple[Assignment, ...]
     rows: int
     first_due: int
+    is_new: bool = False  # it has not been handed out before
 
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
+
+
+@dataclass
+class _Done:
+    """What has become of a job: rows to be written down, and where some of it did not arrive."""
+
+    job: Job
+    deliveries: pa.Table
+    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that no producer takes
+    parts: list[Part] = field(default_factory=list)
 
 
 class Releaser:
@@ -57,6 +75,10 @@ class Releaser:
     A lane's jobs run one after another, because they share producer names; the lanes run side by side. When a job's
     deliveries are in the table, its tick is confirmed through the feedback. A release that was finished before a
     restart is known by the table and not sent again.
+
+    A destination that can't be written holds up no other: what a release has for it is left to `Unwritable`. Such a
+    release is not written down before an offset says that it is open, so that after a crash either the whole of it is
+    handed out again, or that part of it.
 
     Args:
         application: the same for all runs on one checkpoint, and of no other.
@@ -71,7 +93,9 @@ class Releaser:
         feedback: FeedbackFile,
         application: str,
         on_deliveries: Callable[[pa.Table], None],
+        troubles: Troubles | None = None,
     ) -> None:
+        troubles = troubles or Troubles()
         self._spark = spark
         self._settings = settings
         self._settings_json = settings.model_dump_json()
@@ -88,8 +112,20 @@ class Releaser:
         self._last_batch: tuple[int, int] | None = None  # the time it looked ahead from, and its cutoff
         self._lags: deque[int] = deque(maxlen=_MEASURED)
         self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
-        self._finished: queue.Queue[tuple[Job, pa.Table] | None] = queue.Queue()
+        self._finished: queue.Queue[_Done | None] = queue.Queue()
         self._stopped = threading.Event()
+        self._admin = AdminClient(settings.pulsar)
+        self._names = ProducerNames(settings, troubles)
+        self._unwritable = Unwritable(
+            _destinations(settings),
+            settings.release.retry_max_millis / 1000,
+            self._send_part,
+            self._probe,
+            self._confirm_now,
+            troubles,
+            self._stopped,
+        )
+        self._recorded: Mapping[str, Any] | None = None  # what the last offset has of them; None: no offset yet
         self._failure: str | None = None
         self._publish()
         self._writer = self._thread("write deliveries", self._write)
@@ -109,7 +145,13 @@ class Releaser:
         return len(self._outstanding)
 
     def submit(
-        self, tick: int, now: int, cutoff: int, next_due: int, bodies: list[tuple[int, int, bool, bytes]]
+        self,
+        tick: int,
+        now: int,
+        cutoff: int,
+        next_due: int,
+        bodies: list[tuple[int, int, bool, bytes]],
+        unwritable: Mapping[str, Any] | None = None,
     ) -> None:
         """Takes a batch's releases.
 
@@ -119,16 +161,24 @@ class Releaser:
             cutoff: the batch's.
             next_due: nothing that the state holds after the batch is due before.
             bodies: (shard, tick, is planned, packed rows); ticks of an earlier run come first.
+            unwritable: what the batch's offset has of destinations that can't be written.
         """
         releases: dict[tuple[int, bool], list[Assignment]] = {}
         for shard, of_tick, is_planned, body in bodies:
             assignment = Assignment(self._application, shard, of_tick, is_planned, body)
             releases.setdefault((of_tick, is_planned), []).append(assignment)
         with self._lock:
-            for (of_tick, is_planned), assignments in sorted(releases.items()):
-                if (of_tick, is_planned) not in self._accepted:
-                    self._accepted.add((of_tick, is_planned))
-                    self._enqueue(_job(of_tick, is_planned, assignments))
+            jobs = {
+                release: _job(*release, assignments, is_new=release[0] == tick)
+                for release, assignments in sorted(releases.items())
+                if release not in self._accepted
+            }
+            if self._recorded is None and unwritable:
+                self._unwritable.begin(unwritable, jobs)
+            self._recorded = unwritable or {}
+            for release, job in jobs.items():
+                self._accepted.add(release)
+                self._enqueue(job)
             planned = self._outstanding.get((tick, True))
             if planned is not None:
                 self._measure(now, planned.first_due)
@@ -191,31 +241,48 @@ class Releaser:
                     return
                 job = heapq.heappop(self._lanes[lane])
             if job.tick <= written:
-                self._finished.put((job, DELIVERIES.empty_table()))
+                self._finished.put(_Done(job, DELIVERIES.empty_table()))
                 continue
             self._wait_until(job.first_due - self._lead())
-            if (deliveries := self._send(job)) is not None:
-                self._finished.put((job, deliveries))
+            if (done := self._send(job)) is not None:
+                self._finished.put(done)
 
-    def _send(self, job: Job) -> pa.Table | None:
+    def _send(self, job: Job) -> _Done | None:
+        """Sends a job until all of it has arrived, or is left to its destinations; None: told to stop."""
+        result = _Done(job, DELIVERIES.empty_table())
+        arrived: frozenset[tuple[str, str]] = frozenset()
+        is_first = job.is_new
         while not self._stopped.is_set():
             self._check_epoch()
-            started = time.time_ns() // 1_000_000
-            tasks = len(job.assignments) if job.rows > _ROWS_A_TASK else 1
+            attempt = Attempt(
+                self._unwritable.targets, None, arrived, self._names.generations, is_first, _PATIENCE_SECONDS
+            )
+            is_first = False
             try:
-                sent: list[Sent] = (
-                    self._spark.sparkContext.parallelize(job.assignments, tasks)
-                    .mapPartitions(functools.partial(send_releases, self._settings_json, epoch=self._tables.epoch))
-                    .collect()
-                )
+                sent = self._run(job, attempt)
             except Exception as error:
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", job.tick, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)
                 continue
-            with self._lock:
-                self._leads.append(max(s.ready_at for s in sent) - started)
-            return concat([unpack(s.deliveries) for s in sent], DELIVERIES)
+            arrived |= {key for one in sent for key in one.done}
+            result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
+            result.refused = concat([result.refused, *(unpack(one.refused) for one in sent if one.refused)])
+            failed = [one for s in sent for one in s.failed]
+            others = self._names.renew(failed, job.tick)
+            given_up = self._given_up(others)
+            left = {target: "" for one in sent for target in one.skipped}
+            for target, reason in (left | given_up).items():
+                part = Part(job, target, arrived)
+                # In this order: while it is open it is not skipped over by a job that knows nothing of it.
+                self._unwritable.add(target, reason, [part])
+                result.parts.append(part)
+            again = [one for one in others if one.target not in given_up]
+            if again:
+                _log.warning("release %d is sent again: %s: %s", job.tick, again[0].topic, again[0].reason)
+                self._stopped.wait(_RETRY_SECONDS)
+            elif len(others) == len(failed):
+                return result
         return None
 
     def _check_epoch(self) -> None:
@@ -223,6 +290,68 @@ class Releaser:
             self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
         except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
             _log.debug("the warehouse's epoch: %s", error)
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def _run(self, job: Job, attempt: Attempt) -> list[Sent]:
+        started = time.time_ns() // 1_000_000
+        tasks = len(job.assignments) if job.rows > _ROWS_A_TASK else 1
+        sent: list[Sent] = (
+            self._spark.sparkContext.parallelize(job.assignments, tasks)
+            .mapPartitions(functools.partial(send_releases, self._settings_json, attempt, epoch=self._tables.epoch))
+            .collect()
+        )
+        ready = [one.ready_at for one in sent if one.ready_at]
+        if ready and not any(one.failed for one in sent):
+            with self._lock:
+                self._leads.append(max(ready) - started)
+        return sent
+
+    def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
+        """The destinations that are not waited for any more, and why: while the broker is away all are."""
+        if not failed:
+            return {}
+        try:
+            is_broker_there = any(one.is_refused for one in failed) or self._admin.health()
+        except PulsarError:
+            is_broker_there = False
+        return {one.target: one.reason for one in failed if one.is_refused or is_broker_there}
+
+    def _send_part(self, part: Part) -> str:
+        """Sends what a release has for one destination; returns why it has not arrived, or an empty text."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        name = f"{self._writer_name(part.job.lane)}:{part.target[0]}:{part.target[1]}"
+        if part.job.tick <= self._tables.written("deliveries", name):
+            return ""
+        with self._lock:  # until then it may be handed out again as a whole
+            self._lock.wait_for(
+                lambda: (part.job.tick, part.job.is_planned) not in self._outstanding or self._has_stopped
+            )
+        if self._has_stopped:
+            return "stopped"
+        self._check_epoch()
+        attempt = Attempt(frozenset(), frozenset({part.target}), part.done, self._names.generations)
+        sent = self._run(part.job, attempt)
+        failed = [one for s in sent for one in s.failed]
+        if failed:
+            self._names.renew(failed, part.job.tick)
+            return failed[0].reason
+        rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
+        if rows.num_rows:
+            self._tables.append("deliveries", rows, {name: part.job.tick})
+            self._on_deliveries(rows)
+        return ""
+
+    def _probe(self, topic: str) -> str:
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        probed: list[str] = (
+            self._spark.sparkContext.parallelize([topic], 1)
+            .mapPartitions(functools.partial(can_write, self._settings_json))
+            .collect()
+        )
+        return probed[0]
 
     def _lead(self) -> int:
         """How long before its first row is due a job has to start."""
@@ -235,37 +364,84 @@ class Releaser:
     def _write(self) -> None:
         """Writes finished jobs' deliveries down, several in one commit, and confirms them."""
         is_last = False
+        waiting: list[_Done] = []
         while not is_last:
-            item = self._finished.get()
-            done: list[tuple[Job, pa.Table] | None] = [item]
-            if item is not None:
-                self._stopped.wait(_WRITE_SECONDS)
+            try:
+                item = self._finished.get(timeout=_WRITE_SECONDS if waiting else None)
+            except queue.Empty:
+                item = None
+            else:
+                is_last = item is None
+                waiting += [item] if item is not None else []
+                if not is_last:
+                    self._stopped.wait(_WRITE_SECONDS)
             while not self._finished.empty():
-                done.append(self._finished.get_nowait())
-            is_last = any(d is None for d in done)
-            self._write_down([d for d in done if d is not None])
+                item = self._finished.get_nowait()
+                is_last = is_last or item is None
+                waiting += [item] if item is not None else []
+            done, waiting = self._recorded_ones(waiting)
+            if done:
+                self._write_down(done)
 
-    def _write_down(self, done: list[tuple[Job, pa.Table]]) -> None:
-        rows = concat([deliveries for _, deliveries in done], DELIVERIES)
+    def _recorded_ones(self, finished: list[_Done]) -> tuple[list[_Done], list[_Done]]:
+        """Those that can be written down, and those that can't yet: an offset has to say first what is open of them.
+
+        By what is written down a lane knows after a crash up to where it has got, so its later ones wait, too.
+        """
+        ready: list[_Done] = []
+        left: list[_Done] = []
+        with self._lock:
+            recorded = {
+                (source, subscription, tick, bool(planned))
+                for source, of_source in (self._recorded or {}).items()
+                for subscription, stuck in of_source.items()
+                for tick, planned in stuck["open"]
+            }
+        for done in finished:
+            is_unknown = any(
+                (*part.target, done.job.tick, done.job.is_planned) not in recorded
+                and self._unwritable.has((done.job.tick, done.job.is_planned), part.target)
+                for part in done.parts
+            )
+            is_behind = any(other.job.lane == done.job.lane for other in left)
+            (left if is_unknown or is_behind else ready).append(done)
+        return ready, left
+
+    def _write_down(self, done: list[_Done]) -> None:
+        rows = concat([one.deliveries for one in done], DELIVERIES)
+        versions: dict[str, int] = {}
+        refused: dict[str, int] = {}
+        for one in done:
+            if one.deliveries.num_rows:
+                name = self._writer_name(one.job.lane)
+                versions[name] = max(versions.get(name, 0), one.job.tick)
+            if one.refused.num_rows:
+                name = f"{self._writer_name(one.job.lane)}:refused"
+                refused[name] = max(refused.get(name, 0), one.job.tick)
+        if rows.num_rows and not self._append("deliveries", rows, versions):
+            return
+        if refused:
+            rejects = concat([to_rejects(one.refused, one.job.tick) for one in done if one.refused.num_rows], REJECTS)
+            if not self._append("rejects", rejects, refused):
+                return
         if rows.num_rows:
-            versions: dict[str, int] = {}
-            for job, deliveries in done:
-                if deliveries.num_rows:
-                    versions[self._writer_name(job.lane)] = max(versions.get(self._writer_name(job.lane), 0), job.tick)
-            while True:
-                try:
-                    self._tables.append("deliveries", rows, versions)
-                    break
-                except OSError as error:
-                    _log.warning("deliveries are written again: %s", error)
-                    if self._stopped.wait(_RETRY_SECONDS):
-                        return
             self._on_deliveries(rows)
         with self._lock:
-            for job, _ in done:
-                self._outstanding.pop((job.tick, job.is_planned), None)
+            for one in done:
+                self._outstanding.pop((one.job.tick, one.job.is_planned), None)
             self._confirm()
             self._lock.notify_all()
+
+    def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
+        """Appends rows, again and again until it works; returns false when told to stop."""
+        while True:
+            try:
+                self._tables.append(table, rows, versions)
+                return True
+            except OSError as error:
+                _log.warning("%s are written again: %s", table, error)
+                if self._stopped.wait(_RETRY_SECONDS):
+                    return False
 
     def _measure(self, now: int, first_due: int) -> None:
         """Notes how far ahead the last batch should have looked for this one's releases to be at hand on time.
@@ -279,11 +455,16 @@ class Releaser:
             lag = max(lag, submitted - first_due + last_cutoff - last_now)
         self._lags.append(lag)
 
+    def _confirm_now(self) -> None:
+        with self._lock:
+            self._confirm()
+
     def _confirm(self) -> None:
         """Works out the feedback: up to where all is done, and how far ahead to look."""
-        if not self._cutoffs:
+        if self._recorded is None:
             return
-        first_open = min((tick for tick, _ in self._outstanding), default=self._cutoffs[-1][0] + 1)
+        last = self._cutoffs[-1][0] if self._cutoffs else self._feedback.confirmed
+        first_open = min((tick for tick, _ in self._outstanding), default=last + 1)
         settled = self._feedback.settled
         confirmed = self._feedback.confirmed
         while self._cutoffs and self._cutoffs[0][0] < first_open:
@@ -295,6 +476,7 @@ class Releaser:
             settled=settled,
             lookahead_millis=self._lookahead(),
             in_flight=sum(job.rows for job in self._outstanding.values()),
+            unwritable=self._unwritable.recorded,
         )
         self._publish()
 
@@ -314,12 +496,18 @@ class Releaser:
         return f"{self._application}:{lane}"
 
 
-def _job(tick: int, is_planned: bool, assignments: list[Assignment]) -> Job:
+def _destinations(settings: Settings) -> dict[Target, str]:
+    """The topic of each subscription, and of each source topic's rejects."""
+    found = {(r.source, s.name): s.destination for r in settings.routes for s in r.subscriptions}
+    return found | {(r.source, ""): r.rejects_topic for r in settings.routes}
+
+
+def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:
     tables = [unpack(assignment.body) for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
     lane = assignments[0].lane(sending.get("lanes", 1))
     first_due = min(int(int64(table, "deliver_at").min()) for table in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), sum(t.num_rows for t in tables), first_due)
+    return Job(tick, is_planned, lane, tuple(assignments), sum(t.num_rows for t in tables), first_due, is_new)
 
 
 def _cause(error: Exception) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import logging
 import os
-import time
+import threading
 import zlib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pulsar
@@ -21,11 +20,12 @@ import pyarrow as pa
 from conf.settings import MOST_LANES, Settings, rejects_topic
 from streaming import outgoing
 from streaming.fence import PauseWatch
-from streaming.message_schemas import DestinationSchemas, UnknownSchema, producer_with_schema, version_number
-from streaming.pulsar_client import AdminClient, PulsarError, connect
+from streaming.lines import Line, send_on_time
+from streaming.message_schemas import DestinationSchemas, producer_with_schema, version_number
+from streaming.pulsar_client import AdminClient, connect
 from streaming.tables import DELIVERIES, Tables
-from tracker.in_flight import SENDING
-from tracker.messages import MESSAGES, pack, unpack
+from tracker.in_flight import PLACE, SENDING
+from tracker.messages import MESSAGES, concat, pack, unpack, with_columns
 
 _log = logging.getLogger(__name__)
 
@@ -36,28 +36,23 @@ ROW_BITS = 22
 # What a delivered message has beside the payload and properties that came: the delaylake properties, key, metadata.
 OWN_BYTES = 2_048
 
-_PRODUCER_SECONDS = 120  # a producer's name may be taken until the broker notices that its last owner is gone
-_MAX_PENDING = 5_000
-_BUILT_AT_ONCE = 20  # takes a quarter of a millisecond, by which a message may be late
-_SENT_AT_ONCE = 100
-
 # A batch of ours is never cut by the client: these are far below what it is told of.
 _BATCH_MESSAGES = 500
 _BATCH_BYTES = 100_000
 
-# Of a producer that waits for the broker as long as it takes, and whose batches nothing cuts but flush_async.
+# Of a producer that never blocks, drops nothing by itself, and whose batches nothing cuts but flush_async.
 PRODUCER_OPTIONS: dict[str, Any] = {
-    "batching_max_messages": _MAX_PENDING,
+    "batching_max_messages": 10 * _BATCH_MESSAGES,
     "batching_max_allowed_size_in_bytes": 4 * 1024 * 1024,
     "batching_max_publish_delay_ms": 3_600_000,
-    "block_if_queue_full": True,
-    "max_pending_messages": _MAX_PENDING,
+    "max_pending_messages": 0,  # any number: a release is in memory as a whole
     "send_timeout_millis": 0,
 }
 
+_MARGIN_MILLIS = 60_000  # by which the clocks of machines may differ
 
-class SendError(Exception):
-    """A release was not sent completely. Sending it again is safe."""
+# A subscription of a source topic; "" is the topic of what was rejected.
+Target = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,47 @@ def lane_names() -> list[str]:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """A producer that had to take another name, because somebody else has published under its own."""
+
+    number: int  # of the name
+    tick: int  # the release of this tick was the first to be sent under it; earlier ones may have been under others
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What of the assignments is to be sent this time."""
+
+    skipped: frozenset[Target] = frozenset()  # destinations that can't be written now
+    only: frozenset[Target] | None = None  # None: all others
+    done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
+    generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
+    is_first: bool = False  # no attempt was made before, in this run or in an earlier one
+    patience_seconds: float = 10.0  # for a broker that does not answer
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A producer whose messages have not all arrived. Sending them again is safe."""
+
+    topic: str  # the destination, or its partition
+    producer: str
+    target: Target
+    reason: str
+    is_refused: bool  # the broker has said no, rather than nothing
+    foreign_id: int | None  # a sequence id that is none of ours, published under this name
+
+
+@dataclass(frozen=True)
 class Sent:
     """What a task has sent."""
 
     deliveries: bytes  # rows of the table `deliveries`, packed
-    ready_at: int  # when it could have sent the first row, ms since the epoch
+    ready_at: int  # when it could have sent the first row, ms since the epoch; 0: never
+    done: tuple[tuple[str, str], ...] = ()  # topics and producers' names whose messages have arrived
+    failed: tuple[Failed, ...] = ()
+    skipped: frozenset[Target] = frozenset()  # those of the attempt that have messages in the release
+    refused: bytes = b""  # messages that the client does not take, packed, with the reason; they are not delivered
 
 
 @dataclass(slots=True)
@@ -103,22 +134,40 @@ class _Send:
     at: int  # when it is handed over: its batch's last message's time
     first_id: int  # the sequence id of its batch's first message
     is_last: bool  # of its batch
+    line: Line = None  # type: ignore[assignment]  # set when all are planned
 
 
-def send_releases(settings_json: str, assignments: Iterable[Assignment], epoch: int | None = None) -> Iterator[Sent]:
-    """Sends the assigned releases together, by time, and returns when the broker has all of them.
+def send_releases(
+    settings_json: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int | None = None
+) -> Iterator[Sent]:
+    """Sends the assigned releases together, by time, and returns when each producer has succeeded or failed.
 
     Args:
         epoch: of the warehouse, in which alone it may send; None: in any.
 
     Raises:
         FencedError: after a pause somebody else has the warehouse.
-        SendError: it does not have all of them.
     """
     settings = Settings(**json.loads(settings_json))
-    plans = [_plan(settings, assignment, partial(_partitions_now, settings)) for assignment in assignments]
+    plans = [
+        _plan(settings, assignment, attempt, functools.partial(_partitions_now, settings)) for assignment in assignments
+    ]
     if plans:
-        yield _send(settings, plans, epoch)
+        yield _send(settings, attempt, plans, epoch)
+
+
+def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
+    """Tries to get a producer for each topic; yields why that does not work, or an empty text."""
+    settings = Settings(**json.loads(settings_json))
+    for topic in topics:
+        try:
+            client = _client(settings)
+            for partition in client.get_topic_partitions(topic):
+                client.create_producer(partition).close()
+            yield ""
+        except Exception as error:
+            _forget_client()
+            yield f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -128,9 +177,15 @@ class _Plan:
     rows: pa.Table
     columns: dict[str, list[Any]]
     sends: list[_Send]
+    skipped: set[Target]
 
 
-def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[str], int] = lambda topic: 0) -> _Plan:
+def _plan(
+    settings: Settings,
+    assignment: Assignment,
+    attempt: Attempt,
+    partitions_now: Callable[[str], int] = lambda topic: 0,
+) -> _Plan:
     """Which row goes where, when, and under which producer's name and sequence id.
 
     Args:
@@ -145,17 +200,25 @@ def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[
     columns |= {name: rows[name].to_pylist() for name in rows.column_names}  # an earlier release packed fewer
     by_number = _destinations(settings, sending.get("routes", {}))
     dropped: Counter[tuple[str, str]] = Counter()
+    places = columns.get(PLACE) or range(rows.num_rows)
     sends = []
+    skipped = set()
     for row, (topic, wants, due, reason) in enumerate(
         zip(columns["topic"], columns["wants"], columns["deliver_at"], columns["reason"], strict=True)
     ):
-        sequence_id = (assignment.tick << ROW_BITS) + row + 1
+        sequence_id = (assignment.tick << ROW_BITS) + places[row] + 1
         targets: list[_Target] = [_Target(None, rejects_topic(topic))]
         if reason is None:
-            targets = [target for i, target in enumerate(by_number.get(topic, ())) if wants >> i & 1]
+            targets = [there for i, there in enumerate(by_number.get(topic, ())) if wants >> i & 1]
         for subscription, destination, is_new in targets:
             if destination is None:
                 dropped[topic, str(subscription)] += 1
+                continue
+            target = (topic, subscription or "")
+            if target in attempt.skipped:
+                skipped.add(target)
+                continue
+            if attempt.only is not None and target not in attempt.only:
                 continue
             if is_new and destination not in partitions:
                 partitions[destination] = partitions_now(destination)
@@ -167,6 +230,8 @@ def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[
                 name += "-batched"
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
                 name += f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
+            if (destination, name) in attempt.done:
+                continue
             sends.append(
                 _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, sequence_id, True)
             )
@@ -174,7 +239,7 @@ def _plan(settings: Settings, assignment: Assignment, partitions_now: Callable[[
         _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
     if batch_millis:
         _cut_batches(sends, columns, batch_millis)
-    return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends)
+    return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped)
 
 
 class _Target(NamedTuple):
@@ -278,69 +343,103 @@ def java_string_hash(text: str) -> int:
     return value & 0x7FFFFFFF
 
 
-def _send(settings: Settings, plans: list[_Plan], epoch: int | None) -> Sent:
-    client = _client(settings)
-    producers: dict[tuple[str, str], pulsar.Producer] = {}
+def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], epoch: int | None) -> Sent:
+    pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
+    lines = _lines(settings, attempt, pending)
+    refused: dict[int, str] = {}
+
+    def build(i: int) -> Any | None:
+        send, plan = pending[i]
+        if send.first_id <= send.line.before:
+            return None  # the broker has it already
+        if send.line.found and _position(plan.columns, send.row) in send.line.found:
+            return None  # under another name
+        return _message(send, plan)
+
     try:
-        for plan in plans:
-            for send in plan.sends:
-                if (send.topic, send.producer) not in producers:
-                    producers[send.topic, send.producer] = _producer(settings, client, send, plan)
-        before = {key: producer.last_sequence_id() for key, producer in producers.items()}
-        pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
-        ready_at = _now()
-        sent_at = _send_on_time(pending, producers, before, PauseWatch(lambda: _check_epoch(settings, epoch)))
-        expected = {(send.topic, send.producer): send.first_id for send, _ in pending}
-        for key, producer in producers.items():
-            producer.flush()
-            if producer.last_sequence_id() < expected[key]:
-                raise SendError(f"{key[0]}: the broker has {producer.last_sequence_id()} of {expected[key]}")
-        return Sent(pack(_deliveries(pending, sent_at)), ready_at)
+        for line in lines.values():
+            line.open()
+        wake = next(iter(lines.values())).wake if lines else threading.Event()
+        sent_at = send_on_time(
+            [send for send, _ in pending],
+            build,
+            refused.__setitem__,
+            wake,
+            PauseWatch(lambda: _check_epoch(settings, epoch)),
+        )
     except BaseException:
         _forget_client()
         raise
     finally:
-        for producer in producers.values():
-            try:
-                producer.close()
-            except Exception as error:
-                _log.debug("closing a producer: %s", error)
+        for line in lines.values():
+            line.close()
+    for line in lines.values():
+        line.check_repeated()
+    failed = tuple(
+        Failed(line.topic, line.key, line.target, line.error, line.is_refused, line.foreign_id)
+        for line in lines.values()
+        if line.has_failed
+    )
+    if any(not one.is_refused for one in failed):
+        _forget_client()  # it may hang
+    arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
+    taken = [i for i in arrived if i not in refused] if refused else arrived
+    return Sent(
+        pack(_deliveries([pending[i] for i in taken], [sent_at[i] for i in taken])),
+        max((line.opened_at for line in lines.values()), default=0),
+        tuple(key for key, line in lines.items() if not line.has_failed),
+        failed,
+        frozenset(target for plan in plans for target in plan.skipped),
+        _refused([pending[i] for i in arrived if i in refused], [refused[i] for i in arrived if i in refused]),
+    )
 
 
-def _send_on_time(
-    pending: list[tuple[_Send, _Plan]],
-    producers: dict[tuple[str, str], pulsar.Producer],
-    before: dict[tuple[str, str], int],
-    watch: PauseWatch,
-) -> list[int]:
-    """Hands each message to its producer, never before it is due; returns when, ms since the epoch."""
-    due = [send.at for send, _ in pending]
-    sent_at = [0] * len(pending)
-    # Messages are built while there is time: when they are due only the hand-over is left.
-    ready: list[tuple[Any, Any] | None] = []
-    done = 0
-    while done < len(pending):
-        watch.turn()
-        now = _now()
-        if due[done] > now:
-            if len(ready) < len(pending):
-                ready += _built(pending[len(ready) : len(ready) + _BUILT_AT_ONCE], producers, before)
-            else:
-                time.sleep(min(max(due[done] / 1e3 - time.time(), 0), 0.5))
-            continue
-        end = min(bisect_right(due, now), done + _SENT_AT_ONCE)
-        ready += _built(pending[len(ready) : end], producers, before)
-        for i in range(done, end):
-            item = ready[i]
-            if item is not None:
-                producer, message = item
-                producer.send_async(message, None)  # no callback: a failure shows in flush and the last sequence id
-                if pending[i][0].is_last and pending[i][0].is_batched:
-                    producer.flush_async(ignore)  # cuts the batch, and sends it
-                ready[i] = None
-            sent_at[i] = now
-        done = end
-    return sent_at
+def ignore(_: Any) -> None:
+    """What goes wrong shows in the last flush."""
+
+
+def _lines(settings: Settings, attempt: Attempt, pending: list[tuple[_Send, _Plan]]) -> dict[tuple[str, str], Line]:
+    """A line for each producer; its messages know it then."""
+    client = _client(settings)
+    wake = threading.Event()
+    lines: dict[tuple[str, str], Line] = {}
+    for send, plan in pending:
+        key = (send.topic, send.producer)
+        if key not in lines:
+            generation = attempt.generations.get(key, Generation(0, 0))
+            name = f"{send.producer}-{generation.number}" if generation.number else send.producer
+            lines[key] = Line(
+                *key,
+                functools.partial(_producer, settings, client, send, plan, name),
+                attempt.patience_seconds,
+                first_id=send.first_id,
+                most_id=((plan.tick + 1) << ROW_BITS) - 1,
+                is_first_attempt=attempt.is_first,
+                wake=wake,
+                target=(plan.columns["topic"][send.row], send.subscription or ""),
+                find=None
+                if plan.tick > generation.tick
+                else functools.partial(_arrived, client, *key, send.at - _MARGIN_MILLIS),
+            )
+        send.line = lines[key]
+        send.line.last_id = send.first_id
+    return lines
+
+
+def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[str]:
+    """The positions of the messages that a topic has got under a producer's names since a time, ms since the epoch."""
+    found = set()
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    try:
+        reader.seek(since)
+        while reader.has_message_available():
+            message = reader.read_next(10_000)
+            name = message.producer_name()
+            if name == producer or name.rpartition("-")[0] == producer:
+                found.add(message.properties().get("delaylake.messageId", ""))
+    finally:
+        reader.close()
+    return frozenset(found)
 
 
 def _check_epoch(settings: Settings, epoch: int | None) -> None:
@@ -349,25 +448,16 @@ def _check_epoch(settings: Settings, epoch: int | None) -> None:
     tables.check_epoch()
 
 
-def _built(
-    pending: list[tuple[_Send, _Plan]],
-    producers: dict[tuple[str, str], pulsar.Producer],
-    before: dict[tuple[str, str], int],
-) -> list[tuple[Any, Any] | None]:
-    """For each message its producer and what that is to be given; None: the broker has it already."""
-    built: list[tuple[Any, Any] | None] = []
-    for send, plan in pending:
-        key = (send.topic, send.producer)
-        if send.first_id <= before[key]:
-            built.append(None)
-        else:
-            producer = producers[key]
-            built.append((producer._producer, _message(send, plan)))
-    return built
+def _position(columns: dict[str, list[Any]], row: int) -> str:
+    return ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
 
 
-def ignore(_: Any) -> None:
-    """What goes wrong shows in the last flush."""
+def _refused(pending: list[tuple[_Send, _Plan]], reasons: list[str]) -> bytes:
+    """Messages that no producer takes, with the reason."""
+    if not pending:
+        return b""
+    rows = concat([plan.rows.slice(send.row, 1).select(MESSAGES.names) for send, plan in pending])
+    return pack(with_columns(rows, reason=pa.array(reasons, pa.string())))
 
 
 def _message(send: _Send, plan: _Plan) -> Any:
@@ -383,12 +473,7 @@ def _deliveries(pending: list[tuple[_Send, _Plan]], sent_at: list[int]) -> pa.Ta
         name: [plan.columns[name][send.row] for send, plan, _ in chosen]
         for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
     }
-    columns["position"] = [
-        f"{ledger}:{entry}:{partition}:{batch_index}"
-        for ledger, entry, partition, batch_index in zip(
-            *(columns[name] for name in ("ledger_id", "entry_id", "partition", "batch_index")), strict=True
-        )
-    ]
+    columns["position"] = [_position(plan.columns, send.row) for send, plan, _ in chosen]
     columns["subscription"] = [send.subscription for send, _, _ in chosen]
     columns["sent_at"] = [at for _, _, at in chosen]
     columns["short_notice"] = [not plan.is_planned for _, plan, _ in chosen]
@@ -398,26 +483,13 @@ def _deliveries(pending: list[tuple[_Send, _Plan]], sent_at: list[int]) -> pa.Ta
     return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
 
 
-def _producer(settings: Settings, client: pulsar.Client, send: _Send, plan: _Plan) -> Any:
-    options = {"producer_name": send.producer, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
+def _producer(settings: Settings, client: pulsar.Client, send: _Send, plan: _Plan, name: str) -> Any:
+    options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
-    deadline = time.monotonic() + _PRODUCER_SECONDS
-    while True:
-        try:
-            if version is None:
-                return client.create_producer(send.topic, **options)
-            info = _schemas(settings).info(client, send.topic, plan.columns["topic"][send.row], version)
-            return producer_with_schema(client, send.topic, info, **options)
-        except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady) as error:
-            if time.monotonic() > deadline:
-                raise SendError(f"{send.topic}: no producer {send.producer}: {error}") from error
-            time.sleep(0.1)
-        except (PulsarError, UnknownSchema) as error:
-            raise SendError(f"{send.topic}: no producer {send.producer}: {error}") from error
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
+    if version is None:
+        return client.create_producer(send.topic, **options)
+    info = _schemas(settings).info(client, send.topic, plan.columns["topic"][send.row], version)
+    return producer_with_schema(client, send.topic, info, **options)
 
 
 _shared: dict[str, tuple[int, pulsar.Client]] = {}
@@ -445,11 +517,21 @@ def _schemas(settings: Settings) -> DestinationSchemas:
 def _forget_client() -> None:
     for owner, client in list(_shared.values()):
         if owner == os.getpid():
-            try:
-                client.close()
-            except Exception as error:
-                _log.debug("closing the client: %s", error)
+            # In the background: a connection that does not answer may take long to close.
+            threading.Thread(target=_close, args=(client,), daemon=True).start()
     _shared.clear()
 
 
-atexit.register(_forget_client)
+def _close(client: pulsar.Client) -> None:
+    try:
+        client.close()
+    except Exception as error:
+        _log.debug("closing the client: %s", error)
+
+
+@atexit.register
+def _close_client() -> None:
+    for owner, client in list(_shared.values()):
+        if owner == os.getpid():
+            _close(client)
+    _shared.clear()

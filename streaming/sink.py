@@ -75,7 +75,8 @@ class BatchSink:
         # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
         # that was in flight, that tick's too, in the order in which the broker must get it.
         if statuses[0]["run"] == self._run:
-            self._releaser.submit(tick, now, cutoff, min(s["next_due"] for s in statuses), releases)
+            next_due = min(s["next_due"] for s in statuses)
+            self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"])
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
@@ -92,7 +93,7 @@ class BatchSink:
         totals = {
             name: sum(s[name] for s in statuses)
             for name in statuses[0]
-            if name not in ("tick", "now", "cutoff", "next_due", "run")
+            if isinstance(statuses[0][name], int) and name not in ("tick", "now", "cutoff", "next_due")
         }
         totals["sink_millis"] = time.time_ns() // 1_000_000 - now
         self._on_batch(BatchStatus(tick, now, self._releaser.lookahead_millis, self._releaser.sending, totals))

@@ -107,7 +107,7 @@ class SourceReader:
         if rebuilt is not None and first.tick == rebuilt.tick:
             parts.append(RebuiltPart(last.index_version, self._routes(last).to_json()))
         elif last.back:
-            parts.append(HeldPart(last.index_version, last.back))
+            parts.append(HeldPart(last.held_version or last.index_version, last.back))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
             parts.append(CommandsPart(messages, last.lookup_versions, self._routes(last).to_json()))

@@ -14,6 +14,7 @@ NOT_SEEN = "not_seen"  # entries of a source topic that were passed over
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes nothing
 NO_ADMIN = "no_admin"  # the broker's admin API, which does not answer
+FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody publishes as if it were the job
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 

@@ -76,6 +76,9 @@ _NO_OUTCOMES = OUTCOMES.empty_table()
 # Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
 _RELEASED_A_SECOND = 5_000
 
+# Of what is held back in one tick, so many messages keep their order.
+_MAX_IN_ORDER = 1 << 19
+
 # Of a sequence, the bits that count a tick's commands; the others are the tick.
 SEQUENCE_BITS = 20
 
@@ -145,6 +148,8 @@ class Control:
         self._unwanted: dict[str, int] = meta[4] if len(meta) > 4 else {}
         # By topic the subscriptions that are paused, as bits.
         self._paused: dict[str, int] = meta[3]
+        # The same of those whose destinations can't be written, as the tick says.
+        self.unwritable: Mapping[str, int] = {}
         # By topic how many subscriptions have had a number so far.
         self._numbers: dict[str, int] = meta[5] if len(meta) > 5 else {}
         for topic, names in self._subscriptions.names.items():
@@ -227,21 +232,42 @@ class Control:
 
     def _held_back(self, topic: str) -> int:
         """The topic's subscriptions that nothing goes out to now, as bits."""
-        return -1 if topic in self._subscriptions.without_route else self._paused.get(topic, 0)
+        if topic in self._subscriptions.without_route:
+            return -1
+        return self._paused.get(topic, 0) | self.unwritable.get(topic, 0)
 
     def _hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
-        """Moves what paused subscriptions, and those of topics without a route, want of due rows beyond all times.
+        """Moves beyond all times what subscriptions want of due rows to which nothing goes out now.
 
-        Returns what the others want.
+        They are paused, or their topic is without a route, or their destination can't be written. Returns what the
+        others want.
         """
-        if not (self._paused or self._subscriptions.without_route) or not rows.num_rows:
+        if not (self._paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
             return wants
         held_back = wants & by_topic(rows, self._held_back)
         for subscription in range(int(held_back.max(initial=0)).bit_length()):
             held = np.flatnonzero(held_back >> subscription & 1)
             times = np.full(len(held), HELD_MILLIS)
-            self._move(rows.take(pa.array(held)), subscription, times, self._next_sequence(moment))
+            self._move(rows.take(pa.array(held)), subscription, times, self._next_sequences(moment, len(held)))
         return wants & ~held_back
+
+    def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
+        """Gives messages that were handed out, and have not arrived, another row each at the time they had.
+
+        A row that came in shortly before its time is in no bucket, and its entry may be booked now: with these rows in
+        the delayed index a rebuild knows what is missing.
+
+        Args:
+            rows: of a release, with `wants`.
+        """
+        others, self._moves = self._moves, []
+        wants = int64(rows, "wants")
+        for subscription in range(int(wants.max(initial=0)).bit_length()):
+            chosen = rows.take(pa.array(np.flatnonzero(wants >> subscription & 1))).select(MESSAGES.names)
+            if chosen.num_rows:
+                self._move(chosen, subscription, int64(chosen, "deliver_at"), self._next_sequence(moment))
+        moved, self._moves = concat(self._moves), others
+        return moved
 
     def release_held(self, rows: pa.Table, moment: Moment) -> None:
         """Moves what was held back to now, or soon if it is much, for the subscriptions to which it may go out now.
@@ -260,8 +286,11 @@ class Control:
             if len(released):
                 _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
                 released = released[np.sort(first)]
+                released = released[np.argsort(sequences[released], kind="stable")]
                 times = moment.now + np.arange(len(released)) // _RELEASED_A_SECOND * 1000
-                self._move(rows.take(pa.array(released)), subscription, times, self._next_sequence(moment))
+                self._move(
+                    rows.take(pa.array(released)), subscription, times, self._next_sequences(moment, len(released))
+                )
                 self._unwanted_moves += len(released)  # the rows that were held back
 
     def _own(self, rows: pa.Table) -> Int64Array:
@@ -410,29 +439,37 @@ class Control:
         """Which rows are of topics that are not read now, so that what they name may still come."""
         return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0
 
-    def _add_operations(self, operation: str, rows: pa.Table, sequence: int, deliver_at: Int64Array) -> None:
+    def _add_operations(
+        self, operation: str, rows: pa.Table, sequence: int | Int64Array, deliver_at: Int64Array
+    ) -> None:
         """Keeps rows for the delayed index."""
         n = rows.num_rows
         values = {
             **{name: rows[name] for name in CANCELS.names if name in rows.column_names},
             "operation": pa.array([operation] * n, pa.string()),
-            "sequence": pa.array([sequence] * n, pa.int64()),
+            "sequence": pa.array(np.full(n, sequence)),
             "deliver_at": pa.array(deliver_at),
         }
         self._cancels.add(pa.table([values[f.name] for f in CANCELS], schema=CANCELS))
 
-    def _move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int) -> None:
+    def _move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> None:
         """Gives messages another row, at another time, for one subscription."""
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._margin
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
         of_topic = self._subscriptions.names
         names = pa.array([of_topic[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
-        sequences = pa.array([sequence] * n, pa.int64())
+        sequences = pa.array(np.full(n, sequence))
         moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
         self._moves.append(moved)
         # As long as either row counts, this one has to say which.
         self._add_operations("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
+
+    def _next_sequences(self, moment: Moment, n: int) -> Int64Array:
+        """Rising ones, by which it is known in which order messages were due."""
+        sequences = self._next_sequence(moment) + np.minimum(np.arange(n), _MAX_IN_ORDER)
+        self._sequence = int(sequences.max(initial=self._sequence))
+        return sequences
 
     def _next_sequence(self, moment: Moment) -> int:
         self._sequence = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from tracker.messages import pack, unpack
+from tracker.messages import int64, is_rejected, pack, unpack, where
 from tracker.store import Store
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
+
+# Column of a release from which rows have been taken out: the place that each had before.
+PLACE = "place"
+
+# By tick, whether it is planned, and topic: the subscriptions to which a release has not gone, as bits, and REJECTED.
+OpenReleases = Mapping[tuple[int, bool], Mapping[str, int]]
+
+REJECTED = -(1 << 63)  # what is to go to the topic of rejected messages
 
 _TABLE = "in_flight"
 _LIST = "in_flight_list"
@@ -32,41 +43,93 @@ class Release:
 
 
 class InFlight:
-    """Keeps releases until they are confirmed, so that a new run of the job can hand them out again, unchanged."""
+    """Keeps releases until they are confirmed, so that a new run of the job can hand them out again, unchanged.
+
+    Of a release that is confirmed, but has not arrived at some destinations, what is for those is kept on.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._saved = store.get(_LIST, (0, 0))
-        self._releases: list[tuple[int, int, int]] = (
-            [(tick, planned, rows) for tick, planned, rows in json.loads(self._saved)] if self._saved else []
-        )
+        self._releases = [_Entry(*entry) for entry in json.loads(self._saved)] if self._saved else []
 
     def __len__(self) -> int:
-        return sum(rows for _, _, rows in self._releases)
+        return sum(entry.rows for entry in self._releases if entry.open is None)
+
+    @property
+    def open(self) -> int:
+        """The rows of confirmed releases that have not arrived everywhere."""
+        return sum(entry.rows for entry in self._releases if entry.open is not None)
 
     def add(self, release: Release) -> None:
-        key = (release.tick, int(release.is_planned))
-        self._store.put(_TABLE, key, pack(release.rows))
-        self._releases.append((*key, release.rows.num_rows))
+        entry = _Entry(release.tick, int(release.is_planned), release.rows.num_rows)
+        self._store.put(_TABLE, entry.key, pack(release.rows))
+        self._releases.append(entry)
 
-    def confirm(self, tick: int) -> None:
-        """Forgets what was released at this tick or before."""
-        for key in [(t, planned) for t, planned, _ in self._releases if t <= tick]:
-            self._store.remove(_TABLE, key)
-        self._releases = [entry for entry in self._releases if entry[0] > tick]
+    def confirm(self, tick: int, open_releases: OpenReleases | None = None) -> list[Release]:
+        """Forgets what was released at this tick or before, but for what is open.
+
+        Args:
+            open_releases: what has not arrived, of all releases that were confirmed before, too.
+
+        Returns:
+            what is open of the releases that are confirmed only now; `wants` has only the bits that are open.
+        """
+        opened: list[Release] = []
+        kept: list[_Entry] = []
+        for entry in self._releases:
+            wanted = dict((open_releases or {}).get((entry.tick, bool(entry.planned)), {}))
+            if entry.tick > tick or (wanted and entry.open == wanted):
+                kept.append(entry)
+                continue
+            rows = _open_rows(self._get(entry), wanted) if wanted else None
+            if rows is None or not rows.num_rows:
+                self._store.remove(_TABLE, entry.key)
+                continue
+            self._store.put(_TABLE, entry.key, pack(rows))
+            kept.append(_Entry(entry.tick, entry.planned, rows.num_rows, wanted))
+            if entry.open is None:
+                opened.append(Release(entry.tick, bool(entry.planned), rows))
+        self._releases = kept
+        return opened
 
     def all(self) -> list[Release]:
-        """All that is not confirmed, oldest first."""
-        releases = []
-        for tick, planned, _ in self._releases:
-            data = self._store.get(_TABLE, (tick, planned))
-            assert data is not None, f"release {tick} is lost"
-            releases.append(Release(tick, bool(planned), unpack(data)))
-        return releases
+        """All that is not confirmed or open, oldest first."""
+        return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases]
+
+    def _get(self, entry: _Entry) -> pa.Table:
+        data = self._store.get(_TABLE, entry.key)
+        assert data is not None, f"release {entry.tick} is lost"
+        return unpack(data)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
-        data = json.dumps(self._releases, separators=(",", ":")).encode()
+        entries = [list(entry) if entry.open is not None else list(entry)[:3] for entry in self._releases]
+        data = json.dumps(entries, separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_LIST, (0, 0), data)
             self._saved = data
+
+
+class _Entry(NamedTuple):
+    tick: int
+    planned: int
+    rows: int
+    open: dict[str, int] | None = None  # by topic, as in OpenReleases; None: the release is not confirmed
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.tick, self.planned
+
+
+def _open_rows(rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
+    """The rows of a release that have not arrived. They keep their places, of which sequence ids are made."""
+    if PLACE not in rows.column_names:
+        rows = rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    masks = np.array([wanted.get(topic, 0) for topic in topics.dictionary.to_pylist()], np.int64)
+    mask = masks[topics.indices.to_numpy()]
+    rejected = is_rejected(rows)
+    wants = np.where(rejected, 0, int64(rows, "wants") & mask & ~REJECTED)
+    at = rows.schema.get_field_index("wants")
+    return where(rows.set_column(at, "wants", pa.array(wants)), (wants != 0) | (rejected & (mask < 0)))

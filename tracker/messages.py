@@ -97,10 +97,15 @@ def int64(rows: pa.Table, column: str) -> Int64Array:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """The rows by time of delivery, then position; one contiguous chunk a column."""
+    """The rows by time of delivery, those that were moved to it in the order of that, then position.
+
+    One contiguous chunk a column.
+    """
     if rows.num_rows < 2:
         return rows
     keys = [int64(rows, column) for column, _ in ORDER]
+    if rows["sequence"].null_count < rows.num_rows:
+        keys.insert(1, pc.fill_null(rows["sequence"], 0).to_numpy())
     # Rows of a bucket are in order, and to see that takes a tenth of sorting them.
     if _is_ascending(keys):
         return rows.combine_chunks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from tracker.commands import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
 from tracker.control import CANCELS, KNOWN, PAST, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
-from tracker.in_flight import SENDING, InFlight, Release
+from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -53,6 +54,9 @@ class Tick:
     now: int = 0  # ms since the epoch
     passed: int = 0  # what was published before the commands of this tick and earlier ones has come in
     sending: str = "{}"  # how releases of this tick are to be sent, also when they are handed out again
+    # By source topic and subscription ("" for rejects) whose destination can't be written: `open`, the releases
+    # [tick, is planned] that have not arrived there.
+    unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Shard:
         compression: Compression | None = None,
     ) -> None:
         self._store = store
+        self._names = Subscriptions.of(subscriptions).names
         self._min_index_count = min_index_count_per_bucket
         self._tracker = DelayedDeliveryTracker(store)
         self._control = Control(store, subscriptions, tick_time_millis, compression)
@@ -119,7 +124,9 @@ class Shard:
             released = intake.rebuilt.released
         moment = Moment(tick.tick, tick.now, released, tick.passed)
         effects = Effects()
-        self._in_flight.confirm(tick.confirmed)
+        self._control.unwritable = self._unwritable(tick)
+        opened = self._in_flight.confirm(tick.confirmed, self._open_releases(tick))
+        kept_open = concat([self._control.keep_open(release.rows, moment) for release in opened])
         if tick.run != last_run:
             effects.releases += self._in_flight.all()
 
@@ -159,8 +166,8 @@ class Shard:
         )
         moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
 
-        if is_turn or self._tracker.number_of_unsealed_messages >= self._min_index_count:
-            effects.bucket = self._tracker.seal(tick.load_horizon, tick.near_until)
+        if is_turn or self._tracker.number_of_unsealed_messages >= self._min_index_count or kept_open.num_rows:
+            effects.bucket = concat([self._tracker.seal(tick.load_horizon, tick.near_until), kept_open])
             effects.cancels = self._control.take_cancels()
         self._tracker.load_segment(intake.segment)
         if is_turn:
@@ -193,7 +200,7 @@ class Shard:
             "planned": n_planned,
             "sealed": effects.bucket.num_rows,
             "segment": intake.segment.num_rows,
-            "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted,
+            "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted + self._in_flight.open,
             "loaded": self._tracker.number_of_loaded_messages,
             "in_flight": len(self._in_flight),
             "commands": intake.commands.num_rows,
@@ -250,6 +257,26 @@ class Shard:
             self._in_flight.add(release)
             effects.releases.append(release)
         return rows.num_rows
+
+    def _unwritable(self, tick: Tick) -> dict[str, int]:
+        """By topic the subscriptions whose destinations can't be written, as bits."""
+        return {
+            topic: sum(self._bit(topic, name) for name in names if name) for topic, names in tick.unwritable.items()
+        }
+
+    def _open_releases(self, tick: Tick) -> OpenReleases:
+        found: dict[tuple[int, bool], dict[str, int]] = {}
+        for topic, names in tick.unwritable.items():
+            for name, unwritable in names.items():
+                bit = self._bit(topic, name) if name else REJECTED
+                for of_tick, planned in unwritable["open"]:
+                    release = found.setdefault((of_tick, bool(planned)), {})
+                    release[topic] = release.get(topic, 0) | bit
+        return found
+
+    def _bit(self, topic: str, name: str) -> int:
+        names = list(self._names.get(topic, ()))
+        return 1 << names.index(name) if name in names else 0
 
     def _last(self) -> tuple[int, int, str]:
         """The last tick's turn, cutoff and run."""

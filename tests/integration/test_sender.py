@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from conf.settings import Settings
 from jobs.broker import EmbeddedBroker
-from streaming.sender import Assignment, send_releases
+from streaming.sender import Assignment, Attempt, send_releases
 from tests.harness import Job, now
 from tests.messages import messages
 from tracker.in_flight import SENDING
@@ -45,7 +45,7 @@ def assignment(topic: str, batch_millis: int, first_due: int, last: int = 0) -> 
 
 
 def send(settings_json: str, what: Assignment) -> None:
-    list(send_releases(settings_json, [what]))
+    list(send_releases(settings_json, Attempt(), [what]))
 
 
 def test_a_release_sent_again_after_kills_comes_once_and_never_early(
@@ -69,7 +69,7 @@ def test_a_release_sent_again_after_kills_comes_once_and_never_early(
         while reader.has_message_available():
             received.append(reader.read_next(60_000))
     assert len(received) < ROWS, "it was killed too late to show anything"
-    deliveries = unpack(next(send_releases(settings.model_dump_json(), [what])).deliveries)
+    deliveries = unpack(next(send_releases(settings.model_dump_json(), Attempt(), [what])).deliveries)
     assert deliveries.num_rows == ROWS
 
     while reader.has_message_available():

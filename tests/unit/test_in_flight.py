@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tests.messages import messages
-from tracker.in_flight import SENDING, InFlight, Release
+from tests.messages import TOPIC, messages
+from tracker.in_flight import PLACE, REJECTED, SENDING, InFlight, Release
 from tracker.store import MemoryStore
 
 
@@ -70,3 +70,34 @@ def test_what_has_not_changed_is_not_written() -> None:
     store.put = None  # type: ignore[method-assign, assignment]
     in_flight.save()
     InFlight(store).save()
+
+
+def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() -> None:
+    store = MemoryStore()
+    in_flight = InFlight(store)
+    rows = messages([(1, i, 5) for i in range(4)], payload=b"x")
+    wants = pa.array([1, 2, 3, 2], pa.int64())
+    in_flight.add(Release(5, True, rows.append_column("wants", wants).replace_schema_metadata({SENDING: "{}"})))
+    in_flight.add(release(6))
+    opened = in_flight.confirm(5, {(5, True): {TOPIC: 2}})
+    assert [(r.tick, r.is_planned) for r in opened] == [(5, True)]
+    assert (len(in_flight), in_flight.open) == (2, 3)
+    in_flight.save()
+
+    again = InFlight(store)
+    assert again.confirm(5, {(5, True): {TOPIC: 2}}) == []
+    left = again.all()[0].rows
+    assert left["entry_id"].to_pylist() == left[PLACE].to_pylist() == [1, 2, 3]
+    assert left["wants"].to_pylist() == [2, 2, 2]
+    assert left.schema.metadata == {SENDING.encode(): b"{}"}
+    assert again.confirm(5, {(5, True): {"another": 2}, (6, True): {TOPIC: 1}}) == []
+    assert ticks(again) == [(6, True)]
+    assert again.open == 0
+
+
+def test_what_was_rejected_is_open_by_itself() -> None:
+    in_flight = InFlight(MemoryStore())
+    rows = pa.concat_tables([messages([(1, 0, 5)], reason="bad"), messages([(1, 1, 5)])])
+    in_flight.add(Release(5, False, rows.append_column("wants", pa.array([0, 1], pa.int64()))))
+    in_flight.confirm(5, {(5, False): {TOPIC: REJECTED}})
+    assert in_flight.all()[0].rows["entry_id"].to_pylist() == [0]

@@ -1,0 +1,171 @@
+"""Destinations that can't be written: what is kept for them, and when they are tried again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from streaming.sender import Target
+from streaming.troubles import UNWRITABLE, Troubles
+
+if TYPE_CHECKING:
+    from streaming.release import Job
+
+_log = logging.getLogger(__name__)
+
+_FIRST_DELAY_SECONDS = 1.0
+
+Release = tuple[int, bool]  # tick, is planned
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a release has for one destination, and has not arrived there."""
+
+    job: Job
+    target: Target
+    done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
+
+
+@dataclass
+class _Stuck:
+    since: int
+    reason: str
+    destination: str
+    parts: dict[Release, Part] = field(default_factory=dict)
+    delay: float = _FIRST_DELAY_SECONDS
+
+
+class Unwritable:
+    """The destinations that can't be written, and what was handed out for them.
+
+    Each is tried again in a thread of its own, at longer and longer intervals: first what was handed out for it, in
+    order; when all of that has arrived, or if there is nothing, when it takes a producer, it is writable again. Until
+    then nothing more is handed out for it. Safe in several threads.
+
+    Args:
+        destinations: by subscription, and by source topic and "" for its rejects, the topic's name.
+        retry_max_seconds: the longest time between two attempts.
+        send: tries a part again, and writes down what has arrived. Returns why it did not; empty: all has.
+        probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
+        on_change: is told that `recorded` is another one.
+    """
+
+    def __init__(
+        self,
+        destinations: Mapping[Target, str],
+        retry_max_seconds: float,
+        send: Callable[[Part], str],
+        probe: Callable[[str], str],
+        on_change: Callable[[], None],
+        troubles: Troubles,
+        stopped: threading.Event,
+    ) -> None:
+        self._destinations = destinations
+        self._retry_max_seconds = retry_max_seconds
+        self._send = send
+        self._probe = probe
+        self._on_change = on_change
+        self._troubles = troubles
+        self._stopped = stopped
+        self._lock = threading.RLock()
+        self._stuck: dict[Target, _Stuck] = {}
+
+    @property
+    def targets(self) -> frozenset[Target]:
+        """The subscriptions whose destinations can't be written."""
+        with self._lock:
+            return frozenset(self._stuck)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """As an offset has it: by source topic and subscription since when, and the releases that are open."""
+        with self._lock:
+            found: dict[str, dict[str, Any]] = {}
+            for (source, subscription), stuck in sorted(self._stuck.items()):
+                open_releases = sorted([tick, int(planned)] for tick, planned in stuck.parts)
+                found.setdefault(source, {})[subscription] = {"since": stuck.since, "open": open_releases}
+            return found
+
+    def begin(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
+        """Goes on from what the last offset of the run before had.
+
+        Args:
+            jobs: what is handed out again.
+        """
+        for source, of_source in recorded.items():
+            for subscription, stuck in of_source.items():
+                target = (source, subscription)
+                open_releases = [(tick, bool(planned)) for tick, planned in stuck["open"]]
+                parts = [Part(jobs[release], target) for release in open_releases if release in jobs]
+                self.add(target, "so it was before the start", parts, stuck["since"])
+
+    def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None) -> None:
+        """Notes that a destination can't be written, and keeps parts of releases for it."""
+        with self._lock:
+            stuck = self._stuck.get(target)
+            if stuck is None:
+                destination = self._destinations.get(target, target[0])
+                now = time.time_ns() // 1_000_000
+                stuck = self._stuck[target] = _Stuck(since or now, reason, destination)
+                _log.warning("%s can't be written, and what is due for it waits: %s", destination, reason)
+                thread = threading.Thread(target=self._retry, args=(target,), name=f"retry {destination}", daemon=True)
+                thread.start()
+            if reason:
+                self._tell(stuck, reason)
+            for part in parts:
+                stuck.parts.setdefault((part.job.tick, part.job.is_planned), part)
+        self._on_change()
+
+    def has(self, release: Release, target: Target) -> bool:
+        """Whether a release is open for a destination."""
+        with self._lock:
+            return target in self._stuck and release in self._stuck[target].parts
+
+    def _tell(self, stuck: _Stuck, reason: str) -> None:
+        stuck.reason = reason
+        self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}")
+
+    def _retry(self, target: Target) -> None:
+        while not self._stopped.wait(self._stuck[target].delay):
+            stuck = self._stuck[target]
+            try:
+                reason = self._try(target, stuck)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+            if self._stopped.is_set():
+                return
+            if reason:
+                self._tell(stuck, reason)
+                stuck.delay = min(2 * stuck.delay, self._retry_max_seconds)
+                continue
+            stuck.delay = 0.0
+            with self._lock:
+                if stuck.parts:
+                    continue
+                del self._stuck[target]
+                if all(other.destination != stuck.destination for other in self._stuck.values()):
+                    self._troubles.end(UNWRITABLE, stuck.destination)
+            _log.warning("%s can be written again", stuck.destination)
+            self._on_change()
+            return
+
+    def _try(self, target: Target, stuck: _Stuck) -> str:
+        """Sends what is open, the oldest first; without any, tries whether the destination takes a producer."""
+        with self._lock:
+            parts = [stuck.parts[release] for release in sorted(stuck.parts)]
+        if not parts:
+            return self._probe(stuck.destination)
+        for part in parts:
+            if self._stopped.is_set():
+                return ""
+            if reason := self._send(part):
+                return reason
+            with self._lock:
+                stuck.parts.pop((part.job.tick, part.job.is_planned), None)
+            self._on_change()
+        return ""

@@ -1,0 +1,85 @@
+"""A destination that can't be written holds up no other, is named, and gets its messages when it is back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pulsar
+
+from jobs.audit import run_audit
+from jobs.broker import EmbeddedBroker
+from tests.conftest import Run
+from tests.harness import PATIENCE, Collector, Job, check_exactly_once, now, wait_until
+
+MESSAGES = 1_500
+
+
+def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once_when_it_is_there_again(
+    broker: EmbeddedBroker,
+    pulsar_client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    collector: Collector,
+    delaylake: Run,
+) -> None:
+    stuck, well = f"{topic}_stuck", f"{topic}_well"
+    stuck_to, well_to = f"{stuck}-a", f"{well}-a"
+    routes = [{"source": source, "subscriptions": [{"name": "a"}]} for source in (stuck, well)]
+    job = Job(
+        tmp_path,
+        broker.settings,
+        routes,
+        tracker={"shards": 1},
+        release={"max_in_flight_messages": 200, "retry_max_millis": 2_000},
+    )
+    admin = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=60)
+    path = stuck_to.replace("://", "/")
+    admin.put(path).raise_for_status()
+    admin.put(f"{path}/subscription/keeps-it").raise_for_status()  # else the broker deletes it after a minute
+    admin.post(f"{path}/terminate").raise_for_status()
+    collector.collect(well_to)
+
+    def status() -> tuple[int, str]:
+        done = delaylake("--config", str(job.file), "status")
+        return done.returncode, done.stdout + done.stderr
+
+    def names_it() -> bool:
+        code, text = status()
+        return code == 1 and stuck_to in text and well_to not in text
+
+    try:
+        job.start()
+        sent: dict[str, dict[str, int]] = {stuck: {}, well: {}}
+        producers = {source: pulsar_client.create_producer(source, block_if_queue_full=True) for source in sent}
+        begin = now() + 3_000
+        for i in range(MESSAGES):
+            for source, producer in producers.items():
+                sent[source][f"{i}"] = due = begin + i * 10
+                producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
+        for producer in producers.values():
+            producer.flush()
+
+        last = begin + MESSAGES * 10
+        wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (last - now()) / 1000 / PATIENCE + 6, job.log)
+        check_exactly_once(sent[well], collector.received[well_to])
+        late = sorted(m.published_at - sent[well][m.payload.decode()] for m in collector.received[well_to])
+        assert late[len(late) * 9 // 10] < 2_000 * job.pace, late[-20:]
+        wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
+
+        # What is kept for it outlives the job.
+        job.kill9()
+        job.start()
+        wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
+        admin.delete(path, params={"force": "true"}).raise_for_status()
+        collector.collect(stuck_to)
+        wait_until(lambda: len(collector.received[stuck_to]) >= MESSAGES, 20, job.log)
+        check_exactly_once(sent[stuck], collector.received[stuck_to])
+        wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
+        in_order = [int(m.payload) for m in collector.received[stuck_to]]
+        assert in_order == sorted(in_order)
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+    found = run_audit(job.settings)
+    assert found.is_clean, found

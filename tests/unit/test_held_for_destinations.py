@@ -1,0 +1,129 @@
+"""A shard while destinations can't be written: what is kept, what a rebuild would find, and what comes out later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from proto.delaylake_pb2 import Result
+from tests.messages import TOPIC, command, commands, messages, positions
+from tracker.commands import Switch
+from tracker.control import KNOWN
+from tracker.in_flight import PLACE
+from tracker.messages import concat
+from tracker.moved import held
+from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.store import MemoryStore
+
+NAMES = ["a", "b"]
+
+
+class Service:
+    """A shard with two subscriptions, and what its buckets hold."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.tick = 0
+        self.stored: list[pa.Table] = []
+
+    def step(
+        self,
+        cutoff: int,
+        rows: pa.Table | None = None,
+        confirmed: int = 0,
+        unwritable: Mapping[str, Any] | None = None,
+        run: str = "run",
+        **changes: Any,
+    ) -> Effects:
+        self.tick += 1
+        turn = self.tick
+        tick = Tick(
+            self.tick,
+            cutoff,
+            turn,
+            cutoff + 1_000,
+            cutoff + 500,
+            run,
+            confirmed,
+            0,
+            now=cutoff,
+            unwritable={TOPIC: dict(unwritable)} if unwritable else {},
+        )
+        intake = Intake(messages=messages([]) if rows is None else rows, **changes)
+        effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, intake)
+        self.stored.append(effects.bucket)
+        return effects
+
+
+def sent(effects: Effects) -> list[tuple[int, int]]:
+    """Entry and wants of what is handed out."""
+    return [(row["entry_id"], row["wants"]) for release in effects.releases for row in release.rows.to_pylist()]
+
+
+def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it_is_back() -> None:
+    service = Service()
+    assert sent(service.step(10, messages([(1, 0, 5), (1, 1, 5), (1, 2, 30), (1, 3, 40)]))) == [(0, 3), (1, 3)]
+
+    # Release 1 did not arrive at b, and no bucket has its messages: now one does.
+    stuck = {"b": {"open": [[1, 0]]}}
+    effects = service.step(30, confirmed=1, unwritable=stuck)
+    assert sent(effects) == [(2, 1)]
+    copies = [row for row in effects.bucket.to_pylist() if row["deliver_at"] == 5]
+    assert [(row["entry_id"], row["subscription"]) for row in copies] == [(0, "b"), (1, "b")]
+    moves = [row for row in effects.cancels.to_pylist() if row["operation"] == "MOVE"]
+    assert {row["sequence"] for row in copies} <= {row["sequence"] for row in moves}
+    assert sent(service.step(40, confirmed=2, unwritable=stuck)) == [(3, 1)]
+
+    # A new run hands out again what is open, at its old places.
+    again = service.step(41, confirmed=3, unwritable=stuck, run="run2")
+    assert sent(again) == [(0, 2), (1, 2)]
+    assert again.releases[0].rows[PLACE].to_pylist() == [0, 1]
+
+    back = service.step(42, confirmed=4, is_back=True, kept=held(concat(service.stored)))
+    assert sent(back) == [(2, 2), (3, 2)]
+    assert sent(service.step(43, confirmed=5, run="run3")) == []
+
+
+def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
+    service = Service()
+    stuck = {"b": {"open": []}}
+    service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=stuck)
+    for cutoff in range(5, 70, 5):
+        service.step(cutoff, unwritable=stuck)
+    back = service.step(100, is_back=True, kept=held(concat(service.stored)))
+    later = service.step(200)
+    order = [entry for entry, _ in sent(back) + sent(later)]
+    assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
+
+
+def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
+    service = Service()
+    rows = messages([(1, 0, 5), (1, 1, 30)])
+    service.step(10, rows)
+    stuck = {"b": {"open": [[1, 0]]}}
+    service.step(30, confirmed=1, unwritable=stuck)
+    requests = commands([command(f"r{entry}", 1, entry, [1]) for entry in (0, 1)])
+    effects = service.step(
+        31,
+        confirmed=2,
+        unwritable=stuck,
+        commands=requests,
+        request_ids={"r0": 0, "r1": 0},
+        found=rows.select(KNOWN.names),
+    )
+    results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
+    assert results == {0: Result.TOO_LATE, 1: Result.APPLIED}
+    assert sent(service.step(32, is_back=True, kept=held(concat(service.stored)), confirmed=2)) == []
+
+
+def test_one_that_is_paused_too_stays_so() -> None:
+    service = Service()
+    stuck = {"b": {"open": []}}
+    service.step(0, messages([(1, 0, 5)]), unwritable=stuck)
+    pause = commands([])
+    service.step(1, unwritable=stuck, commands=pause, request_ids={"p": 0}, switches=[Switch("p", TOPIC, 2, True)])
+    service.step(5, unwritable=stuck)
+    assert sent(service.step(6, is_back=True, kept=held(concat(service.stored)))) == []
+    assert positions(held(concat(service.stored))) == [(1, 0)]

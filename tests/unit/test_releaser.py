@@ -1,0 +1,259 @@
+"""The releaser: what a destination does that can't be written, to the others and to what is known after a crash."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conf.settings import Settings
+from streaming import release
+from streaming.feedback import Feedback
+from streaming.release import Releaser
+from streaming.sender import Assignment, Attempt, Failed, Sent
+from streaming.tables import DELIVERIES
+from streaming.troubles import Troubles
+from tests.harness import wait_until
+from tests.messages import TOPIC, messages
+from tracker.in_flight import SENDING
+from tracker.messages import pack, unpack
+
+NAMES = ["a", "b"]
+
+
+@dataclass
+class Tables:
+    """Appended rows, and the last version of each writer."""
+
+    epoch = 1
+    versions: dict[str, int] = field(default_factory=dict)
+    delivered: list[tuple[int, str, int]] = field(default_factory=list)  # tick, subscription, entry
+
+    def written(self, table: str, name: str) -> int:
+        return self.versions.get(name, -1)
+
+    def check_epoch(self, max_age_seconds: float) -> None:
+        pass
+
+    def append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> None:
+        self.versions |= versions
+        columns = (rows[name].to_pylist() for name in ("batch_id", "subscription", "entry_id"))
+        self.delivered += list(zip(*columns, strict=True))
+
+
+class Recorded:
+    """A feedback file, as the source reads it."""
+
+    def __init__(self) -> None:
+        self.last = Feedback()
+
+    def write(self, feedback: Feedback) -> None:
+        self.last = Feedback(**json.loads(json.dumps(asdict(feedback))))
+
+
+class Spark:
+    """Runs tasks in the thread that asks for them."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        pass
+
+    def parallelize(self, items: Iterable[Any], tasks: int) -> Any:
+        @dataclass
+        class Rdd:
+            made: list[Any]
+
+            def mapPartitions(self, function: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
+                return Rdd(list(function(self.made)))
+
+            def collect(self) -> list[Any]:
+                return self.made
+
+        return Rdd(list(items))
+
+
+class Job:
+    """A releaser on a fake Spark and fake destinations."""
+
+    def __init__(self, folder: Path, tables: Tables | None = None) -> None:
+        self.tables = tables or Tables()
+        self.feedback = Recorded()
+        self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
+        self.is_silent = False  # they do not answer, rather than refuse
+        self.is_broker_there = True
+        self.attempts: list[tuple[int, frozenset[str]]] = []
+        self.troubles = Troubles()
+        self.lock = threading.Lock()
+        settings = Settings(
+            checkpoint=f"file:{folder}",
+            release={"lanes": 2, "retry_max_millis": 1_000},
+            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],
+        )
+        self.releaser = Releaser(
+            Spark(),  # type: ignore[arg-type]
+            settings,
+            self.tables,  # type: ignore[arg-type]
+            self.feedback,  # type: ignore[arg-type]
+            "app",
+            lambda rows: None,
+            self.troubles,
+        )
+        self.releaser._admin = self  # type: ignore[assignment]
+
+    def health(self) -> bool:
+        return self.is_broker_there
+
+    def send(self, settings: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int) -> Iterator[Sent]:
+        for assignment in assignments:
+            rows = unpack(assignment.body)
+            delivered, failed, done, skipped = [], [], [], set()
+            for number, name in enumerate(NAMES):
+                target, line = (TOPIC, name), (f"{TOPIC}-{name}", "producer")
+                chosen = [row for row in rows.to_pylist() if row["wants"] >> number & 1]
+                if not chosen or line in attempt.done or (attempt.only is not None and target not in attempt.only):
+                    continue
+                if target in attempt.skipped:
+                    skipped.add(target)
+                elif name in self.broken:
+                    failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None))
+                else:
+                    done.append(line)
+                    delivered += [{**row, "subscription": name, "batch_id": assignment.tick} for row in chosen]
+            with self.lock:
+                self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
+            table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
+            yield Sent(pack(table), 1, tuple(done), tuple(failed), frozenset(skipped))
+
+    def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
+        for topic in topics:
+            yield self.broken.get(topic.rpartition("-")[2], "")
+
+    def submit(self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, wants: Any = None) -> None:
+        """A batch that hands out releases, and whose offset has what the feedback had, if nothing else is said.
+
+        Args:
+            wants: by release the subscriptions as bits; both where it is not said.
+        """
+        bodies = []
+        for of_tick in releases:
+            bits = (wants or {}).get(of_tick, 3)
+            rows = messages([(1, of_tick, 1)]).append_column("wants", pa.array([bits], pa.int64()))
+            bodies.append((0, of_tick, True, pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))))
+        recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
+        self.releaser.submit(tick, 1, 1, 1, bodies, recorded)
+
+    def has_confirmed(self, tick: int) -> None:
+        wait_until(lambda: self.feedback.last.confirmed >= tick, 5, f"{tick}: {self.feedback.last}")
+
+    def open(self, subscription: str) -> list[int] | None:
+        """The ticks whose releases are open for a subscription; None: it can be written."""
+        unwritable = (self.feedback.last.unwritable or {}).get(TOPIC, {}).get(subscription)
+        return None if unwritable is None else [tick for tick, _ in unwritable["open"]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def one(tables: Tables | None = None) -> Job:
+        job = Job(tmp_path, tables)
+        made.append(job)
+        monkeypatch.setattr(release, "send_releases", job.send)
+        monkeypatch.setattr(release, "can_write", job.probe)
+        return job
+
+    yield one
+    for job in made:
+        job.releaser.stop()
+
+
+def test_one_that_refuses_leaves_the_others_alone_and_gets_its_own_in_order_later(make: Callable[..., Job]) -> None:
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    for tick in range(1, 6):
+        job.submit(tick, [tick])
+    wait_until(lambda: job.open("a") == [1, 2, 3, 4, 5], 5, "all are open")
+    job.submit(6)
+    job.has_confirmed(6)
+    assert sorted(job.tables.delivered) == [(tick, "b", tick) for tick in range(1, 6)]
+    assert [(t.kind, t.name) for t in job.troubles.current()] == [("unwritable", f"{TOPIC}-a")]
+    assert "TopicTerminated" in job.troubles.current()[0].text
+
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 3, 4, 5]
+    assert job.troubles.current() == []
+    job.submit(7, [7])
+    job.has_confirmed(7)
+    assert sorted(name for tick, name, _ in job.tables.delivered if tick == 7) == NAMES
+
+
+def test_a_release_is_confirmed_only_when_an_offset_says_what_is_open_of_it(make: Callable[..., Job]) -> None:
+    """Else a crash in between would take the whole of it for delivered."""
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2, [2], unwritable={})
+    job.submit(3, [3], unwritable={})
+    assert job.feedback.last.confirmed == 0
+    assert job.tables.delivered == []
+    wait_until(lambda: job.open("a") == [1, 2, 3], 5, "all are open")
+    job.submit(4)
+    job.has_confirmed(4)
+
+
+def test_while_the_broker_is_away_all_wait_and_nothing_is_left_open(make: Callable[..., Job]) -> None:
+    job = make()
+    job.is_silent, job.is_broker_there = True, False
+    job.broken |= {"a": "ConnectError", "b": "ConnectError"}
+    job.submit(1, [1])
+    wait_until(lambda: len(job.attempts) >= 2, 5, "it is tried again")
+    assert job.open("a") is None
+    job.is_broker_there = True
+    del job.broken["b"]
+    wait_until(lambda: job.open("a") == [1], 5, "the broker is there, and the destination is not")
+    job.submit(2)
+    job.has_confirmed(2)
+    assert job.tables.delivered == [(1, "b", 1)]
+
+
+def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Callable[..., Job]) -> None:
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    job.submit(2, [2])
+    wait_until(lambda: job.open("a") == [1, 2], 5, "they are open")
+    job.submit(3)
+    job.has_confirmed(3)
+    recorded = job.feedback.last.unwritable
+    job.releaser.stop()
+
+    again = make(job.tables)
+    assert again.feedback.last.unwritable is None
+    again.broken["a"] = "TopicTerminated"
+    # Of release 1 only what is open is left; of 2 nothing was forgotten yet.
+    again.submit(4, [1, 2], unwritable=recorded, wants={1: 1})
+    assert again.open("a") == [1, 2]
+    rows = [(1, "b", 1), (2, "b", 2)]
+    assert sorted(again.tables.delivered) == rows
+    again.broken.clear()
+    wait_until(lambda: again.open("a") is None, 10, "it can be written")
+    rows += [(1, "a", 1), (2, "a", 2)]
+    assert sorted(again.tables.delivered) == sorted(rows)
+    again.has_confirmed(4)
+
+    # Written down, but no offset says so yet.
+    third = make(job.tables)
+    third.submit(5, [1, 2], unwritable=recorded, wants={1: 1})
+    wait_until(lambda: third.open("a") is None, 10, "it can be written")
+    third.has_confirmed(5)
+    assert sorted(third.tables.delivered) == sorted(rows)
