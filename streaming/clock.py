@@ -46,6 +46,7 @@ class Offset:
     back: list[list[str]] = field(default_factory=list)  # [topic, subscription]: to which messages go out again
     held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
+    lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 
     @property
     def known_routes(self) -> KnownRoutes | None:
@@ -69,6 +70,7 @@ class Offset:
         sending = json.dumps(
             {
                 "lanes": self.lanes,
+                "lane_set": self.lane_set,
                 "partitions": self.destinations,
                 "batch_millis": self.batch_millis,
                 "routes": {} if routes is None else routes.destinations,
@@ -100,6 +102,7 @@ class ClockSettings:
     seal_interval_millis: int
     load_ahead_millis: int
     max_segment_rows: int = 100_000
+    max_lookahead_millis: int = 0  # 0: lookahead_millis
 
 
 def tick_seconds(batch_seconds: float) -> float:
@@ -124,6 +127,7 @@ class Clock:
         return (
             last.run != self._settings.run
             or self._is_behind
+            or self._is_set_back(last, now, feedback)
             or monotonic >= self._next_turn
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
             or self._has_due(last, self._target(last, now, feedback), feedback)
@@ -147,7 +151,8 @@ class Clock:
             rows_due: gives (slot, rows) of what is due in a version of delayed_index from one time to before another,
                 ascending.
         """
-        target = self._target(last, now, feedback)
+        is_set_back = self._is_set_back(last, now, feedback)
+        target = self._reach(now, feedback) if is_set_back else self._target(last, now, feedback)
         tick = last.tick + 1
         turn, load, near, booked, marks, version = (
             last.turn,
@@ -159,16 +164,17 @@ class Clock:
         )
         confirmed = max(last.confirmed, feedback.confirmed)
         is_new_run = last.run != self._settings.run
-        if is_new_run or self._is_behind or monotonic >= self._next_turn or target >= last.near_until:
+        if is_new_run or self._is_behind or is_set_back or monotonic >= self._next_turn or target >= last.near_until:
             self._next_turn = monotonic + self._settings.seal_interval_millis / 1000
             turn += 1
             version = index_version()
             load, near = self._horizons(last, now, feedback, version, rows_due)
+            near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [turn, tick, last.near_until]]
             while marks and marks[0][1] <= confirmed and marks[0][2] <= feedback.settled + 1:
                 booked = marks[0][0]
                 marks = marks[1:]
-        cutoff = max(last.cutoff, min(target, near - 1))
+        cutoff = min(target, near - 1) if is_set_back else max(last.cutoff, min(target, near - 1))
         unwritable = last.unwritable if feedback.unwritable is None else feedback.unwritable
         return Offset(
             tick,
@@ -183,11 +189,25 @@ class Clock:
             marks,
             version,
             unwritable=unwritable,
+            lane_set=last.lane_set + is_set_back,
         )
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
-        """The end of the last whole slot that the lookahead reaches."""
-        return max(last.cutoff, _slot_start(now + self.lookahead(feedback)) - 1)
+        """The end of the last whole slot that the lookahead reaches, or has reached."""
+        return max(last.cutoff, self._reach(now, feedback))
+
+    def _reach(self, now: int, feedback: Feedback) -> int:
+        return _slot_start(now + self.lookahead(feedback)) - 1
+
+    def _is_set_back(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether the machine's clock has been set back: the cutoff is beyond all that a lookahead reaches from now.
+
+        Then it goes back, too. Else what comes in due before it would be handed out long before its time, and wait in
+        the lanes in front of what is due.
+        """
+        limits = self._settings
+        most = max(limits.max_lookahead_millis, limits.lookahead_millis, self.lookahead(feedback))
+        return last.cutoff > now + most + SLOT_MILLIS
 
     def lookahead(self, feedback: Feedback) -> int:
         """How far ahead of its time a message is to be handed out, ms."""
@@ -214,7 +234,7 @@ class Clock:
                 break
             rows += count
         self._is_behind = load < near
-        return load, max(last.near_until, min(near, load))
+        return load, min(near, load)
 
 
 def _slot_start(time: int) -> int:

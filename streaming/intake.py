@@ -64,6 +64,7 @@ class Intake:
                 settings.release.lookahead_millis,
                 settings.tracker.max_seal_interval_millis,
                 settings.tracker.load_ahead_millis,
+                max_lookahead_millis=settings.release.lookahead_ceiling_millis,
             )
         )
         self._client = connect(settings.pulsar)

@@ -505,7 +505,7 @@ def _destinations(settings: Settings) -> dict[Target, str]:
 def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:
     tables = [unpack(assignment.body) for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
-    lane = assignments[0].lane(sending.get("lanes", 1))
+    lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
     first_due = min(int(int64(table, "deliver_at").min()) for table in tables)
     return Job(tick, is_planned, lane, tuple(assignments), sum(t.num_rows for t in tables), first_due, is_new)
 

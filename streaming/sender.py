@@ -68,9 +68,14 @@ class Assignment:
     is_planned: bool
     body: bytes
 
-    def lane(self, lanes: int) -> str:
-        """Releases of one lane are sent one after another; of different lanes, side by side."""
-        return f"{'planned' if self.is_planned else 'short'}{self.tick % lanes}"
+    def lane(self, lanes: int, lane_set: int = 0) -> str:
+        """Releases of one lane are sent one after another; of different lanes, side by side.
+
+        Args:
+            lane_set: another one has other lanes, as far as there are any left.
+        """
+        number = self.tick % lanes + lanes * (lane_set % (MOST_LANES // lanes))
+        return f"{'planned' if self.is_planned else 'short'}{number}"
 
 
 def lane_names() -> list[str]:
@@ -195,7 +200,7 @@ def _plan(
     sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
     partitions: dict[str, int] = sending.get("partitions", {})
     batch_millis: int = sending.get("batch_millis", 0)
-    lane = assignment.lane(sending.get("lanes", 1))
+    lane = assignment.lane(sending.get("lanes", 1), sending.get("lane_set", 0))
     columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
     columns |= {name: rows[name].to_pylist() for name in rows.column_names}  # an earlier release packed fewer
     by_number = _destinations(settings, sending.get("routes", {}))

@@ -133,7 +133,8 @@ def _with_slots(master: str, settings: Settings) -> str:
         return master
     cores = os.cpu_count() or 1
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
-    slots = threads + 2 * settings.release.lanes * settings.tracker.shards
+    # Twice the lanes: those from before the clock was set back may wait for what they have until it is due.
+    slots = threads + 4 * settings.release.lanes * settings.tracker.shards
     return f"local[{slots},{_TASK_FAILURES}]"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tracker.messages import (
     Int64Array,
     concat,
     int64,
+    is_among,
     is_rejected,
     message_ids,
     subscription_numbers,
@@ -95,6 +96,9 @@ class Moment:
     now: int  # ms since the epoch
     released: int
     passed: int
+    # After the clock was set back: up to when it had handed out before, and what waits although it is due by then.
+    ahead: int = 0
+    waiting: pa.Table = field(default_factory=MESSAGES.empty_table)
 
 
 @dataclass(frozen=True)
@@ -358,6 +362,8 @@ class Control:
         commands = where(commands, ~is_answer)
 
         is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
+        due = int64(known, "deliver_at")
+        is_released |= _is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
         kept = MESSAGES.empty_table() if kept is None else kept
         applied, unmatched = self._apply(commands, known, is_released, kept, moment)
         outcomes.append(applied)
@@ -519,7 +525,8 @@ class Control:
             at = ledgers[chosen], entries[chosen], indexes[chosen]
             taken = self.taken_back.contains(subscription, *at)
             moves, moved_to = self._moved.find(subscription, *at)
-            is_late = np.where(moves > 0, moved_to <= moment.released, pairs.is_released[row[chosen]])
+            is_out = (moved_to <= moment.released) | _is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
+            is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
             is_kept = pairs.kept_row[row[chosen]] >= 0
             result, reason = _results(kind, taken, is_late, is_kept)
             applied = np.flatnonzero(result == Result.APPLIED)
@@ -624,6 +631,23 @@ class Control:
             values["result"] = pa.array([int(result)] * n, pa.int32())
             values["reason"] = pa.array([reason] * n, pa.string())
         return typed(values, OUTCOMES)
+
+
+def _is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, moment: Moment) -> BoolArray:
+    """Which messages were handed out long before their time, before the clock was set back.
+
+    Args:
+        times: when they are due.
+        sequences: of the moves to these times; 0: they came with them.
+    """
+    is_out = (times > moment.released) & (times <= moment.ahead)
+    if is_out.any():
+        ids = ["ledger_id", "entry_id", "batch_index"]
+        waiting = moment.waiting.select([*ids, "sequence"])
+        waiting = waiting.set_column(3, "sequence", pc.fill_null(waiting["sequence"], 0))
+        named = rows.select(ids).append_column("sequence", pa.array(sequences))
+        is_out &= ~is_among(named, waiting, [*ids, "sequence"])
+    return is_out
 
 
 def with_released(found: pa.Table) -> pa.Table:

@@ -12,7 +12,7 @@ from tracker.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.messages import BoolArray, Int64Array, concat, in_order, int64, where
 from tracker.mutable_bucket import MutableBucket
 from tracker.store import Store
-from tracker.time_slots import TimeSlots
+from tracker.time_slots import SLOT_MILLIS, TimeSlots
 
 _TABLE = "tracker"
 _FORMAT = 1
@@ -99,6 +99,12 @@ class DelayedDeliveryTracker:
         """What waits here and may be due at one of the times."""
         return concat([self._mutable.all(), *self._slots.find(times)])
 
+    def waiting(self, start: int, end: int) -> pa.Table:
+        """What waits here and is due from one time to another, both included."""
+        rows = self.find(range(start // SLOT_MILLIS * SLOT_MILLIS, end + 1, SLOT_MILLIS))
+        due = int64(rows, "deliver_at")
+        return where(rows, (due >= start) & (due <= end))
+
     def _add(self, delayed: pa.Table) -> None:
         if delayed.num_rows:
             is_near = int64(delayed, "deliver_at") < self._near_until
@@ -121,13 +127,14 @@ class DelayedDeliveryTracker:
 
         Args:
             load_horizon: everything due before it is in state from now on; never lowered.
-            near_until: from now on, what is due before it goes to a slot when it comes in, and is never sealed.
+            near_until: from now on, what is due before it goes to a slot when it comes in, and is never sealed. It
+                may be lower than before, when the clock has been set back.
 
         Returns:
             the immutable bucket: the rows by time of delivery, then position; may be empty.
         """
         self.load_horizon = max(load_horizon, self.load_horizon)
-        self._near_until = max(near_until, self._near_until)
+        self._near_until = near_until
         bucket = in_order(self._mutable.take_all())
         is_near = int64(bucket, "deliver_at") < self.load_horizon
         self._slots.add(where(bucket, is_near))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -118,11 +118,13 @@ class Shard:
 
     def apply(self, tick: Tick, intake: Intake) -> Effects:
         """Takes in what came, applies commands, and hands out what is due."""
-        last_turn, released, last_run = self._last()
+        last_turn, released, last_run, ahead = self._last()
         is_turn = tick.turn != last_turn
         if intake.rebuilt is not None:
             released = intake.rebuilt.released
         moment = Moment(tick.tick, tick.now, released, tick.passed)
+        if released < ahead and intake.commands.num_rows:
+            moment = replace(moment, ahead=ahead, waiting=self._tracker.waiting(released + 1, ahead))
         effects = Effects()
         self._control.unwritable = self._unwritable(tick)
         opened = self._in_flight.confirm(tick.confirmed, self._open_releases(tick))
@@ -278,13 +280,14 @@ class Shard:
         names = list(self._names.get(topic, ()))
         return 1 << names.index(name) if name in names else 0
 
-    def _last(self) -> tuple[int, int, str]:
-        """The last tick's turn, cutoff and run."""
-        turn, cutoff, run = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
-        return int(turn), int(cutoff), run
+    def _last(self) -> tuple[int, int, str, int]:
+        """The last tick's turn, cutoff and run, and the highest cutoff that there was."""
+        turn, cutoff, run, *ahead = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
+        return int(turn), int(cutoff), run, int(ahead[0] if ahead else cutoff)
 
     def _save(self, tick: Tick) -> None:
-        last = f"{tick.turn} {tick.cutoff} {tick.run}".encode()
+        ahead = max(tick.cutoff, self._last()[3])
+        last = f"{tick.turn} {tick.cutoff} {tick.run} {ahead}".encode()
         if last != self._store.get("shard", (0, 0)):
             self._store.put("shard", (0, 0), last)
         self._tracker.save()

@@ -71,7 +71,10 @@ class Ticks:
 def test_what_a_shard_relies_on_holds_whatever_the_time_does(
     steps: list[tuple[int, int, int | None, int]], rows: dict[int, int], restarts: set[int]
 ) -> None:
-    """cutoff < near_until <= load_horizon; nothing goes back; horizons move at turns only, and marks are in order."""
+    """cutoff < near_until <= load_horizon; horizons move at turns only, and marks are in order.
+
+    Nothing goes back but, where the clock has been set back, the cutoff and what is near.
+    """
     ticks = Ticks(rows={START // SLOT_MILLIS + slot: n for slot, n in rows.items()})
     for i, (wall, monotonic, lookahead, lag) in enumerate(steps):
         if i in restarts:
@@ -79,11 +82,15 @@ def test_what_a_shard_relies_on_holds_whatever_the_time_does(
         ticks.now += wall
         ticks.monotonic += monotonic / 1000
         last = ticks.last
-        new = ticks.next(max(0, last.tick - lag), last.cutoff, lookahead)
+        new = ticks.next(max(0, last.tick - lag), last.cutoff, lookahead or 0)
+        assert new.cutoff <= ticks.now + max(1_000, lookahead or 0) + SLOT_MILLIS, (
+            "nothing is handed out beyond the lookahead"
+        )
         assert new.cutoff < new.near_until <= new.load_horizon
         assert new.tick == last.tick + 1
         assert new.turn - last.turn in (0, 1)
-        for name in ("cutoff", "near_until", "load_horizon", "turn", "confirmed", "booked", "index_version"):
+        monotone = ["load_horizon", "turn", "confirmed", "booked", "index_version", "lane_set"]
+        for name in monotone if new.lane_set > last.lane_set else [*monotone, "cutoff", "near_until"]:
             assert getattr(new, name) >= getattr(last, name), name
         if new.turn == last.turn:
             assert (new.near_until, new.load_horizon) == (last.near_until, last.load_horizon)
@@ -125,6 +132,7 @@ def test_a_tick_has_what_the_offset_says() -> None:
     assert json.loads(tick.sending) == {
         "lanes": offset.lanes,
         "batch_millis": offset.batch_millis,
+        "lane_set": offset.lane_set,
         "partitions": {"a": 1, "b": 2},
         "routes": {},
     }
@@ -165,16 +173,27 @@ def test_a_turn_comes_before_the_cutoff_reaches_what_is_sealed() -> None:
     assert offset.load_horizon == ticks.now + SETTINGS.load_ahead_millis
 
 
-def test_a_clock_set_back_hands_out_nothing_anew() -> None:
+def test_a_clock_that_is_set_back_hands_out_no_further_than_it_looks_ahead() -> None:
     ticks = Ticks()
     before = ticks.next()
+    ticks.now += 3_600_000
+    ahead = ticks.next()
     ticks.now -= 3_600_000
+    assert ticks.is_time(), "at once"
     after = ticks.next()
-    assert (after.cutoff, after.near_until, after.load_horizon) == (
-        before.cutoff,
-        before.near_until,
-        before.load_horizon,
-    )
+    assert (after.cutoff, after.near_until) == (before.cutoff, before.near_until)
+    assert (after.turn, after.lane_set) == (ahead.turn + 1, ahead.lane_set + 1)
+    assert after.load_horizon == ahead.load_horizon, "what is in state stays there"
+    assert ticks.later(400).next().cutoff == before.cutoff + 400
+    assert ticks.last.lane_set == after.lane_set
+
+
+def test_a_clock_that_is_set_back_a_little_hands_out_nothing_anew() -> None:
+    ticks = Ticks(max_lookahead_millis=4_000)
+    before = ticks.next()
+    ticks.now -= 3_000
+    after = ticks.next()
+    assert (after.cutoff, after.near_until, after.lane_set) == (before.cutoff, before.near_until, 0)
 
 
 def test_too_many_rows_are_loaded_turn_by_turn() -> None:

@@ -156,14 +156,14 @@ def test_a_message_may_be_available_from_the_start_of_its_slot_and_from_its_time
     assert [bucket.has_message_available(t) for t in (400, 449, 450)] == [False, False, True]
 
 
-def test_horizons_never_go_back() -> None:
+def test_the_load_horizon_never_goes_back_and_what_is_near_may() -> None:
     tracker = DelayedDeliveryTracker(MemoryStore())
     tracker.seal(5_000, 3_000)
     tracker.seal(4_000, 2_000)
     assert tracker.load_horizon == 5_000
     tracker.add_messages(messages([(1, 1, 2_999), (1, 2, 3_000), (1, 3, 4_999), (1, 4, 5_000)]), 0)
-    assert tracker.number_of_unsealed_messages == 3
-    assert positions(tracker.seal(0, 0)) == [(1, 2), (1, 3), (1, 4)]
+    assert tracker.number_of_unsealed_messages == 4
+    assert positions(tracker.seal(0, 0)) == [(1, 1), (1, 2), (1, 3), (1, 4)]
     assert tracker.number_of_loaded_messages == 3
 
 
