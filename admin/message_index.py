@@ -7,6 +7,7 @@ from typing import Any
 
 from admin.message_ids import MessageRef
 from conf.errors import DelayLakeError
+from streaming.expired import expired_around
 from streaming.tables import Tables, literal
 from tracker.commands import MAX_BATCH_INDEX
 from tracker.messages import FIRST_IMPORTED_LEDGER
@@ -38,9 +39,10 @@ class MessageIndex:
         self._lock = threading.Lock()
 
     def find(self, topic: str, partition: int, index: int) -> MessageRef:
-        """The entry of an index, with its partition; EXPIRED for one before the first entry that is known.
+        """The entry of an index, with its partition; EXPIRED where it has been removed from the table by retention.
 
-        What lies between entries is no user message: it gives the next entry.
+        What lies between entries and was never in the table is no user message: it gives the next entry, or EXPIRED
+        where that has been removed.
 
         Args:
             topic: of a route.
@@ -55,11 +57,11 @@ class MessageIndex:
         # The lower bound lets the reader skip files. A topic that was made anew has its highest ledgers last.
         near = f"first_index BETWEEN {index - MAX_BATCH_INDEX} AND {index} AND first_index + batch_size > {index}"
         with self._lock:
-            if found := self._first(f"{of_partition} AND {near} ORDER BY ledger_id DESC", partition):
-                return found
-            return self._between(of_topic, of_partition, partition, index)
+            if found := self._entries(f"{of_partition} AND {near} ORDER BY ledger_id DESC"):
+                return _ref(found[0], partition)
+            return self._between(topic, of_topic, of_partition, partition, index)
 
-    def _between(self, of_topic: str, of_partition: str, partition: int, index: int) -> MessageRef:
+    def _between(self, topic: str, of_topic: str, of_partition: str, partition: int, index: int) -> MessageRef:
         known = self._rows(
             'SELECT count(*) AS entries, count(first_index) AS indexed, min(first_index) AS "first",'  # noqa: S608
             f' max(first_index + batch_size) AS "end" FROM entries WHERE {of_partition}'
@@ -74,17 +76,22 @@ class MessageIndex:
             raise IndexNotRecorded(
                 "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
             )
-        if index < known["first"]:
+        # First what is left, then what was removed: nothing is found in neither.
+        following = self._entries(f"{of_partition} AND first_index > {index} ORDER BY first_index")
+        first_expired, end_of_expired = expired_around(self._tables, topic, partition, index)
+        if index < min(known["first"], known["first"] if first_expired is None else first_expired):
             return EXPIRED
         if index >= known["end"]:
             raise NoSuchIndex(f"no message has the index {index} yet; the next is {known['end']}")
-        found = self._first(f"{of_partition} AND first_index > {index} ORDER BY first_index", partition)
-        assert found is not None
-        return found
+        is_expired = end_of_expired is not None and end_of_expired <= following[0]["first_index"]
+        return EXPIRED if is_expired else _ref(following[0], partition)
 
-    def _first(self, condition: str, partition: int) -> MessageRef | None:
-        rows = self._rows(f"SELECT ledger_id, entry_id FROM entries WHERE {condition} LIMIT 1")  # noqa: S608
-        return MessageRef(rows[0]["ledger_id"], rows[0]["entry_id"], partition) if rows else None
+    def _entries(self, condition: str) -> list[dict[str, Any]]:
+        return self._rows(f"SELECT ledger_id, entry_id, first_index FROM entries WHERE {condition} LIMIT 1")  # noqa: S608
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
         return self._tables.query("entries", sql).to_pylist()
+
+
+def _ref(entry: dict[str, Any], partition: int) -> MessageRef:
+    return MessageRef(entry["ledger_id"], entry["entry_id"], partition)

@@ -168,7 +168,8 @@ ACTION_RESPONSES = _DONE | error_responses(
 
 INDEX_TEXT = (
     "As known from the entries that the job has accounted for, some seconds behind the topic. Each index of a batch"
-    " gives its entry. One that is before the first entry known has expired, and gives -1:-1."
+    " gives its entry, and one of the broker's own markers the next entry. What is before the first entry known, or was"
+    " removed by retention, has expired, and gives -1:-1."
 )
 INDEX_RESPONSES = error_responses(
     **CALLER_ERRORS,

@@ -12,9 +12,10 @@ from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, is_object_storage, local_path
+from streaming import expired
 from streaming.commits import sync_checkpoint
 from streaming.compaction import merge, plan
-from streaming.retention import Excess, Retention, remove
+from streaming.retention import Excess, Retention, remove, removed_rows
 from streaming.table_files import DataFile, TableFiles
 from streaming.tables import OnProgress, Tables, exists
 
@@ -100,6 +101,7 @@ def maintain(
 class _Maintenance:
     def __init__(self, settings: Settings, tables: Tables, name: str, now: int, on_progress: OnProgress) -> None:
         self._settings = settings
+        self._tables = tables
         self._name = name
         self._now = now
         self._on_progress = on_progress
@@ -147,8 +149,11 @@ class _Maintenance:
 
         def commit() -> None:
             nonlocal deleted
-            if not dry_run and not remove(self._files, excess):
-                raise self._conflict()
+            if not dry_run:
+                if self._name == "entries":
+                    expired.record(self._tables, removed_rows(self._files, excess))
+                if not remove(self._files, excess):
+                    raise self._conflict()
             deleted += sum(found.rows for found in excess)
             self._on_progress(self._name, "rows deleted", deleted)
             excess.clear()

@@ -187,6 +187,11 @@ class Retention:
         return run_sql(self._builder, sql)
 
 
+def removed_rows(table: TableFiles, excess: Sequence[Excess]) -> pa.Table:
+    """The rows that can go."""
+    return pa.concat_tables(table.read(found.file.path).filter(pa.array(found.goes)) for found in excess)
+
+
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
     """Removes what can go, in one commit; files of which nothing stays are not read.
 

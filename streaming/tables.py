@@ -116,6 +116,16 @@ REFUSALS = pa.schema(
     ]
 )
 
+# Ranges of broker entry indexes; see streaming/expired.py.
+EXPIRED = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("first_index", pa.int64()),
+        ("end_index", pa.int64()),  # exclusive
+    ]
+)
+
 # The job's own, which are there once it has run.
 SCHEMAS = {
     "delayed_index": DELAYED_INDEX,
@@ -133,6 +143,7 @@ STATISTICS = {
     "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",
     "rejects": "topic,ledger_id,entry_id,publish_time",
     "refusals": "refused_at,role,topic",
+    "expired": "topic,partition,first_index,end_index",
     "schemas": "topic",
 }
 
