@@ -10,7 +10,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 KILLS   ?= 50
 MINUTES ?= 30
-export KILLS MINUTES
+FAULTS  ?= 100
+export KILLS MINUTES FAULTS
 
 .PHONY: help setup run test lint bench chaos clean lock proto tools
 
@@ -34,7 +35,7 @@ lint: setup ## ruff and mypy
 bench: setup ## each benchmark prints one JSON object
 	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done
 
-chaos: setup ## long crash and soak runs: KILLS=n MINUTES=n
+chaos: setup ## long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
 	@$(PY) -m pytest -m chaos
 
 clean: ## all that was made here, but not the cache of JARs

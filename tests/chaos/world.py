@@ -1,0 +1,276 @@
+"""A job under load, with a broker, an API and consumers of its own, that faults are done to."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pulsar
+import yaml
+
+from jobs.audit import Audit, run_audit
+from jobs.broker import EmbeddedBroker
+from proto.delaylake_pb2 import ControlCommand, SkipEntry
+from streaming.pulsar_client import AdminClient, connect
+from tests.chaos.ledger import Commands, Ledger, Receivers, follow_outcomes, payload
+from tests.harness import Api, Job, now, wait_until
+
+SOURCE = "persistent://public/default/chaos"
+PARTS = "persistent://public/default/chaos_parts"
+SECOND = "persistent://public/default/second"
+CONTROL = f"{SOURCE}_control"
+
+# For which subscription a destination is; they are all the route's own but the partitioned one.
+DESTINATIONS = {"a": f"{SOURCE}-a", "b": PARTS, "c": f"{SECOND}-c"}
+_OF_SOURCE = {SOURCE: ["a", "b"], SECOND: ["c"]}
+
+_TICK_SECONDS = 0.05
+_MOST_BEHIND_SECONDS = 90  # messages wait 13 s in the mean, some go to two subscriptions, and each 14th is skipped
+_TMPFS_BYTES = 3 << 30
+
+
+class World:
+    """Messages to two partitioned sources at a steady rate, commands for some of them, and all that they lead to.
+
+    Args:
+        chance: draws times, keys and commands.
+        rate: messages a second.
+        size: how many messages there can be.
+    """
+
+    def __init__(self, folder: Path, chance: random.Random, rate: int, size: int) -> None:
+        self.folder, self.chance, self.rate = folder, chance, rate
+        self.disk = folder / "disk"
+        self.disk.mkdir()
+        self.has_small_disk = _mount(self.disk)
+        self.broker = EmbeddedBroker(folder / "broker")
+        self.broker.start(port=0, http_port=0)
+        self.admin = AdminClient(self.broker.settings, timeout_seconds=30)
+        for topic, partitions in ((SOURCE, 2), (SECOND, 1), (PARTS, 3), (CONTROL, 2)):
+            self.admin.create_partitioned_topic(topic, partitions)
+        self.job = Job(
+            self.disk,
+            self.broker.settings,
+            [
+                {"source": SOURCE, "subscriptions": [{"name": "a"}, {"name": "b", "destination": PARTS}]},
+                {"source": SECOND, "subscriptions": [{"name": "c"}]},
+            ],
+            tracker={"max_seal_interval_millis": 1_500, "load_ahead_millis": 8_000},
+            maintain={"interval_millis": 5_000, "min_small_files": 3, "retention_interval_millis": 30_000},
+        )
+        self.client = connect(self.broker.settings)
+        self.ledger = Ledger(DESTINATIONS, size)
+        self.commands = Commands()
+        self._stopped = threading.Event()
+        self._stopped_sending = threading.Event()
+        self._receivers = Receivers(self.client, self.ledger, DESTINATIONS)
+        follow_outcomes(self.client, f"{CONTROL}_outcomes", self.commands, self._stopped)
+        self.api: Api | None = None  # until a fault wants one
+        self.number = 0
+        self._size = size
+        self._producing = threading.Thread(target=self._produce, daemon=True)
+        self.problems: list[str] = []
+
+    def start(self) -> None:
+        self.job.start()
+        self._producing.start()
+
+    def finish_sending(self) -> None:
+        self._stopped_sending.set()
+        self._producing.join(timeout=120)
+
+    def close(self) -> None:
+        self._stopped_sending.set()
+        self._stopped.set()
+        self._receivers.stop()
+        self.job.stop()
+        if self.api is not None:
+            self.api.process.kill()
+            self.api.process.wait()
+        self.client.close()
+        self.broker.kill()
+        if self.has_small_disk:
+            subprocess.run(["umount", "-l", str(self.disk)], check=False)
+
+    # What faults use.
+
+    def keep_running(self) -> None:
+        """Starts the job again where it has ended, as whatever watches over it would."""
+        process = self.job.process
+        if process is None or process.poll() is not None:
+            self.job.stop()  # its children
+            self.start_job()
+
+    def start_job(self) -> None:
+        """Starts the job; a second time where something that was done to it makes the first one fail."""
+        try:
+            self.job.start()
+        except AssertionError:
+            self.problems.append(f"the job did not start: {self.job.log[-400:]}")
+            self.job.stop()
+            self.job.start()
+
+    def workers(self) -> list[psutil.Process]:
+        """Spark's Python workers."""
+        return [p for p in self._children() if "pyspark.worker" in _command(p) and not _has_children(p)]
+
+    def jvm(self) -> psutil.Process | None:
+        return next((p for p in self._children() if "java" in _command(p).partition(" ")[0]), None)
+
+    def maintenance(self) -> psutil.Process | None:
+        return next((p for p in self._children() if "jobs.maintaining" in _command(p)), None)
+
+    def driver(self) -> psutil.Process:
+        assert self.job.process is not None
+        return psutil.Process(self.job.process.pid)
+
+    def broker_process(self) -> psutil.Process:
+        pid = self.broker.status().pid
+        assert pid is not None
+        return psutil.Process(pid)
+
+    def put(self, path: str, method: str = "PUT", **content: Any) -> int:
+        """A call to the broker's admin API, tried again while the broker is busy; its status."""
+        url = f"{self.admin.url}/admin/v2/{path}"
+        for _ in range(20):
+            with contextlib.suppress(httpx.HTTPError):
+                answer = httpx.request(method, url, timeout=30, **content)
+                if answer.status_code < 500:
+                    return answer.status_code
+            time.sleep(0.5)
+        return 0
+
+    def partitions(self, topic: str) -> int:
+        return self.admin.partitions(topic) or 0
+
+    def edit(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Changes the routes in the settings file."""
+        content = yaml.safe_load(self.job.file.read_text())
+        change(content["routes"])
+        self.job.file.write_text(yaml.safe_dump(content))
+
+    def copy_checkpoint(self, to: Path) -> None:
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.copytree(self.disk / "checkpoint", to)
+
+    # The load.
+
+    def _produce(self) -> None:
+        sources = list(_OF_SOURCE)
+        producers = {
+            topic: self.client.create_producer(
+                topic,
+                producer_name=f"chaos-{i}",
+                batching_enabled=bool(i),
+                send_timeout_millis=0,
+                block_if_queue_full=True,
+                max_pending_messages=20_000,
+                max_pending_messages_across_partitions=100_000,
+            )
+            for i, topic in enumerate(sources)
+        }
+        commander = self.client.create_producer(CONTROL, send_timeout_millis=0, block_if_queue_full=True)
+        began = time.monotonic()
+        while not self._stopped_sending.is_set() and self.number < self._size:
+            wanted = min(self._size, int((time.monotonic() - began) * self.rate))
+            if self.ledger.outstanding > _MOST_BEHIND_SECONDS * self.rate:  # more would only make it slower
+                wanted = self.number
+                began = time.monotonic() - self.number / self.rate
+            elif wanted - self.number > self.rate:  # after a stop the load goes on, it does not catch up
+                began += (wanted - self.number) / self.rate
+                wanted = self.number + 1
+            while self.number < wanted:
+                self._send_one(producers, commander, self.number)
+                self.number += 1
+            time.sleep(_TICK_SECONDS)
+        for producer in producers.values():
+            producer.flush()
+        commander.flush()
+
+    def _send_one(self, producers: dict[str, pulsar.Producer], commander: pulsar.Producer, number: int) -> None:
+        delay = self.chance.choice([0.0, self.chance.uniform(0, 3), self.chance.uniform(3, 25)])
+        due = now() + int(delay * 1000)
+        topic = SECOND if number % 5 == 0 else SOURCE
+        names = _OF_SOURCE[topic]
+        is_asked = delay > 8 and number % 7 == 0
+
+        def sent(result: Any, message_id: Any) -> None:
+            # In the client's own thread; an exception here would hang the process.
+            with contextlib.suppress(Exception):
+                if result != pulsar.Result.Ok:
+                    self.problems.append(f"message {number} was not taken: {result}")
+                    return
+                self.ledger.acknowledge(number)
+                if is_asked and message_id.ledger_id() >= 0:
+                    self._skip(commander, topic, number, message_id, names)
+
+        self.ledger.send(number, due, names)
+        key = f"{number % 9}" if number % 2 else None
+        producers[topic].send_async(payload(number, due), sent, properties={"deliverAt": str(due)}, partition_key=key)
+
+    def _skip(self, commander: pulsar.Producer, topic: str, number: int, message_id: Any, names: list[str]) -> None:
+        command = ControlCommand(
+            request_id=uuid.uuid4().hex, topic=topic, subscriptions=names[:1], issued_at=now(), issued_by="chaos"
+        )
+        entry = SkipEntry(ledger_id=message_id.ledger_id(), entry_id=message_id.entry_id())
+        if message_id.batch_index() >= 0:
+            entry.batch_indexes.append(message_id.batch_index())
+        if message_id.partition() >= 0:
+            entry.partition = message_id.partition()
+        command.skip.entries.append(entry)
+        self.commands.asked[command.request_id] = number, names[:1]
+        commander.send_async(command.SerializeToString(), None)
+
+    # The end.
+
+    def settle(self, seconds: float) -> Audit:
+        """Waits until all that must come has come; the audit of the tables."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: self.commands.unanswered() == 0, seconds, "answers")
+        self.commands.settle(self.ledger)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: self.ledger.missing(self.number) == 0, seconds, "deliveries")
+        time.sleep(3)  # for what would come twice
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: run_audit(self.job.settings).taken_in >= self.ledger.sent, seconds / 2, "entries")
+        return run_audit(self.job.settings)
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return self.job.children()
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _mount(folder: Path) -> bool:
+    """A small file system of the folder's own, to fill; False where that is not allowed."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_TMPFS_BYTES}", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _has_children(process: psutil.Process) -> bool:
+    try:
+        return bool(process.children())
+    except psutil.Error:
+        return True
