@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16proto/message_id.proto\x12\x0c\x64\x65laylake.v1\"\x87\x01\n\rMessageIdData\x12\x10\n\x08ledgerId\x18\x01 \x02(\x04\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x04\x12\x15\n\tpartition\x18\x03 \x01(\x05:\x02-1\x12\x17\n\x0b\x62\x61tch_index\x18\x04 \x01(\x05:\x02-1\x12\x0f\n\x07\x61\x63k_set\x18\x05 \x03(\x03\x12\x12\n\nbatch_size\x18\x06 \x01(\x05')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16proto/message_id.proto\x12\x0c\x64\x65laylake.v1\"\xc4\x01\n\rMessageIdData\x12\x10\n\x08ledgerId\x18\x01 \x02(\x04\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x04\x12\x15\n\tpartition\x18\x03 \x01(\x05:\x02-1\x12\x17\n\x0b\x62\x61tch_index\x18\x04 \x01(\x05:\x02-1\x12\x0f\n\x07\x61\x63k_set\x18\x05 \x03(\x03\x12\x12\n\nbatch_size\x18\x06 \x01(\x05\x12;\n\x16\x66irst_chunk_message_id\x18\x07 \x01(\x0b\x32\x1b.delaylake.v1.MessageIdData')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.message_id_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MESSAGEIDDATA']._serialized_start=41
-  _globals['_MESSAGEIDDATA']._serialized_end=176
+  _globals['_MESSAGEIDDATA']._serialized_end=237
 # @@protoc_insertion_point(module_scope)

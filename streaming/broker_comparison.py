@@ -14,8 +14,8 @@ import pyarrow as pa
 from conf.settings import Settings
 from streaming.continuity import Continuity, Gap
 from streaming.not_seen import GONE, find_not_seen
+from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, PulsarError, TopicLedgers
-from streaming.receiver import START, Position, SourceTopic
 from streaming.tables import literal
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from streaming.delivered import Delivered, is_unbooked
 from streaming.message_set import MessageSet
 from streaming.pending_rule import are_cancelled
-from streaming.receiver import Position
+from streaming.position import Position
 from streaming.tables import DELAYED_INDEX, OnProgress, Tables
 from tracker.commands import COMMANDS, RESCHEDULE
 from tracker.messages import (

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming.receiver import START, Position
+from streaming.position import START, Position
 from tracker.messages import int64
 
 _NOT_KNOWN = -1

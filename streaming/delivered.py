@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from conf.settings import Settings
 from streaming.message_set import MessageSet
+from streaming.position import Position
 from streaming.pulsar_client import connect
-from streaming.receiver import Position
 from streaming.tables import DELIVERIES, OnProgress, Tables, literal
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,

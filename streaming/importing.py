@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
+from streaming.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect
-from streaming.receiver import ChunkBuilder, Position, SourceTopic, batch_size_of
 from streaming.segments import to_index, to_rejects
 from streaming.sender import OWN_BYTES
 from streaming.tables import OnProgress, Tables
@@ -179,7 +180,7 @@ class Importer:
             except pulsar.Timeout:
                 # The last ones may have been acknowledged before.
                 with AdminClient(self._settings.pulsar) as admin:
-                    if builder.position is None and not admin.backlog(partition, _SUBSCRIPTION):
+                    if not len(builder) and not admin.backlog(partition, _SUBSCRIPTION):
                         return
                 raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
             message_id = message.message_id()
@@ -188,7 +189,9 @@ class Importer:
             if _number(position) <= written:
                 self.done.already_there += 1
             else:
-                if builder.position != position:
+                if position in builder.entries:
+                    continue
+                if not builder.is_adding(position):
                     builder.start_entry(position, batch_size, None)
                 builder.add(message, batch_index)
             if batch_index + 1 < batch_size and batch_index >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import statistics
 import threading
 import time
@@ -16,11 +17,13 @@ import pulsar
 import pyarrow as pa
 
 from conf.settings import Settings
+from streaming.broker_side import BrokerSide
 from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.parts import MESSAGES, TICK, split
-from streaming.pulsar_client import AdminClient, PulsarError, connect
-from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.position import START, Position, SourceTopic
+from streaming.pulsar_client import AdminClient, connect
+from streaming.receiver import Limits, Receiver
 from streaming.replication import Origins
 from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP, rows_due
@@ -69,6 +72,7 @@ class Intake:
         )
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
+        self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._receivers: dict[str, Receiver] = {}
         self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
@@ -82,6 +86,7 @@ class Intake:
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
         self._watch = SourceWatch(settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking)
         self._received = threading.Event()
+        self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # by topic partition its last
         self._stopped = threading.Event()
 
     def next_offset(self, last: Offset) -> Offset:
@@ -142,12 +147,12 @@ class Intake:
         self._replayed.clear()
         if end.booked > self._acknowledged_turn:
             self._acknowledged_turn = end.booked
-            for topic, position in self._of_read(self._turn_positions.pop(end.booked, {})):
-                self._receivers[topic].acknowledge(Position.parse(position))
+            self._to_acknowledge.put(self._turn_positions.pop(end.booked, {}))
             self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
 
     def stop(self) -> None:
         self._stopped.set()
+        self._to_acknowledge.put({})
         for receiver in [*self._receivers.values(), *self._replayed.values()]:
             receiver.stop()
         self._watch.stop()
@@ -164,7 +169,14 @@ class Intake:
             self._discover()
             self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
             threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
+            threading.Thread(target=self._acknowledge, name="acknowledge", daemon=True).start()
             self._watch.start()
+
+    def _acknowledge(self) -> None:
+        """Acknowledges what is settled, as far as the broker answers; batches do not wait for it."""
+        while not self._stopped.is_set():
+            for topic, position in self._of_read(self._to_acknowledge.get()):
+                self._receivers[topic].acknowledge(Position.parse(position))
 
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
         self._start(first)
@@ -335,17 +347,22 @@ class Intake:
                     consumer_type=pulsar.ConsumerType.Exclusive,
                     initial_position=pulsar.InitialPosition.Earliest,
                     receiver_queue_size=2_000,
+                    max_pending_chunked_message=0,  # any number: the client passes over the oldest of too many
+                    crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
                 ),
                 after,
-                self._settings.tracker.max_delay_millis,
-                self._settings.pulsar.max_message_size_bytes - OWN_BYTES,
-                2 * limits.max_messages_per_batch,
-                4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
-                self._last_index,
+                Limits(
+                    self._settings.tracker.max_delay_millis,
+                    self._settings.pulsar.max_message_size_bytes - OWN_BYTES,
+                    2 * limits.max_messages_per_batch,
+                    4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
+                ),
+                self._broker,
                 self._received.set,
                 self._watch.follow(source, after),
                 self._origins(source),
             )
+            receivers[name].start()
         return receivers[name]
 
     def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
@@ -354,15 +371,6 @@ class Intake:
             return lambda producer, position: None
         origins = Origins(self._admin, source.name, source.topic, self._stopped.wait)
         return lambda producer, position: origins.replicated_from(producer, *position)
-
-    def _last_index(self, topic: str, position: Position) -> int | None:
-        if topic.startswith(self._settings.control.topic):
-            return None
-        try:
-            return self._admin.message_index(topic, position.ledger_id, position.entry_id)
-        except PulsarError as error:
-            _log.warning("%s: the index of entry %s stays unknown: %s", topic, position, error)
-            return None
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, separator, partition = name.rpartition("-partition-")

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from streaming.continuity import Gap, missing_ranges, positions_in
+from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, BrokerEntry
-from streaming.receiver import Position, SourceTopic
 from streaming.tables import REJECTS, Tables, literal
 from streaming.troubles import NOT_SEEN_REASON
 

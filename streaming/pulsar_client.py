@@ -44,6 +44,7 @@ class BrokerEntry:
     key: str | None
     properties: dict[str, str]
     is_encrypted: bool
+    is_first_chunk: bool  # of a message in several
     is_no_message: bool  # a marker, of a transaction that was aborted, or not the last part of a chunked message
 
 
@@ -54,10 +55,14 @@ class TopicLedgers:
     Attributes:
         ledgers: of each ledger that is not trimmed how many entries it has.
         acknowledged: for each subscription its mark-delete position, (ledger, entry).
+        next_read: for each subscription the entry that its consumers are sent next.
+        end: the last entry.
     """
 
     ledgers: dict[int, int]
     acknowledged: dict[str, tuple[int, int]]
+    next_read: dict[str, tuple[int, int]]
+    end: tuple[int, int]
 
 
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
@@ -257,9 +262,18 @@ class AdminClient:
         ledgers = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in found["ledgers"]}
         if ledgers:
             ledgers[max(ledgers)] = int(found["currentLedgerEntries"])  # of an open ledger the list says 0
+        cursors = found["cursors"].items()
         return TopicLedgers(
-            ledgers, {name: _position(cursor["markDeletePosition"]) for name, cursor in found["cursors"].items()}
+            ledgers,
+            {name: _position(cursor["markDeletePosition"]) for name, cursor in cursors},
+            {name: _position(cursor["readPosition"]) for name, cursor in cursors},
+            _position(found["lastConfirmedEntry"]),
         )
+
+    def connections(self, topic: str, subscription: str) -> list[str]:
+        """For each consumer of a topic partition's subscription a text that is another after a reconnection."""
+        found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
         """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it."""
@@ -328,6 +342,7 @@ def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
         key=headers.get("X-Pulsar-partition-key"),
         properties=json.loads(headers.get("X-Pulsar-property", "{}")),
         is_encrypted=headers.get("X-Pulsar-is-encrypted") == "true",
+        is_first_chunk=headers.get("X-Pulsar-chunk-id") == "0",
         is_no_message=(
             "X-Pulsar-marker-type" in headers
             or headers.get("X-Pulsar-txn-aborted") == "true"

@@ -26,7 +26,7 @@ from streaming.delivered import (
 from streaming.durable import sync, write_durably
 from streaming.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
-from streaming.receiver import Position
+from streaming.position import Position
 from streaming.routes import known_routes, subscription_names
 from streaming.tables import OnProgress, Tables
 from tracker.commands import COMMANDS

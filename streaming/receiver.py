@@ -7,49 +7,44 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pulsar
 import pyarrow as pa
 
 from proto.message_id_pb2 import MessageIdData
+from streaming.broker_side import BrokerSide
+from streaming.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.chunked_messages import ChunkedMessages
+from streaming.position import START, EntrySet, Position, SourceTopic
+from streaming.pulsar_client import PulsarError
 from tracker.messages import LEFT_OUT, MESSAGES, concat, int64
-from tracker.schedule import BadSchedule, deliver_at
+from tracker.schedule import MAX_TIME_MILLIS
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_MESSAGES = 4_000
 _CHUNK_SECONDS = 0.05
 _IDLE_MILLIS = 500
-_MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside its payload
-
-
-class Position(NamedTuple):
-    """An entry of a topic partition."""
-
-    ledger_id: int
-    entry_id: int
-
-    def __str__(self) -> str:
-        return f"{self.ledger_id}:{self.entry_id}"
-
-    @classmethod
-    def parse(cls, text: str) -> Position:
-        ledger_id, entry_id = text.split(":")
-        return cls(int(ledger_id), int(entry_id))
-
-
-START = Position(-1, -1)
+_REST_OF_ENTRY_MILLIS = 60_000
 
 
 @dataclass(frozen=True)
-class SourceTopic:
-    """A topic partition of a route."""
+class Limits:
+    """What a receiver takes.
 
-    name: str  # of the partition, as a client subscribes to it
-    topic: str  # of the route
-    partition: int  # -1: not partitioned
+    Attributes:
+        max_delay_millis: the longest delay of a message; 0: any.
+        max_size: how many bytes payload, keys and properties of a message may have, in all.
+        max_messages: how many may wait to be taken.
+        max_bytes: how many bytes may.
+    """
+
+    max_delay_millis: int
+    max_size: int
+    max_messages: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,13 @@ class _Chunk:
     rows: pa.Table
     n_bytes: int
     earliest: int  # when the first of its messages is due
+    start: Position  # up to here it had been read before
     last: Position
+
+    @property
+    def n_messages(self) -> int:
+        """At least one, so that it gets into a batch."""
+        return max(1, self.rows.num_rows)
 
 
 class Receiver:
@@ -70,8 +71,7 @@ class Receiver:
     Args:
         subscribe: opens the consumer; called in the receiver's own thread, again after an error.
         after: the last entry that is not wanted any more.
-        max_size: how many bytes of payload and properties can be delivered.
-        last_index_of: the broker entry index of an entry's last message, or None where it is not known.
+        broker: knows what the consumer does not see.
         on_received: called when something has come in.
         on_rows: is given all that comes in, in order, before it is handed on.
         replicated_from: the cluster from which an entry came, by its producer's name; None: it is this one's.
@@ -82,36 +82,41 @@ class Receiver:
         source: SourceTopic,
         subscribe: Callable[[], pulsar.Consumer],
         after: Position,
-        max_delay_millis: int,
-        max_size: int,
-        max_messages: int,
-        max_bytes: int,
-        last_index_of: Callable[[str, Position], int | None],
+        limits: Limits,
+        broker: BrokerSide,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
         replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
     ) -> None:
         self.source = source
         self._subscribe = subscribe
-        self._last_received = after
-        self._max_delay_millis = max_delay_millis
-        self._max_size = max_size
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._last_index_of = last_index_of
+        self._limits = limits
+        self._broker = broker
         self._on_received = on_received
         self._on_rows = on_rows
         self._replicated_from = replicated_from
         self._problem: str | None = None
+        self._settled = after  # what comes up to here has come before, and is not wanted
+        self._entries = EntrySet()  # that have come
+        self._last_received = after
+        self._read_to = after  # all that comes up to here has come
+        self._wanted = START  # somebody waits until this has been read
+        self._acknowledged = START
+        self._chunked = ChunkedMessages(source.name, broker)
+        self._may_be_chunked = True  # an entry is missing that a message in several chunks can have begun with
+        self._last_added = START
+        self._newest = after  # what is beyond has not come yet
         self._next_index: int | None = None
         self._chunks: deque[_Chunk] = deque()
+        self._late: list[pa.Table] = []  # of entries before others that are in a batch: they go with the next chunk
         self._waiting = [0, 0]  # messages and bytes that are not cut yet
         self._cut = after
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
-        self._is_idle = False
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     @property
@@ -140,7 +145,7 @@ class Receiver:
             return any(chunk.last > self._cut and chunk.earliest <= cutoff for chunk in self._chunks)
 
     def end(self) -> Position:
-        """The topic partition's last entry now.
+        """The topic partition's last entry now, which is wanted from now on.
 
         Raises:
             pulsar.PulsarException: the broker does not answer.
@@ -149,21 +154,19 @@ class Receiver:
         if consumer is None:
             raise pulsar.NotConnected
         last = consumer.get_last_message_id()
-        return Position(last.ledger_id(), last.entry_id())
+        end = Position(last.ledger_id(), last.entry_id())
+        self._want(end)
+        return end
 
     def is_cut_to(self, end: Position) -> bool:
-        """Whether an entry is in the batches so far, or was acknowledged before this start."""
-        with self._changed:
-            return self._cut >= end or (self._cut == START and self._has(end))
+        """Whether all that comes up to an entry is in the batches so far."""
+        return self._cut >= end
 
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
-        """Waits until an entry has come in."""
+        """Waits until all that comes up to an entry has come in."""
+        self._want(end)
         with self._changed:
-            return self._changed.wait_for(lambda: self._has(end), timeout_seconds)
-
-    def _has(self, end: Position) -> bool:
-        # With nothing received and nothing coming, all up to the end was acknowledged before this start.
-        return self._last_received >= end or (self._last_received == START and self._is_idle)
+            return self._changed.wait_for(lambda: self._read_to >= end, timeout_seconds)
 
     def cut(self, max_messages: int, max_bytes: int) -> tuple[Position, int, int]:
         """Sets the end of a batch, after the last one.
@@ -176,44 +179,33 @@ class Receiver:
             for chunk in self._chunks:
                 if chunk.last <= self._cut:
                     continue
-                if messages and (messages + chunk.rows.num_rows > max_messages or n_bytes + chunk.n_bytes > max_bytes):
+                if messages and (messages + chunk.n_messages > max_messages or n_bytes + chunk.n_bytes > max_bytes):
                     break
-                messages += chunk.rows.num_rows
+                messages += chunk.n_messages
                 n_bytes += chunk.n_bytes
                 end = chunk.last
             if messages:
-                self._cut = end
-                self._waiting = [self._waiting[0] - messages, self._waiting[1] - n_bytes]
-                self._changed.notify_all()
+                self._cut_at(end)
             return self._cut, messages, n_bytes
 
     def rows(self, after: Position, last: Position, timeout_seconds: float = 60) -> pa.Table:
         """The messages of the entries after one and up to another, waiting until they have come in.
 
         Raises:
-            TimeoutError: they did not come: the broker does not answer, or no longer has them.
+            TimeoutError: the broker does not answer.
         """
         if last <= after:
             return MESSAGES.empty_table()
+        if not self.wait_for(last, timeout_seconds):
+            raise TimeoutError(f"{self.source.name}: entry {last} has not come within {timeout_seconds:.0f} s")
         with self._changed:
-            if not self._changed.wait_for(lambda: self._last_received >= last, timeout_seconds):
-                raise TimeoutError(f"{self.source.name}: entry {last} has not come within {timeout_seconds:.0f} s")
             if last > self._cut:
-                self._cut = last
-                self._waiting = [
-                    sum(c.rows.num_rows for c in self._chunks if c.last > last),
-                    sum(c.n_bytes for c in self._chunks if c.last > last),
-                ]
-                self._changed.notify_all()
-            tables = [chunk.rows for chunk in self._chunks if chunk.last > after]
-        rows = concat(tables)
-        if not rows.num_rows:
-            return rows
-        ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
-        wanted = ((ledgers > after.ledger_id) | ((ledgers == after.ledger_id) & (entries > after.entry_id))) & (
-            (ledgers < last.ledger_id) | ((ledgers == last.ledger_id) & (entries <= last.entry_id))
+                self._cut_at(last)
+            chunks = [chunk for chunk in self._chunks if chunk.last > after and chunk.start < last]
+        return concat(
+            chunk.rows if after <= chunk.start and chunk.last <= last else _between(chunk.rows, after, last)
+            for chunk in chunks
         )
-        return rows if wanted.all() else rows.filter(pa.array(wanted))
 
     def forget(self, last: Position) -> None:
         """Drops what came up to an entry: Spark has committed it."""
@@ -222,26 +214,49 @@ class Receiver:
                 self._chunks.popleft()
 
     def acknowledge(self, last: Position) -> None:
-        """Tells the broker that it need not keep what came up to an entry."""
+        """Tells the broker that it need not keep what came up to an entry, but for what is not whole yet."""
         consumer = self._consumer
         if consumer is None:
             return
+        with self._changed:
+            gaps = self._entries.gaps(self._acknowledged)
+            if self._entries.last < last:  # nothing that can be read was behind it
+                gaps.append((max(self._entries.last, self._acknowledged), last.next))
         try:
+            last = self._chunked.limit(last, gaps)
+            if last <= self._acknowledged:
+                return
             consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
         except Exception as error:
             _log.warning("%s: acknowledging %s failed, a later one will do: %s", self.source.name, last, error)
+            return
+        with self._changed:
+            # An acknowledgement may be lost with the connection. So what it covers is not taken again.
+            self._acknowledged = last
+            self._settled = max(self._settled, last)
 
     def stop(self) -> None:
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
 
+    def _want(self, end: Position) -> None:
+        with self._changed:
+            self._wanted = max(self._wanted, end)
+
+    def _cut_at(self, end: Position) -> None:
+        self._cut = end
+        left = [chunk for chunk in self._chunks if chunk.last > end]
+        self._waiting = [sum(c.n_messages for c in left), sum(c.n_bytes for c in left)]
+        self._changed.notify_all()
+
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
                 self._consumer = self._subscribe()
                 while not self._stopped.is_set():
-                    self._receive_chunk(self._consumer)
+                    self._wait_for_room()
+                    self.receive(self._consumer)
             except Exception as error:
                 if not self._stopped.is_set():
                     self._problem = f"{type(error).__name__}: {error}"
@@ -258,157 +273,171 @@ class Receiver:
             except Exception as error:
                 _log.debug("%s: closing: %s", self.source.name, error)
 
-    def _receive_chunk(self, consumer: pulsar.Consumer) -> None:
+    def _wait_for_room(self) -> None:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self._stopped.is_set()
-                    or (self._waiting[0] < self._max_messages and self._waiting[1] < self._max_bytes)
+                    or (self._waiting[0] < self._limits.max_messages and self._waiting[1] < self._limits.max_bytes)
                 )
             )
+
+    def receive(self, consumer: pulsar.Consumer) -> None:
+        """Receives what comes within a moment, as a chunk. When this raises nothing is kept, and all comes again."""
         try:
             message = consumer.receive(_IDLE_MILLIS)
         except pulsar.Timeout:
-            self._is_idle = True
             self._problem = None
-            return
-        self._is_idle = False
-        builder = ChunkBuilder(self.source, self._max_delay_millis, self._max_size)
+            message = self._last_of_wanted(consumer)
+            if message is None:
+                return
+        builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:
-            entry_is_complete = self._take(builder, message)
-            if entry_is_complete and (
-                len(builder) >= min(_CHUNK_MESSAGES, self._max_messages // 2)
-                or builder.n_bytes >= self._max_bytes // 8
+            self._take(builder, message)
+            if builder.is_whole and (
+                len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
+                or builder.n_bytes >= self._limits.max_bytes // 8
                 or time.monotonic() > deadline
             ):
                 break
             try:
-                message = consumer.receive(1 if entry_is_complete else 60_000)
+                message = consumer.receive(1 if builder.is_whole else _REST_OF_ENTRY_MILLIS)
             except pulsar.Timeout:
-                if entry_is_complete:
+                if builder.is_whole:
                     break
                 raise
-        if not len(builder):
-            return
-        rows = builder.build()
-        self._on_rows(rows)
-        self._problem = None
-        chunk = _Chunk(rows, builder.n_bytes, int(int64(rows, "deliver_at").min()), self._last_received)
-        with self._changed:
-            self._chunks.append(chunk)
-            self._waiting = [self._waiting[0] + chunk.rows.num_rows, self._waiting[1] + chunk.n_bytes]
-            self._changed.notify_all()
-        self._on_received()
+        if len(builder):
+            self._keep(builder)
 
-    def _take(self, builder: ChunkBuilder, message: Any) -> bool:
-        """Adds a message, if it is new; returns whether its entry is complete with it."""
+    def _take(self, builder: ChunkBuilder, message: Any) -> None:
+        """Adds a message, if it is new."""
         message_id = message.message_id()
         position = Position(message_id.ledger_id(), message_id.entry_id())
         batch_index = message_id.batch_index()
-        batch_size = batch_size_of(message_id)
-        if position <= self._last_received:
-            return True
-        if builder.position != position:
-            first_index = self._first_index(position, batch_size)
-            cluster = self._replicated_from(message.producer_name(), position)
-            builder.start_entry(position, batch_size, first_index, None if cluster is None else LEFT_OUT + cluster)
+        if batch_index < 0 or not builder.is_adding(position):
+            if position > self._newest:
+                self._newest = position
+            elif position in builder.entries or position in self._entries:
+                return
+            follows = position.follows(self._last_added)
+            if batch_index < 0 and (self._may_be_chunked or not follows):
+                self._note_chunks(message_id, position)
+            if position <= self._settled:
+                if position > self._acknowledged:
+                    with self._changed:
+                        self._entries.add(position)
+                return
+            self._may_be_chunked |= not follows
+            self._last_added = position
+            batch_size = batch_size_of(message_id) if batch_index >= 0 else 1
+            first_index = self._first_index(position, batch_size, follows)
+            builder.start_entry(position, batch_size, first_index, self._left_out(message, position))
         builder.add(message, batch_index)
-        if batch_index + 1 < batch_size and batch_index >= 0:
-            return False
-        self._last_received = position
-        return True
 
-    def _first_index(self, position: Position, batch_size: int) -> int | None:
+    def _left_out(self, message: Any, position: Position) -> str | None:
+        """Why an entry's messages are not for this job; None: they are."""
+        try:
+            producer = message.producer_name()
+        except UnicodeDecodeError:
+            return None  # such a message is rejected
+        cluster = self._replicated_from(producer, position)
+        return None if cluster is None else LEFT_OUT + cluster
+
+    def _note_chunks(self, message_id: pulsar.MessageId, position: Position) -> None:
+        data = MessageIdData.FromString(message_id.serialize())
+        if data.HasField("first_chunk_message_id"):
+            first = data.first_chunk_message_id
+            self._chunked.add(Position(first.ledgerId, first.entryId), position)
+
+    def _keep(self, builder: ChunkBuilder) -> None:
+        """Makes what was received a chunk; from now on it does not count when it comes again."""
+        rows = builder.build()
+        self._on_rows(rows)
+        self._problem = None
+        with self._changed:
+            for first, last in builder.entries.runs:
+                self._entries.add_run(first, last)
+            self._entries.forget(self._acknowledged)
+            self._last_received = max(self._last_received, builder.entries.last)
+            self._may_be_chunked = bool(self._entries.gaps(self._acknowledged))
+            self._add_chunk(rows, builder.n_bytes, builder.entries.last)
+        self._on_received()
+
+    def _add_chunk(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
+        """Adds rows behind what was read before; among it, where they come late."""
+        earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
+        if last > self._read_to:
+            self._chunks.append(_Chunk(concat([*self._late, rows]), n_bytes, earliest, self._read_to, last))
+            self._late = []
+            self._read_to = last
+        elif self._chunks and self._read_to > self._cut:
+            chunk = self._chunks[-1]
+            self._chunks[-1] = replace(
+                chunk,
+                rows=concat([chunk.rows, rows]),
+                n_bytes=chunk.n_bytes + n_bytes,
+                earliest=min(chunk.earliest, earliest),
+            )
+        else:
+            self._late.append(rows)
+        self._cut_at(self._cut)
+
+    def _last_of_wanted(self, consumer: pulsar.Consumer) -> Any:
+        """The next message, where nothing comes and more is wanted; None: there is none, and what is wanted was read.
+
+        The last entries of a topic may be none that a consumer gets: expired, skipped, of an aborted transaction. All
+        up to an entry has come when the broker has sent what is before, the consumer answers on the same connection,
+        and has nothing left.
+        """
+        with self._changed:
+            wanted = self._wanted
+            if wanted <= self._read_to:
+                return None
+        try:
+            connection = self._broker.connection(self.source.name)
+            if connection is None or not self._broker.cursor(self.source.name).has_sent(wanted):
+                return None
+            consumer.get_last_message_id()
+            try:
+                return consumer.receive(1)
+            except pulsar.Timeout:
+                if self._broker.connection(self.source.name) != connection:
+                    return None
+        except PulsarError as error:
+            _log.warning("%s: whether all up to %s was read is not known: %s", self.source.name, wanted, error)
+            return None
+        with self._changed:
+            self._add_chunk(MESSAGES.empty_table(), 0, wanted)
+        self._on_received()
+        return None
+
+    def _first_index(self, position: Position, batch_size: int, follows: bool) -> int | None:
         """The index of an entry's first message: counted on from the entry before, asked for after a gap."""
-        follows = position == (self._last_received.ledger_id, self._last_received.entry_id + 1)
         if not follows or self._next_index is None:
             if follows and position.entry_id % 1_000:
                 return None  # the broker did not tell: do not ask for each entry
-            last_index = self._last_index_of(self.source.name, position)
+            last_index = self._last_index(position)
             self._next_index = None if last_index is None else last_index - batch_size + 1
         first = self._next_index
         if first is not None:
             self._next_index = first + batch_size
         return first
 
-
-def batch_size_of(message_id: pulsar.MessageId) -> int:
-    """How many messages the entry of a message has."""
-    return MessageIdData.FromString(message_id.serialize()).batch_size or 1 if message_id.batch_index() >= 0 else 1
-
-
-class ChunkBuilder:
-    """Messages as columns."""
-
-    def __init__(self, source: SourceTopic, max_delay_millis: int, max_size: int) -> None:
-        self._source = source
-        self._max_delay_millis = max_delay_millis
-        self._max_size = max_size
-        self._entry: tuple[int, int, int, int | None] = (-1, -1, 1, None)
-        self._left_out: str | None = None
-        self.position: Position | None = None
-        self._rows: list[tuple[Any, ...]] = []
-        self.n_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def start_entry(
-        self, position: Position, batch_size: int, first_index: int | None, left_out: str | None = None
-    ) -> None:
-        """Begins an entry, whose messages are added next.
-
-        Args:
-            left_out: why its messages are not for this job: of them only the positions are kept.
-        """
-        self.position = position
-        self._left_out = left_out
-        self._entry = (position.ledger_id, position.entry_id, batch_size, first_index)
-
-    def add(self, message: Any, batch_index: int) -> None:
-        ledger_id, entry_id, batch_size, first_index = self._entry
-        properties = message.properties()
-        published = message.publish_timestamp()
+    def _last_index(self, position: Position) -> int | None:
         try:
-            due, reason = deliver_at(properties, published, self._max_delay_millis), None
-        except BadSchedule as error:
-            due, reason = published, str(error)
-        payload = None if message.has_null_value() else message.data()
-        if self._left_out is not None:
-            properties, payload, reason = {}, None, self._left_out
-        size = len(payload or b"") + sum(len(name) + len(value) for name, value in properties.items())
-        if reason is None and size > self._max_size:
-            reason = f"{size} bytes are too many to be delivered with their delaylake properties"
-        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
-        self._rows.append(
-            (
-                ledger_id,
-                entry_id,
-                batch_index,
-                batch_size,
-                first_index,
-                due,
-                published,
-                message.event_timestamp(),
-                message.producer_name(),
-                message.partition_key() or None,
-                message.ordering_key() or None,
-                list(properties.items()),
-                payload,
-                reason,
-                None,
-                None,
-                None,
-                None,
-                None,
-            )
-        )
+            return self._broker.last_index(self.source.name, position)
+        except (PulsarError, ValueError) as error:
+            _log.warning("%s: the index of entry %s stays unknown: %s", self.source.name, position, error)
+            return None
 
-    def build(self) -> pa.Table:
-        columns = list(zip(*self._rows, strict=True))
-        n = len(self._rows)
-        topic = pa.array([self._source.topic] * n, pa.string())
-        partition = pa.array([self._source.partition] * n, pa.int32())
-        rest = [pa.array(c, f.type) for c, f in zip(columns, list(MESSAGES)[2:], strict=True)]
-        return pa.Table.from_arrays([topic, partition, *rest], schema=MESSAGES)
+
+def _between(rows: pa.Table, after: Position, last: Position) -> pa.Table:
+    """The rows of the entries after one and up to another."""
+    if not rows.num_rows:
+        return rows
+    ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
+    wanted = ((ledgers > after.ledger_id) | ((ledgers == after.ledger_id) & (entries > after.entry_id))) & (
+        (ledgers < last.ledger_id) | ((ledgers == last.ledger_id) & (entries <= last.entry_id))
+    )
+    return rows if wanted.all() else rows.filter(pa.array(wanted))

@@ -16,8 +16,9 @@ from deltalake.exceptions import DeltaError
 from conf.settings import Settings
 from streaming.continuity import Continuity, Gap
 from streaming.not_seen import booked_index, find_not_seen, record
+from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, PulsarError
-from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.receiver import Receiver
 from streaming.standing import Standing
 from streaming.tables import Tables
 from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles

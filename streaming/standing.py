@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streaming.receiver import Position
+from streaming.position import Position
 
 STANDING_MILLIS = 60_000
 

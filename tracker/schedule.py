@@ -17,23 +17,26 @@ class BadSchedule(ValueError):
     """A message's time of delivery can't be taken. The message is the reason, one line."""
 
 
-def deliver_at(properties: Mapping[str, str], publish_time: int, max_delay_millis: int = 0) -> int:
-    """When a message is due, in ms since the epoch; its publish time where its properties name no time.
+def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_delay_millis: int = 0) -> int:
+    """When a message is due, in ms since the epoch: at once where its properties name no time.
 
     Args:
         properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time.
-        publish_time: ms since the epoch.
+        publish_time: ms since the epoch, by the producer's clock, which may be ahead.
+        now: when it came in, ms since the epoch.
         max_delay_millis: the longest delay that is taken; 0: any.
 
     Raises:
-        BadSchedule: the property is no whole number, negative, or too far ahead.
+        BadSchedule: the property is no whole number, negative, or too far ahead; or the publish time is.
     """
+    if publish_time > MAX_TIME_MILLIS:
+        raise BadSchedule(f"the publish time {publish_time} is beyond the year 9999")
     if (at := properties.get(DELIVER_AT)) is not None:
         due = _millis(DELIVER_AT, at)
     elif (after := properties.get(DELIVER_AFTER)) is not None:
         due = publish_time + _millis(DELIVER_AFTER, after)
     else:
-        return publish_time
+        return min(publish_time, now)
     if due > MAX_TIME_MILLIS:
         raise BadSchedule(f"deliverAt {due} is beyond the year 9999")
     if 0 < max_delay_millis < due - publish_time:

@@ -17,8 +17,10 @@ from conf.settings import Settings
 from jobs.audit import Audit, run_audit
 from jobs.broker import EmbeddedBroker
 from jobs.jars import jars
+from streaming.broker_side import BrokerSide
+from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect
-from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.receiver import Limits, Receiver
 from streaming.segments import positions
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
@@ -92,13 +94,10 @@ class Watched:
     def receive(self, after: Position = START, subscribe: Callable[[], Any] | None = None) -> Receiver:
         """Begins to receive, as the job does at its start."""
         source = SourceTopic(self.topic, self.topic, -1)
-        follow = self.watch.follow(source, after)
-
-        def index(topic: str, at: Position) -> int | None:
-            return self.admin.message_index(topic, *at)
-
-        limits = 0, 5_000_000, 10_000, 10_000_000
-        receiver = Receiver(source, subscribe or self.subscribe, after, *limits, index, lambda: None, follow)
+        follow, side = self.watch.follow(source, after), BrokerSide(self.admin, SUBSCRIPTION)
+        limits = Limits(0, 5_000_000, 10_000, 10_000_000)
+        receiver = Receiver(source, subscribe or self.subscribe, after, limits, side, lambda: None, follow)
+        receiver.start()
         self.receivers = [receiver]
         return receiver
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.continuity import Continuity, Gap, missing_ranges, positions_in
-from streaming.receiver import START, Position
+from streaming.position import START, Position
 from streaming.standing import STANDING_MILLIS, Standing
 
 ROWS = pa.schema(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streaming.delivered import _deliveries, _of_known_entries, _Sent
-from streaming.receiver import Position
+from streaming.position import Position
 from streaming.tables import DELIVERIES, SCHEMAS, Tables
 
 ORDERS = "persistent://public/default/orders"

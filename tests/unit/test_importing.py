@@ -13,7 +13,7 @@ import pytest
 from conf.settings import Settings
 from streaming import importing
 from streaming.importing import Importer, ImportFailedError
-from streaming.receiver import Position
+from streaming.position import Position
 from streaming.tables import Tables
 from tests.messages import TOPIC, messages
 from tracker.messages import FIRST_IMPORTED_LEDGER

@@ -16,7 +16,7 @@ from conf.settings import Settings
 from streaming.clock import Offset
 from streaming.feedback import FeedbackFile
 from streaming.intake import Intake
-from streaming.receiver import Position
+from streaming.position import Position
 from streaming.routes import known_routes
 from streaming.troubles import Troubles
 from tests.harness import wait_until

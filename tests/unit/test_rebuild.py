@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from conf.settings import Settings
 from streaming.delivered import is_unbooked
 from streaming.message_set import MessageSet
+from streaming.position import Position
 from streaming.rebuild import Rebuilt, rebuild
-from streaming.receiver import Position
 from streaming.routes import subscription_names
 from streaming.segments import find_held
 from streaming.tables import Tables

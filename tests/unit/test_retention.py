@@ -21,8 +21,8 @@ from jobs.audit import run_audit
 from streaming.changes import find_commands
 from streaming.delivered import Delivered
 from streaming.maintenance import maintain
+from streaming.position import Position
 from streaming.rebuild import rebuild
-from streaming.receiver import Position
 from streaming.routes import subscription_names
 from streaming.tables import Tables
 from tests.unit.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows

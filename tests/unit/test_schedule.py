@@ -12,18 +12,17 @@ from tracker.taken_back import Compression, TakenBack
 
 
 def test_times_are_read() -> None:
-    assert deliver_at({"deliverAt": "1234"}, 5) == 1234
-    assert deliver_at({"deliverAfter": "1000"}, 5) == 1005
-    assert deliver_at({"deliverAt": "7", "deliverAfter": "1000"}, 5) == 7
-    assert deliver_at({"other": "1"}, 5) == 5
-    assert deliver_at({"deliverAt": "0"}, 5) == 0
+    assert deliver_at({"deliverAt": "1234"}, 5, 9) == 1234
+    assert deliver_at({"deliverAfter": "1000"}, 5, 9) == 1005
+    assert deliver_at({"deliverAt": "7", "deliverAfter": "1000"}, 5, 9) == 7
+    assert deliver_at({"deliverAt": "0"}, 5, 9) == 0
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "1e12", " 1", "١٢", "9" * 25, str(2**62), "0x10", "NaN"])
 def test_what_is_no_time_is_refused_in_one_line(text: str) -> None:
     for name in ("deliverAt", "deliverAfter"):
         with pytest.raises(BadSchedule) as error:
-            deliver_at({name: text}, 5)
+            deliver_at({name: text}, 5, 9)
         assert "\n" not in str(error.value)
 
 
@@ -41,16 +40,29 @@ def test_what_is_no_time_is_refused_in_one_line(text: str) -> None:
 )
 def test_the_reason_says_what_is_wrong(properties: dict[str, str], reason: str) -> None:
     with pytest.raises(BadSchedule) as error:
-        deliver_at(properties, 5)
+        deliver_at(properties, 5, 9)
     assert str(error.value) == reason
 
 
 def test_signs_zeros_and_the_last_moment_are_taken() -> None:
-    assert deliver_at({"deliverAt": "+12"}, 5) == 12
-    assert deliver_at({"deliverAfter": "-0"}, 5) == 5
-    assert deliver_at({"deliverAt": "0" * 10 + "12"}, 5) == 12
-    assert deliver_at({"deliverAt": str(MAX_TIME_MILLIS)}, 5) == MAX_TIME_MILLIS
-    assert deliver_at({"deliverAt": "7", "deliverAfter": "soon"}, 5) == 7
+    assert deliver_at({"deliverAt": "+12"}, 5, 9) == 12
+    assert deliver_at({"deliverAfter": "-0"}, 5, 9) == 5
+    assert deliver_at({"deliverAt": "0" * 10 + "12"}, 5, 9) == 12
+    assert deliver_at({"deliverAt": str(MAX_TIME_MILLIS)}, 5, 9) == MAX_TIME_MILLIS
+    assert deliver_at({"deliverAt": "7", "deliverAfter": "soon"}, 5, 9) == 7
+
+
+def test_a_message_without_a_time_is_due_at_once_whatever_its_producers_clock() -> None:
+    now = 1_000_000
+    assert deliver_at({"other": "1"}, now - 5, now) == now - 5
+    assert deliver_at({}, now + 3_600_000, now) == now
+    assert deliver_at({"deliverAfter": "10"}, now + 3_600_000, now) == now + 3_600_010
+
+
+def test_a_publish_time_beyond_the_last_moment_is_refused() -> None:
+    for properties in ({}, {"deliverAt": "7"}, {"deliverAfter": "1"}):
+        with pytest.raises(BadSchedule, match=f"the publish time {MAX_TIME_MILLIS + 1} is beyond the year 9999"):
+            deliver_at(properties, MAX_TIME_MILLIS + 1, 9)
 
 
 def test_what_counts_as_due_is_up_to_a_tick_ahead_where_not_strict() -> None:
@@ -59,10 +71,10 @@ def test_what_counts_as_due_is_up_to_a_tick_ahead_where_not_strict() -> None:
 
 
 def test_a_delay_beyond_the_longest_is_refused() -> None:
-    assert deliver_at({"deliverAt": "1100"}, 100, 1000) == 1100
-    assert deliver_at({"deliverAfter": "1000"}, 100, 1000) == 1100
+    assert deliver_at({"deliverAt": "1100"}, 100, 104, 1000) == 1100
+    assert deliver_at({"deliverAfter": "1000"}, 100, 104, 1000) == 1100
     with pytest.raises(BadSchedule, match="Exceeds max allowed delivery delay of 1000 milliseconds"):
-        deliver_at({"deliverAt": "1101"}, 100, 1000)
+        deliver_at({"deliverAt": "1101"}, 100, 104, 1000)
 
 
 def test_shards_are_stable_and_even() -> None:

@@ -1,0 +1,100 @@
+"""Where an entry is: of which topic partition, and where in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Position(NamedTuple):
+    """An entry of a topic partition."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        ledger_id, entry_id = text.split(":")
+        return cls(int(ledger_id), int(entry_id))
+
+    def follows(self, other: Position) -> bool:
+        """Whether nothing can be between this and the other, before it."""
+        return self.ledger_id == other.ledger_id and self.entry_id == other.entry_id + 1
+
+    @property
+    def next(self) -> Position:
+        return Position(self.ledger_id, self.entry_id + 1)
+
+
+START = Position(-1, -1)
+
+
+@dataclass(frozen=True)
+class SourceTopic:
+    """A topic partition of a route."""
+
+    name: str  # of the partition, as a client subscribes to it
+    topic: str  # of the route
+    partition: int  # -1: not partitioned
+
+
+class EntrySet:
+    """Entries of a topic partition, kept as runs of consecutive ones. What is added in order is not searched for."""
+
+    def __init__(self) -> None:
+        self._firsts: list[Position] = []
+        self._lasts: list[Position] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._lasts)
+
+    def __contains__(self, position: Position) -> bool:
+        if not self._lasts or position > self._lasts[-1]:
+            return False
+        run = bisect_right(self._firsts, position) - 1
+        return run >= 0 and position <= self._lasts[run]
+
+    @property
+    def last(self) -> Position:
+        """The one farthest in the topic; START where there is none."""
+        return self._lasts[-1] if self._lasts else START
+
+    @property
+    def runs(self) -> Iterator[tuple[Position, Position]]:
+        """The first and last entry of each run, ascending."""
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def gaps(self, after: Position) -> list[tuple[Position, Position]]:
+        """The entries about each place beyond one where some may be missing, ascending."""
+        ends = [max(last, after) for last in (START, *self._lasts)]
+        return [
+            (last, first)
+            for last, first in zip(ends, self._firsts, strict=False)
+            if first > last and not first.follows(last)
+        ]
+
+    def add(self, position: Position) -> None:
+        if position not in self:
+            self.add_run(position, position)
+
+    def add_run(self, first: Position, last: Position) -> None:
+        """Adds consecutive entries of one ledger, none of which is in the set."""
+        if not self._lasts or first > self._lasts[-1]:
+            if self._lasts and first.follows(self._lasts[-1]):
+                self._lasts[-1] = last
+                return
+            run = len(self._firsts)
+        else:
+            run = bisect_right(self._firsts, first)
+        self._firsts.insert(run, first)
+        self._lasts.insert(run, last)
+
+    def forget(self, last: Position) -> None:
+        """Drops the runs that end with an entry or before it."""
+        run = bisect_right(self._lasts, last)
+        del self._firsts[:run], self._lasts[:run]
