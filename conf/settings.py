@@ -77,6 +77,7 @@ class PulsarSettings(Section):
     admin_url: Annotated[str, Field(pattern=r"^https?://\S+$")] = "http://127.0.0.1:8080"
     token_file: Path | None = None
     trust_certs_file: Path | None = None
+    crypto_private_key_file: Path | None = None
     subscription: Annotated[str, Field(min_length=1)] = "delaylake"
     max_message_size_bytes: Annotated[int, Field(ge=65_536)] = 5_242_880
 

@@ -46,6 +46,11 @@ class Checkpoint:
         return (self._query / "offsets").exists()
 
     @property
+    def input_folder(self) -> Path:
+        """Has what came in with the batch that runs."""
+        return self._query / "input"
+
+    @property
     def application(self) -> str:
         """The name under which this checkpoint's job writes. A new checkpoint gets a new one: its ticks are its own."""
         file = self._query / "application"
@@ -139,7 +144,7 @@ class Checkpoint:
     def sync_begun(self, batch_id: int) -> None:
         """Has on the disk what a batch is made of. Before that nothing may be sent of it: after a loss of power another
         batch would have its number."""
-        sync([self._query / "offsets" / str(batch_id)])
+        sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
 
     def sync_done(self) -> None:
         """Has on the disk what Spark has written since the last time: offsets, commits, state."""

@@ -25,7 +25,7 @@ from streaming.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect
 from streaming.segments import to_index, to_rejects
-from streaming.sender import OWN_BYTES
+from streaming.sender import max_size_bytes
 from streaming.tables import OnProgress, Tables
 from tracker.commands import resolve_topic
 from tracker.entry_log import ENTRY_COLUMNS
@@ -95,7 +95,7 @@ class Importer:
         self._topic = source
         self._on_progress = on_progress
         self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
-        self._max_size = settings.pulsar.max_message_size_bytes - OWN_BYTES
+        self._max_size = max_size_bytes(settings, source)
         self.done = Imported()
 
     def check(self, files: Iterable[Path], topic: str | None) -> None:

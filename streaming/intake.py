@@ -11,23 +11,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pulsar
 import pyarrow as pa
 
-from conf.settings import Settings
+from conf.settings import Settings, local_path
+from streaming.batch_input import BatchInput, Received
 from streaming.broker_side import BrokerSide
+from streaming.checkpoint import Checkpoint
 from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.parts import MESSAGES, TICK, split
 from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect
+from streaming.pulsar_client import AdminClient, connect, crypto_key_reader
 from streaming.receiver import Limits, Receiver
 from streaming.replication import Origins
 from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP, rows_due
-from streaming.sender import OWN_BYTES
+from streaming.sender import max_size_bytes
 from streaming.source_watch import SourceWatch
 from streaming.tables import Tables
 from streaming.troubles import Troubles
@@ -70,8 +73,10 @@ class Intake:
                 max_lookahead_millis=settings.release.lookahead_ceiling_millis,
             )
         )
+        self._input = BatchInput(Checkpoint(Path(local_path(settings.checkpoint))).input_folder)
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
+        self._crypto_key_reader = crypto_key_reader(settings.pulsar)
         self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._receivers: dict[str, Receiver] = {}
@@ -125,12 +130,12 @@ class Intake:
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
         tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
-        messages = self._received_rows(first, last, is_control=False)
+        messages = self._received_between(first, last).messages
         return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
         """What came on the control topic from one offset to the other."""
-        return self._received_rows(first, last, is_control=True)
+        return self._received_between(first, last).commands
 
     def has_segment(self, first: Offset, last: Offset) -> bool:
         """Whether anything in the delayed index comes within the load horizon from one offset to the other."""
@@ -140,6 +145,7 @@ class Intake:
 
     def commit(self, end: Offset) -> None:
         """Lets go of what has been processed, and acknowledges what is settled."""
+        self._input.forget(end)
         for topic, position in self._of_read(end.positions):
             self._receivers[topic].forget(Position.parse(position))
         for receiver in self._replayed.values():
@@ -178,8 +184,20 @@ class Intake:
             for topic, position in self._of_read(self._to_acknowledge.get()):
                 self._receivers[topic].acknowledge(Position.parse(position))
 
-    def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
+    def _received_between(self, first: Offset, last: Offset) -> Received:
+        """What came in from one offset to the other: the same as before, where that batch has run before."""
+        received = self._input.read(last)
+        if received is not None:
+            self._start(last)
+            return received
         self._start(first)
+        received = Received(
+            self._received_rows(first, last, is_control=False), self._received_rows(first, last, is_control=True)
+        )
+        self._input.write(last, received)
+        return received
+
+    def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
         tables = []
         for name, end in last.positions.items():
             after = Position.parse(first.positions.get(name, str(START)))
@@ -348,12 +366,13 @@ class Intake:
                     initial_position=pulsar.InitialPosition.Earliest,
                     receiver_queue_size=2_000,
                     max_pending_chunked_message=0,  # any number: the client passes over the oldest of too many
+                    crypto_key_reader=self._crypto_key_reader,
                     crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
                 ),
                 after,
                 Limits(
                     self._settings.tracker.max_delay_millis,
-                    self._settings.pulsar.max_message_size_bytes - OWN_BYTES,
+                    max_size_bytes(self._settings, source.topic),
                     2 * limits.max_messages_per_batch,
                     4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                 ),

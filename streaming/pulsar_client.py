@@ -94,6 +94,22 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
     return pulsar.Client(settings.service_url, **(arguments | options))
 
 
+def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None:
+    """What decrypts messages; None: no key is set.
+
+    Raises:
+        PulsarError: there is no such key.
+    """
+    import pulsar
+
+    key = settings.crypto_private_key_file
+    if key is None:
+        return None
+    if not key.is_file():
+        raise PulsarError(f"no private key at {key}: set pulsar.crypto_private_key_file")
+    return pulsar.CryptoKeyReader("", str(key))
+
+
 def token_reader(file: Path) -> Callable[[], str]:
     """A function that gives the file's token as it is now, or the last one read while the file is being replaced.
 

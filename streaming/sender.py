@@ -33,7 +33,9 @@ _log = logging.getLogger(__name__)
 # and the same when a release is sent again, so that the broker's deduplication sees it.
 ROW_BITS = 22
 
-# What a delivered message has beside the payload and properties that came: the delaylake properties, key, metadata.
+# What a delivered message has beside what came, but for names of topic and subscription: the delaylake properties, a
+# schema's version, Pulsar's metadata, which counts to the broker's limit, too, and 150 bytes that broker and bookie put
+# around it.
 OWN_BYTES = 2_048
 
 # A batch of ours is never cut by the client: these are far below what it is told of.
@@ -53,6 +55,13 @@ _MARGIN_MILLIS = 60_000  # by which the clocks of machines may differ
 
 # A subscription of a source topic; "" is the topic of what was rejected.
 Target = tuple[str, str]
+
+
+def max_size_bytes(settings: Settings, topic: str) -> int:
+    """How many bytes payload, keys and properties of a source topic's message may have, in all, to be sent on."""
+    route = settings.route(topic)
+    longest = max((len(s.name.encode()) for s in route.subscriptions), default=0) if route is not None else 0
+    return settings.pulsar.max_message_size_bytes - OWN_BYTES - len(topic.encode()) - longest
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ import pytest
 
 from jobs.broker import EmbeddedBroker
 from jobs.jars import jars
+from streaming.broker_side import BrokerSide
+from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient
-from streaming.receiver import START, Position, Receiver, SourceTopic
+from streaming.receiver import Limits, Receiver
 from streaming.replication import Origins
 from tests.conftest import RUN_SECONDS
 
@@ -78,11 +80,12 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
             SourceTopic(topic, topic, -1),
             lambda: pulsar_client.subscribe(topic, "job", initial_position=pulsar.InitialPosition.Earliest),
             START,
-            *(0, 5_000_000, 10_000, 10_000_000),
-            lambda name, at: admin.message_index(name, *at),
+            Limits(0, 5_000_000, 10_000, 10_000_000),
+            BrokerSide(admin, "job"),
             lambda: None,
             replicated_from=lambda producer, at: origins.replicated_from(producer, *at),
         )
+        receiver.start()
         try:
             assert receiver.wait_for(end, 30)
             rows = receiver.rows(START, end).to_pylist()

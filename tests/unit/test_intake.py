@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,26 +13,35 @@ import pulsar
 import pytest
 
 import streaming.intake
-from conf.settings import Settings
+from conf.settings import Settings, local_path
+from streaming.batch_input import BatchInput, Received
+from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
 from streaming.feedback import FeedbackFile
 from streaming.intake import Intake
+from streaming.parts import MESSAGES, TICK
 from streaming.position import Position
 from streaming.routes import known_routes
 from streaming.troubles import Troubles
+from tests.fake_pulsar import batch, one
 from tests.harness import wait_until
+from tests.messages import messages
+from tracker.messages import unpack
 
 ORDERS, OTHER = "persistent://public/default/orders", "persistent://public/default/other"
 
 
 class Consumer:
-    """Of an empty topic."""
+    """Of a topic with a few messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Sequence[Any] = ()) -> None:
+        self._messages = deque(messages)
         self.acknowledged: list[tuple[int, int]] = []
         self._closed = threading.Event()
 
     def receive(self, millis: int) -> Any:
+        if self._messages:
+            return self._messages.popleft()
         self._closed.wait(millis / 1000)
         raise pulsar.Timeout
 
@@ -59,8 +69,9 @@ class Client:
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
     client = Client()
+    monkeypatch.chdir(tmp_path)  # the checkpoint is in there
     monkeypatch.setattr(streaming.intake, "connect", lambda _: client)
     return client
 
@@ -150,3 +161,48 @@ def test_an_old_checkpoint_takes_the_settings_order_and_says_so(start: Any, capl
     assert new.known_routes.subscriptions.names == {ORDERS: ["b", "a"]}
     assert new.back == []
     assert "did not keep the subscriptions' names" in caplog.text
+
+
+def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_settings_say_now(
+    start: Any, client: Client
+) -> None:
+    orders = settings(orders=["a"])
+    came = [*one(6, 1, payload=b"a"), *batch(7, 2, 1), *one(8, 1, props={"deliverAfter": "5000"})]
+    client.consumers[ORDERS] = Consumer(came)
+    intake = start(orders, "one")
+    first = last = offset(orders)
+    while last.positions[ORDERS] != "1:8":
+        first, last = last, intake.next_offset(last)
+    had = intake.parts(first, last)
+    assert sum(unpack(body).num_rows for _, kind, body in had if kind == MESSAGES) == len(came)
+    intake.stop()
+
+    client.consumers.clear()  # a broker that has let go of them
+    limited = orders.model_copy(update={"tracker": orders.tracker.model_copy(update={"max_delay_millis": 1})})
+    again = start(limited, "two")
+    assert again.parts(first, last) == had
+    assert again.parts(first, last) == had
+    assert again._receivers[ORDERS].last_received == Position(1, 8)
+    later = again.next_offset(last)
+    assert [kind for _, kind, _ in again.parts(last, later)] == [TICK], "nothing of it comes in again"
+    again.commit(later)
+    assert not list(Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir())
+
+
+def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = BatchInput(tmp_path / "input")
+    received = Received(messages([(1, 1, 5)]), messages([(2, 2, 0)]))
+    end, other = Offset(tick=7), Offset(tick=7, now=1)
+    kept.write(end, received)
+    assert kept.read(end) == received
+    assert kept.read(other) is None
+    [file] = (tmp_path / "input").iterdir()
+    for length in (0, 5, len(file.read_bytes()) - 30):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:length])
+        assert kept.read(end) is None
+        file.write_bytes(whole)
+    kept.forget(Offset(tick=6))
+    assert kept.read(end) is not None
+    kept.forget(end)
+    assert kept.read(end) is None

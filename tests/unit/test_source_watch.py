@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from conf.settings import Settings
+from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import BrokerEntry
-from streaming.receiver import Position, Receiver, SourceTopic
+from streaming.receiver import Receiver
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
 from streaming.troubles import STANDING, Troubles
