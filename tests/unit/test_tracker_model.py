@@ -45,6 +45,7 @@ class Entry:
     taken: set[tuple[int, int]] = field(default_factory=set)  # (message, subscription)
     remembered: set[tuple[int, int]] = field(default_factory=set)
     handed_out: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)  # what was due by a cutoff: a later one may be lower
 
     @property
     def size(self) -> int:
@@ -323,7 +324,7 @@ class TrackerModel(RuleBasedStateMachine):
         is_new = entry.tick == self.offset.tick
         if (message, subscription) in entry.remembered:
             return Result.ALREADY_APPLIED
-        if entry.rejected[message] or (entry.due[message] <= last.cutoff and not is_new):
+        if entry.rejected[message] or (message in entry.gone and not is_new):
             return Result.TOO_LATE
         entry.taken.add((message, subscription))
         entry.remembered.add((message, subscription))
@@ -384,7 +385,9 @@ class TrackerModel(RuleBasedStateMachine):
         for entry in self.entries.values():
             for message, due in enumerate(entry.due):
                 is_wanted = any((message, s) not in entry.taken for s in BITS)
-                if entry.rejected[message] or due <= self.offset.cutoff:
+                if due <= self.offset.cutoff:
+                    entry.gone.add(message)
+                if entry.rejected[message] or message in entry.gone:
                     assert message in entry.handed_out or not is_wanted
                 else:
                     assert message not in entry.handed_out
