@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr
 from admin.app import create_app
 from conf.settings import Settings
 from jobs import cli
+from streaming.message_schemas import COLUMNS
 from streaming.tables import EXPIRED, REFUSALS, SCHEMAS
 
 FILE = Path(__file__).with_name("reference.md")
@@ -87,7 +88,7 @@ def reference() -> str:
         "\n## Tables\n",
         "What they mean: [Tables](tables.md).\n",
     ]
-    for name, schema in {**SCHEMAS, "expired": EXPIRED, "refusals": REFUSALS}.items():
+    for name, schema in {**SCHEMAS, "expired": EXPIRED, "refusals": REFUSALS, "schemas": COLUMNS}.items():
         columns = ", ".join(f"`{field.name}` {field.type}" for field in schema)
         lines.append(f"**`{name}`**: {columns}\n")
     return "\n".join(lines).rstrip() + "\n"

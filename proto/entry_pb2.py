@@ -24,15 +24,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11proto/entry.proto\x12\x0c\x64\x65laylake.v1\"\xee\x01\n\x15SingleMessageMetadata\x12@\n\nproperties\x18\x01 \x03(\x0b\x32,.delaylake.v1.SingleMessageMetadata.Property\x12\x15\n\rpartition_key\x18\x02 \x01(\x0c\x12\x14\n\x0cpayload_size\x18\x03 \x02(\x05\x12(\n\x19partition_key_b64_encoded\x18\x06 \x01(\x08:\x05\x66\x61lse\x12\x14\n\x0cordering_key\x18\x07 \x01(\x0c\x1a&\n\x08Property\x12\x0b\n\x03key\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11proto/entry.proto\x12\x0c\x64\x65laylake.v1\"W\n\x15SingleMessageMetadata\x12\x14\n\x0cpayload_size\x18\x03 \x02(\x05\x12(\n\x19partition_key_b64_encoded\x18\x06 \x01(\x08:\x05\x66\x61lse')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.entry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SINGLEMESSAGEMETADATA']._serialized_start=36
-  _globals['_SINGLEMESSAGEMETADATA']._serialized_end=274
-  _globals['_SINGLEMESSAGEMETADATA_PROPERTY']._serialized_start=236
-  _globals['_SINGLEMESSAGEMETADATA_PROPERTY']._serialized_end=274
+  _globals['_SINGLEMESSAGEMETADATA']._serialized_start=35
+  _globals['_SINGLEMESSAGEMETADATA']._serialized_end=122
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from conf.errors import one_line
 from proto.message_id_pb2 import MessageIdData
+from streaming.details import MessageDetails, NotKnownYet
+from streaming.message_schemas import version_number
 from streaming.position import EntrySet, Position, SourceTopic
 from tracker.messages import MESSAGES
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
@@ -33,8 +35,7 @@ class ChunkBuilder:
     Args:
         max_delay_millis: the longest delay that is taken; 0: any.
         max_size: how many bytes payload, keys and properties of a message may have, in all.
-        find_ordering_key: of a message, by entry and batch index, whose ordering key is not UTF-8, which the client
-            can't read; None: it can't be found.
+        details: what the client does not tell; None: it does not matter.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class ChunkBuilder:
         source: SourceTopic,
         max_delay_millis: int,
         max_size: int,
-        find_ordering_key: Callable[[Position, int], bytes | None] = lambda position, batch_index: None,
+        details: MessageDetails | None = None,
     ) -> None:
         self._source = source
         self._max_delay_millis = max_delay_millis
         self._max_size = max_size
-        self._find_ordering_key = find_ordering_key
+        self._details = details
         self._now = time.time_ns() // 1_000_000
         self._rows: list[_Row] = []
         self._entry: tuple[Position, int, int | None] | None = None
@@ -85,6 +86,9 @@ class ChunkBuilder:
 
         Args:
             batch_index: in the entry; -1: the entry is one message.
+
+        Raises:
+            NotKnownYet: of its details.
         """
         assert self._entry is not None
         position, batch_size, first_index = self._entry
@@ -94,6 +98,8 @@ class ChunkBuilder:
         message = getattr(message, "_message", message)  # without the wrapper a getter takes half the time
         try:
             row = self._row(message, position, batch_index, batch_size, first_index)
+        except NotKnownYet:
+            raise
         except Exception as error:
             payload = _value_of(message.data)
             self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")
@@ -147,11 +153,8 @@ class ChunkBuilder:
             key, properties, producer_name, reason = _readable(message)
         try:
             ordering_key = message.ordering_key()
-        except UnicodeDecodeError:
-            ordering_key = ""
-            ordering_key_bytes = self._find_ordering_key(position, batch_index)
-            if ordering_key_bytes is None:
-                reason = reason or "the ordering key is not UTF-8, and the broker does not tell it"
+        except UnicodeDecodeError as error:
+            ordering_key, ordering_key_bytes = "", error.object
         payload = None if message.has_null_value() else message.data()
         if self._left_out is not None:
             properties, payload, reason = {}, None, self._left_out
@@ -177,6 +180,15 @@ class ChunkBuilder:
             happened = 0
         if size > self._max_size:
             reason = reason or f"{size} bytes are too many to be delivered with their delaylake properties"
+        key_encoding = version = None
+        if reason is None and self._details is not None:
+            schema = None
+            if version := _schema_version(message):
+                version, schema = self._details.schema(version)
+                if schema is None:
+                    reason = f"the source topic has no version {version_number(version)} of its schema any more"
+            if key and len(key) % 4 == 0:  # else it is not what bytes are encoded as
+                key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if RESERVED_PREFIX in texts:
             properties = {k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX)}
         return (
@@ -197,9 +209,17 @@ class ChunkBuilder:
             None,
             None,
             ordering_key_bytes,
-            None,
-            None,
+            key_encoding,
+            version or None,
         )
+
+
+def _schema_version(message: Any) -> bytes:
+    """Empty: none."""
+    try:
+        return bytes(message.schema_version(), "utf-8")
+    except UnicodeDecodeError as error:  # the client takes it for text
+        return error.object
 
 
 def batch_size_of(message_id: pulsar.MessageId) -> int:

@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from streaming.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.details import MessageDetails, NotKnownYet
+from streaming.message_schemas import SchemaKeeper
 from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect
 from streaming.segments import to_index, to_rejects
@@ -148,6 +150,8 @@ class Importer:
             pulsar.PulsarException: it can't be read.
         """
         client = connect(self._settings.pulsar)
+        admin = AdminClient(self._settings.pulsar)
+        schemas = SchemaKeeper(self._settings.warehouse, admin)
         try:
             for partition in client.get_topic_partitions(name):
                 consumer = client.subscribe(
@@ -158,21 +162,25 @@ class Importer:
                     receiver_queue_size=5_000,
                 )
                 application = f"import {partition} to {self._topic}"
-                for messages, last in self._chunks(consumer, partition, application):
+                details = MessageDetails(SourceTopic(partition, self._topic, -1), admin, schemas, name)
+                for messages, last in self._chunks(consumer, partition, application, details):
                     self._append(messages, application, _number(last), is_by_position=True)
                     consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
                 consumer.close()
+        except NotKnownYet as error:
+            raise ImportFailedError(f"{name}: {error}") from error
         finally:
             client.close()
+            admin.close()
 
     def _chunks(
-        self, consumer: pulsar.Consumer, partition: str, application: str
+        self, consumer: pulsar.Consumer, partition: str, application: str, details: MessageDetails
     ) -> Iterator[tuple[pa.Table, Position]]:
         """The messages up to the last one of now, whole entries, with the last entry; not those that are written."""
         newest = consumer.get_last_message_id()
         end = Position(newest.ledger_id(), newest.entry_id())
         written = self.tables.written("entries", application)
-        builder = self._builder()
+        builder = self._builder(details)
         position = Position(-1, -1)
         while position < end:
             try:
@@ -199,12 +207,11 @@ class Importer:
             elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
                 # Of none, where all is written already, and was not acknowledged.
                 yield _as_imported(builder.build()) if len(builder) else MESSAGES.empty_table(), position
-                builder = self._builder()
+                builder = self._builder(details)
 
-    def _builder(self) -> ChunkBuilder:
-        return ChunkBuilder(
-            SourceTopic(self._topic, self._topic, -1), self._settings.tracker.max_delay_millis, self._max_size
-        )
+    def _builder(self, details: MessageDetails) -> ChunkBuilder:
+        source = SourceTopic(self._topic, self._topic, -1)
+        return ChunkBuilder(source, self._settings.tracker.max_delay_millis, self._max_size, details)
 
     def _source(self, topic: str) -> str | None:
         """The source of the route that a topic, or a partition of one, belongs to."""

@@ -22,7 +22,9 @@ from streaming.batch_input import BatchInput, Received
 from streaming.broker_side import BrokerSide
 from streaming.checkpoint import Checkpoint
 from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
+from streaming.details import MessageDetails
 from streaming.feedback import Feedback, FeedbackFile
+from streaming.message_schemas import SchemaKeeper
 from streaming.parts import MESSAGES, TICK, split
 from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect, crypto_key_reader
@@ -78,6 +80,7 @@ class Intake:
         self._admin = AdminClient(settings.pulsar)
         self._crypto_key_reader = crypto_key_reader(settings.pulsar)
         self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
+        self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._receivers: dict[str, Receiver] = {}
         self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
@@ -377,6 +380,7 @@ class Intake:
                     4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                 ),
                 self._broker,
+                None if is_control else MessageDetails(source, self._admin, self._schemas),
                 self._received.set,
                 self._watch.follow(source, after),
                 self._origins(source),

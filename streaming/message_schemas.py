@@ -70,8 +70,12 @@ class SchemaKeeper:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, bytes], MessageSchema | None] | None = None
 
-    def keep(self, topic: str, version: bytes) -> MessageSchema | None:
+    def keep(self, topic: str, version: bytes, registry: str) -> MessageSchema | None:
         """The schema, which is in the table from now on; None: the topic's registry had none when it was first seen.
+
+        Args:
+            topic: as messages' route names it.
+            registry: the topic that has it.
 
         Raises:
             PulsarError: the broker does not answer.
@@ -84,7 +88,7 @@ class SchemaKeeper:
             if self._kept is None:
                 self._kept = read(self._warehouse)
             if key not in self._kept:
-                found = self._admin.schema(topic, version_number(version))
+                found = self._admin.schema(registry, version_number(version))
                 schema = None if found is None else MessageSchema(*found)
                 self._write(topic, version, schema)
                 self._kept[key] = schema

@@ -17,6 +17,7 @@ from proto.message_id_pb2 import MessageIdData
 from streaming.broker_side import BrokerSide
 from streaming.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.chunked_messages import ChunkedMessages
+from streaming.details import MessageDetails
 from streaming.position import START, EntrySet, Position, SourceTopic
 from streaming.pulsar_client import PulsarError
 from tracker.messages import LEFT_OUT, MESSAGES, concat, int64
@@ -71,7 +72,8 @@ class Receiver:
     Args:
         subscribe: opens the consumer; called in the receiver's own thread, again after an error.
         after: the last entry that is not wanted any more.
-        broker: knows what the consumer does not see.
+        broker: knows what the consumer does not see,
+        details: and of messages what it does not tell; None: that does not matter.
         on_received: called when something has come in.
         on_rows: is given all that comes in, in order, before it is handed on.
         replicated_from: the cluster from which an entry came, by its producer's name; None: it is this one's.
@@ -84,6 +86,7 @@ class Receiver:
         after: Position,
         limits: Limits,
         broker: BrokerSide,
+        details: MessageDetails | None,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
         replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
@@ -92,6 +95,7 @@ class Receiver:
         self._subscribe = subscribe
         self._limits = limits
         self._broker = broker
+        self._details = details
         self._on_received = on_received
         self._on_rows = on_rows
         self._replicated_from = replicated_from
@@ -291,7 +295,7 @@ class Receiver:
             message = self._last_of_wanted(consumer)
             if message is None:
                 return
-        builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size)
+        builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size, self._details)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:
             self._take(builder, message)

@@ -58,6 +58,7 @@ class FakeMessage:
     happened: int = 0
     producer: Any = "p"
     is_encrypted: bool = False
+    version: bytes = b""
 
     def message_id(self) -> FakeId:
         return self.id
@@ -76,6 +77,9 @@ class FakeMessage:
 
     def properties(self) -> dict[str, str]:
         return _text(self.props)
+
+    def schema_version(self) -> str:
+        return self.version.decode()
 
     def producer_name(self) -> str:
         return _text(self.producer)

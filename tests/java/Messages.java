@@ -5,14 +5,13 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
-import java.util.ArrayList;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.LinkedHashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.CompressionType;
 import org.apache.pulsar.client.api.Consumer;
@@ -34,10 +33,12 @@ import org.apache.pulsar.common.schema.KeyValueEncodingType;
 /**
  * Pulsar's own client on both sides. `produce URL`: sends what each line of the input, a JSON object, describes, and
  * prints a line of JSON for each. `consume URL`: reads from each topic of the input so many messages as its line says,
- * and prints what an application sees of each.
+ * and prints what an application sees of each. tests/java_client.py has what the lines hold.
  */
 public class Messages {
     private static final ObjectMapper JSON = new ObjectMapper();
+    private static final int MOST_IN_FLIGHT = 2_000;
+    private static final int MORE_MILLIS = 300; // in which what is too many would come
     private static final Base64.Encoder BASE64 = Base64.getEncoder();
 
     /** A first version of what is sent with a schema, */
@@ -57,20 +58,28 @@ public class Messages {
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        List<JsonNode> lines = new ArrayList<>();
-        for (String line = input.readLine(); line != null; line = input.readLine()) {
-            lines.add(JSON.readTree(line));
-        }
-        try (PulsarClient client = PulsarClient.builder().serviceUrl(arguments[1]).enableTransaction(arguments.length > 2).build()) {
-            if (arguments[0].equals("produce")) {
-                new Sender(client).send(lines);
-            } else {
-                for (JsonNode line : lines) {
-                    consume(client, line);
+        boolean hasTransactions = arguments.length > 2;
+        try (PulsarClient client =
+                PulsarClient.builder().serviceUrl(arguments[1]).enableTransaction(hasTransactions).build()) {
+            Sender sender = new Sender(client);
+            for (String line = input.readLine(); line != null; line = input.readLine()) {
+                if (arguments[0].equals("produce")) {
+                    sender.take(JSON.readTree(line));
+                } else {
+                    consume(client, JSON.readTree(line));
                 }
             }
+            sender.finish();
         }
         System.exit(0);
+    }
+
+    private static synchronized void print(Map<String, Object> told) {
+        try {
+            System.out.println(JSON.writeValueAsString(told));
+        } catch (Exception error) {
+            System.out.println(error);
+        }
     }
 
     private static Schema<?> schema(String name) {
@@ -117,30 +126,36 @@ public class Messages {
         private final PulsarClient client;
         private final Map<String, Producer<Object>> producers = new HashMap<>();
         private final Map<String, Transaction> transactions = new LinkedHashMap<>();
+        private final Semaphore inFlight = new Semaphore(MOST_IN_FLIGHT);
 
         Sender(PulsarClient client) {
             this.client = client;
         }
 
-        void send(List<JsonNode> lines) throws Exception {
-            List<CompletableFuture<MessageId>> sent = new ArrayList<>();
-            for (JsonNode line : lines) {
-                sent.add(send(line));
-            }
+        /** Sends what a line describes, and prints its id when the broker has it. */
+        void take(JsonNode line) throws Exception {
+            inFlight.acquire();
+            String name = line.path("name").asText();
+            send(line).whenComplete((messageId, error) -> {
+                inFlight.release();
+                Map<String, Object> told = new LinkedHashMap<>();
+                told.put("name", name);
+                if (messageId instanceof MessageIdAdv id) {
+                    told.put("id", id.getLedgerId() + ":" + id.getEntryId() + ":" + id.getPartitionIndex() + ":"
+                            + id.getBatchIndex());
+                } else {
+                    told.put("error", String.valueOf(error));
+                }
+                print(told);
+            });
+        }
+
+        /** Waits until the broker has all, and ends the transactions. */
+        void finish() throws Exception {
             for (Producer<Object> producer : producers.values()) {
                 producer.flush();
             }
-            for (int i = 0; i < lines.size(); i++) {
-                Map<String, Object> told = new LinkedHashMap<>();
-                told.put("name", lines.get(i).path("name").asText());
-                try {
-                    MessageIdAdv id = (MessageIdAdv) sent.get(i).get(60, TimeUnit.SECONDS);
-                    told.put("id", id.getLedgerId() + ":" + id.getEntryId() + ":" + id.getPartitionIndex() + ":" + id.getBatchIndex());
-                } catch (Exception error) {
-                    told.put("error", error.toString());
-                }
-                System.out.println(JSON.writeValueAsString(told));
-            }
+            inFlight.acquire(MOST_IN_FLIGHT);
             for (Map.Entry<String, Transaction> transaction : transactions.entrySet()) {
                 if (transaction.getKey().startsWith("commit")) {
                     transaction.getValue().commit().get();
@@ -154,7 +169,7 @@ public class Messages {
         private CompletableFuture<MessageId> send(JsonNode line) throws Exception {
             String schema = line.path("schema").asText("BYTES");
             String settings = line.get("topic").asText() + schema + line.path("compression") + line.path("batch")
-                    + line.path("chunk") + line.path("encrypted") + line.has("transaction");
+                    + line.path("chunk") + line.path("encrypted") + line.path("producer") + line.has("transaction");
             Producer<Object> producer = producers.get(settings);
             if (producer == null) {
                 ProducerBuilder<Object> builder = (ProducerBuilder<Object>) client.newProducer(schema(schema));
@@ -209,9 +224,6 @@ public class Messages {
                 message.eventTime(line.get("event_time").asLong());
             }
             line.path("properties").fields().forEachRemaining(p -> message.property(p.getKey(), p.getValue().asText()));
-            if (line.path("unload").asBoolean(false)) {
-                producer.flush();
-            }
             return message.sendAsync();
         }
     }
@@ -233,21 +245,23 @@ public class Messages {
                 .subscriptionName("java" + System.nanoTime())
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
                 .subscribe()) {
-            for (int left = line.get("n").asInt(); left > 0; left--) {
-                Message<?> message = consumer.receive(line.path("seconds").asInt(20), TimeUnit.SECONDS);
+            int left = line.get("n").asInt();
+            while (true) {
+                Message<?> message = consumer.receive(left-- > 0 ? 20_000 : MORE_MILLIS, TimeUnit.MILLISECONDS);
                 if (message == null) {
                     break;
                 }
-                System.out.println(JSON.writeValueAsString(seen(topic, message)));
+                print(seen(topic, line.path("schema").asText("AUTO"), message));
                 consumer.acknowledge(message);
             }
         }
     }
 
-    private static Map<String, Object> seen(String topic, Message<?> message) throws Exception {
+    private static Map<String, Object> seen(String topic, String as, Message<?> message) throws Exception {
         Map<String, Object> seen = new LinkedHashMap<>();
         byte[] payload = message.getData();
         seen.put("topic", topic);
+        seen.put("as", as);
         seen.put("size", payload == null ? -1 : payload.length);
         seen.put("sha256", payload == null ? null : HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(payload)));
         seen.put("payload", payload == null || payload.length > 1000 ? null : BASE64.encodeToString(payload));

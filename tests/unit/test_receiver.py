@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming.broker_side import Cursor
-from streaming.chunk_builder import ChunkBuilder
 from streaming.chunked_messages import ChunkedMessages
+from streaming.details import NotKnownYet
+from streaming.message_schemas import MessageSchema
 from streaming.position import START, EntrySet, Position, SourceTopic
 from streaming.receiver import Limits, Receiver
 from tests.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, NoUtf8, batch, one
@@ -33,10 +34,12 @@ Script = Sequence[FakeMessage | Exception]
 class Harness:
     """A receiver that is driven by hand, and what is taken of it, batch after batch."""
 
-    def __init__(self, after: Position = START, broker: FakeBroker | None = None, max_size: int = 1_000) -> None:
+    def __init__(
+        self, after: Position = START, broker: FakeBroker | None = None, max_size: int = 1_000, details: Any = None
+    ) -> None:
         self.broker: Any = broker or FakeBroker()
         limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20)
-        self.receiver = Receiver(SOURCE, FakeConsumer, after, limits, self.broker, lambda: None)
+        self.receiver = Receiver(SOURCE, FakeConsumer, after, limits, self.broker, details, lambda: None)
         self.taken: list[pa.Table] = []
         self.position = after
 
@@ -77,7 +80,6 @@ def rows_of(script: Script, max_size: int = 1_000) -> list[dict[str, Any]]:
         ({"props": NoUtf8}, "what is not UTF-8 can't be read: properties"),
         ({"producer": NoUtf8}, "what is not UTF-8 can't be read: producer's name"),
         ({"key": NoUtf8, "props": NoUtf8}, "what is not UTF-8 can't be read: key, properties"),
-        ({"ordering": NoUtf8}, "the ordering key is not UTF-8, and the broker does not tell it"),
         ({"happened": 2**63}, f"the event time {2**63} is negative or beyond 2^63"),
         ({"happened": -1}, "the event time -1 is negative or beyond 2^63"),
         ({"published": MAX_TIME_MILLIS + 1}, f"the publish time {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
@@ -100,18 +102,65 @@ def test_a_message_that_cannot_be_taken_is_put_aside_with_its_bytes_and_no_other
 
 
 def test_what_was_read_of_a_message_that_cannot_be_taken_is_kept() -> None:
-    [row] = rows_of(one(0, key="k", props={"a": "b"}, ordering=NoUtf8, happened=7))
+    [row] = rows_of(one(0, key="k", props={"a": "b"}, is_encrypted=True, happened=7))
     assert (row["key"], row["properties"], row["event_time"]) == ("k", [("a", "b")], 7)
 
 
-def test_an_ordering_key_of_bytes_is_taken_where_the_broker_tells_it() -> None:
-    builder = ChunkBuilder(SOURCE, 0, 1_000, lambda position, batch_index: b"\xff" if position == (5, 1) else None)
-    for entry in (0, 1):
-        builder.start_entry(Position(5, entry), 1, None)
-        builder.add(one(entry, ordering=NoUtf8)[0], -1)
-    rows = builder.build().to_pylist()
+def test_an_ordering_key_of_bytes_is_taken_as_it_is() -> None:
+    rows = rows_of([*one(0, ordering="o"), *one(1, ordering=NoUtf8)])
+    assert [row["ordering_key"] for row in rows] == ["o", None]
     assert [row["ordering_key_bytes"] for row in rows] == [None, b"\xff"]
-    assert [row["reason"] is None for row in rows] == [False, True]
+    assert [row["reason"] for row in rows] == [None, None]
+
+
+class Details:
+    """What a broker knows, as far as it answers."""
+
+    def __init__(self, schemas: dict[bytes, MessageSchema | None]) -> None:
+        self.schemas = schemas
+        self.answers = True
+
+    def schema(self, version: bytes) -> tuple[bytes, MessageSchema | None]:
+        if not self.answers:
+            raise NotKnownYet
+        return version, self.schemas[version]
+
+    def key_encoding(self, key: str, producer: str, schema: Any, position: Position, batch_index: int) -> str | None:
+        return "base64" if key == "/w==" else None
+
+
+VERSION = b"\0" * 7 + b"\1"
+
+
+def test_the_details_of_messages_go_with_them() -> None:
+    harness = Harness(details=Details({VERSION: MessageSchema("STRING", "", {}), VERSION[:-1] + b"\xff": None}))
+    large = VERSION[:-1] + b"\xff"  # the client takes a version for text
+    harness.receive([*one(0, key="/w=="), *one(1, version=VERSION), *one(2, version=large), *batch(3, 2, key="k")])
+    rows = harness.take().to_pylist()
+    assert [row["key_encoding"] for row in rows] == ["base64", None, None, None, None]
+    assert [row["schema_version"] for row in rows] == [None, VERSION, large, None, None]
+    assert [row["reason"] for row in rows] == [
+        None,
+        None,
+        "the source topic has no version 255 of its schema any more",
+        None,
+        None,
+    ]
+
+
+def test_messages_whose_details_cannot_be_told_now_are_received_later() -> None:
+    details = Details({VERSION: MessageSchema("STRING", "", {})})
+    harness = Harness(details=details)
+    script = [*one(0), *batch(1, 2, version=VERSION), *one(2)]
+    details.answers = False
+    consumer = FakeConsumer(script)
+    with pytest.raises(NotKnownYet):
+        harness.receiver.receive(consumer)
+    assert not harness.take().num_rows
+    details.answers = True
+    harness.receive(script)
+    harness.take()
+    assert harness.ids() == [(5, 0, -1), (5, 1, 0), (5, 1, 1), (5, 2, -1)]
 
 
 def test_the_size_counts_bytes_keys_and_what_properties_take() -> None:
