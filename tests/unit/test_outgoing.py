@@ -10,7 +10,7 @@ import pytest
 
 from conf.settings import Route, Settings
 from streaming.outgoing import MAX_REJECTED_BYTES, delivered, rejected
-from streaming.sender import Assignment, _plan
+from streaming.sender import Assignment, Attempt, _plan
 from tests.messages import TOPIC, messages
 from tracker.messages import MESSAGES, pack
 
@@ -93,7 +93,8 @@ def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     rows = rows.append_column("wants", pa.array([1] * rows.num_rows, pa.int64()))
     rows = rows.replace_schema_metadata({"sending": '{"lanes": 4, "batch_millis": 5}'})
     settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))
-    return [(s.producer, s.is_batched) for s in _plan(settings, Assignment("app", 0, 1, True, pack(rows))).sends]
+    release = Assignment("app", 0, 1, True, pack(rows))
+    return [(s.producer, s.is_batched) for s in _plan(settings, release, Attempt()).sends]
 
 
 def test_what_an_earlier_release_handed_out_is_sent_by_the_same_producer() -> None:
