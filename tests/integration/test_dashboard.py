@@ -11,7 +11,7 @@ import pulsar
 import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from jobs.broker import EmbeddedBroker
 from tests.browser import chromium
@@ -192,6 +192,7 @@ def test_the_overview_is_of_now_and_says_when_the_job_is_gone(desk: Desk) -> Non
     expect(page.locator("[data-field=state]")).to_have_text("running")
     expect(page.locator("[data-field=pending]")).to_have_text(re.compile(r"^[\d,]+$"))
     expect(page.get_by_role("link", name="a", exact=True)).to_be_visible()
+    _check_troubles(page)
     page.goto(f"/ui/schedule?topic={desk.topic}&span=day")
     expect(page.locator("#schedule-note")).to_contain_text("messages due in this window")
     page.get_by_text("As a table").click()
@@ -213,6 +214,21 @@ def test_the_overview_is_of_now_and_says_when_the_job_is_gone(desk: Desk) -> Non
         assert "no sign of life" in http.get(f"{desk.api.url}/readyz").json()["job"]["trouble"]
     finally:
         desk.job.start()
+
+
+def _check_troubles(page: Page) -> None:
+    """What somebody has to look at is on the overview for as long as the job tells of it."""
+    told = [{"kind": "standing", "name": "orders", "since": 0, "text": "<b>no</b> answer", "count": 1}]
+
+    def with_troubles(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "troubles": told})
+
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.route("**/ui/data/overview", with_troubles)
+    expect(page.get_by_role("alert")).to_have_text("orders: <b>no</b> answer (since 1970-01-01 00:00:00 UTC)")
+    page.unroute("**/ui/data/overview")
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_only_who_may_sees_and_acts(desk: Desk, tmp_path: Path) -> None:
