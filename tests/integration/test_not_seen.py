@@ -187,7 +187,7 @@ def test_what_was_cleared_at_the_end_is_found_by_looking_and_what_waits_is_not(w
     lost = watched.send("lost 1", "lost 2")
     watched.post("skip_all")
     receiver = watched.receive(after=first[-1])
-    wait_until(lambda: receiver._is_idle, 20, "the receiver is connected")
+    wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
     for _ in range(2):
         watched.watch.look(now())
         watched.watch.decide_gaps()
@@ -216,7 +216,7 @@ def test_the_audit_is_of_what_the_broker_took(watched: Watched) -> None:
     assert [e["position"] for e in audit.findings["not_seen"]["examples"]] == lost
     # The job finds the same three, and goes on; they are between booked entries then.
     receiver = watched.receive(after=sent[3])
-    wait_until(lambda: receiver._is_idle, 20, "the receiver is connected")
+    wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
     watched.watch.look(now())
     watched.watch.decide_gaps()
     assert [f"{p}:-1:-1" for p, _, _ in watched.rejects()] == lost

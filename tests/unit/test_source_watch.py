@@ -46,7 +46,8 @@ class FakeAdmin:
         return 2
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
-        return BrokerEntry(1, 1, None, None, {}, False, entry_id in self.parts)
+        is_no_message = entry_id in self.parts
+        return BrokerEntry(1, 1, None, None, {}, False, is_first_chunk=False, is_no_message=is_no_message)
 
     def close(self) -> None: ...
 
