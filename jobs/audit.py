@@ -88,6 +88,12 @@ _FINDINGS = {
     "overdue": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
         WHERE is_sealed AND NOT is_taken_back AND times = 0 AND deliver_at < {{now}} - {OVERDUE_MILLIS}
+            AND topic NOT IN {{missing}}
+    """,  # noqa: S608
+    # A message waits, and the settings have no route for its topic any more.
+    "without_route": f"""
+        SELECT topic, subscription, {_POSITION} FROM fates
+        WHERE is_sealed AND NOT is_taken_back AND NOT is_rejected AND times = 0 AND topic IN {{missing}}
     """,  # noqa: S608
     # A message was rejected and delivered.
     "reject_delivered": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_rejected AND times > 0",  # noqa: S608
@@ -157,7 +163,8 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     from deltalake.exceptions import TableNotFoundError
 
     from streaming.broker_comparison import compare, read_broker
-    from streaming.tables import SCHEMAS, Tables
+    from streaming.missing_routes import missing_routes
+    from streaming.tables import SCHEMAS, Tables, literal
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
@@ -178,12 +185,15 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     def stream(sql: str) -> Iterator[pa.Table]:
         return (pa.Table.from_batches([pa.record_batch(batch)]) for batch in builder.execute(sql))
 
-    rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in settings.routes for s in r.subscriptions)))
+    missing = missing_routes(settings)
+    routes = [*settings.routes, *missing]
+    rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in routes for s in r.subscriptions)))
     rows(_MESSAGES)
     rows(_fates())
     found = {}
     for kind, sql in _FINDINGS.items():
-        wrong = sql.format(now=_LAST_DELIVERY if now is None else now)
+        topics = ", ".join(literal(topic) for topic in ("", *(route.source for route in missing)))
+        wrong = sql.format(now=_LAST_DELIVERY if now is None else now, missing=f"({topics})")
         if count := rows(f"SELECT count(*) AS n FROM ({wrong}) AS wrong")[0]["n"]:  # noqa: S608
             examples = rows(f"{wrong} ORDER BY topic, position, subscription LIMIT {EXAMPLES}")
             found[kind] = {"count": count, "examples": examples}

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from admin.control_client import ControlClient
     from admin.pending import Pending, PendingFilter
     from admin.rest_client import RestClient
+    from conf.settings import Settings
 
 _SHOWN = 20  # messages, of those that are about to be changed
+_MAX_PURGED = 20_000_000  # by one call: their ids take 2 GB
 
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The source topic, or one of its partitions.", show_default=False)
@@ -93,6 +95,8 @@ def pending(
         show(output, found, _stats_text(found) if output is Output.TEXT else "")
         return
     lines = _messages_text(found["messages"]) if output is Output.TEXT else ""
+    if found.get("isWithoutRoute"):
+        lines = f"{topic} is without a route: what comes due is held back until the settings have it again\n{lines}"
     if found["nextCursor"]:
         lines += "\n... and more (--limit)"
     show(output, found, lines)
@@ -101,16 +105,19 @@ def pending(
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
     """A page or the counts, from the tables or the admin API, in the API's form."""
     from admin.pending import MAX_LIMIT, Pending
+    from streaming.missing_routes import settings_with
 
     if options.api_url is None:
-        question = Pending(options.settings, topic, wanted)
-        return question.stats() if stats else question.page(limit).to_json()
+        settings, is_missing = settings_with(options.settings, topic)
+        question = Pending(settings, topic, wanted)
+        found: dict[str, Any] = question.stats() if stats else question.page(limit).to_json()
+        return {**found, "isWithoutRoute": True} if is_missing else found
     query = wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"properties"}, mode="json")
     query["property"] = [f"{name}={value}" for name, value in wanted.properties.items()]
     with rest_client(options, options.api_url) as client:
         if stats:
             return client.delayed(topic, query, is_stats=True)
-        found: dict[str, Any] = {"messages": [], "nextCursor": None}
+        found = {"messages": [], "nextCursor": None}
         while len(found["messages"]) < limit:
             left = min(limit - len(found["messages"]), MAX_LIMIT)
             cursor = {"cursor": found["nextCursor"]} if found["nextCursor"] else {}
@@ -119,6 +126,49 @@ def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: in
             if not page["nextCursor"]:
                 break
         return found
+
+
+def purge(
+    context: typer.Context,
+    topic: Topic,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    timeout: Timeout = 60,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Cancel all that waits of a source topic that has no route any more, for all of its subscriptions.
+
+    The job has to run, on settings without the route. What is unread in Pulsar stays there: delete the topic or the
+    job's subscription to it.
+    """
+    from admin.bulk import Action, Change
+    from admin.pending import PendingFilter
+    from conf.settings import SubscriptionType
+    from streaming.missing_routes import settings_with
+    from tracker.commands import full_name
+
+    options = global_options(context)
+    settings, is_missing = settings_with(options.settings, topic)
+    if not is_missing:
+        routed = any(route.source == full_name(topic) for route in settings.routes)
+        raise BulkError(
+            f"{topic} has a route: take it out of the settings and start the job again, then purge what waits"
+            if routed
+            else f"{topic} is not known: no job on {settings.warehouse} has had a route for it"
+        )
+    # Where nobody consumes, single messages can be taken back whatever the type.
+    routes = [
+        route.model_copy(
+            update={
+                "subscriptions": tuple(
+                    s.model_copy(update={"type": SubscriptionType.SHARED}) for s in route.subscriptions
+                )
+            }
+        )
+        for route in settings.routes
+    ]
+    purged = settings.model_copy(update={"routes": tuple(routes)})
+    _apply(purged, None, topic, PendingFilter(), Change(Action.CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
 
 
 def by_filter(action: str, text: str) -> Callable[..., None]:
@@ -245,11 +295,31 @@ def _change(
     Raises:
         BulkError: not all was done.
     """
-    from rich.console import Console
-
     if not wanted.is_selective:
         raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
     options = global_options(context)
+    _apply(options.settings, options, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
+
+
+def _apply(
+    settings: Settings,
+    options: GlobalOptions | None,
+    topic: str,
+    wanted: PendingFilter,
+    change: Change,
+    dry_run: bool,
+    max_matched: int,
+    yes: bool,
+    timeout: float,
+    output: Output,
+) -> None:
+    """As `_change`, by the admin API where options name one, else by the control topic and the tables.
+
+    Raises:
+        BulkError: not all was done.
+    """
+    from rich.console import Console
+
     console = Console(stderr=True)
 
     def confirm(n: int, listed: Callable[[], list[dict[str, Any]]]) -> None:
@@ -259,11 +329,11 @@ def _change(
             console.print(_messages_text(listed()), highlight=False, markup=False, emoji=False)
             typer.confirm(f"{change.action} {n:,} messages?", abort=True, err=True)
 
-    if options.api_url is not None:
+    if options is not None and options.api_url is not None:
         with rest_client(options, options.api_url) as client:
             found = _by_rest(client, topic, wanted, change, dry_run, max_matched, confirm, timeout)
     else:
-        found = _by_control_topic(options, topic, wanted, change, dry_run, max_matched, confirm, timeout, console)
+        found = _by_control_topic(settings, topic, wanted, change, dry_run, max_matched, confirm, timeout, console)
     if dry_run:
         text = [f"{found['matched']:,} messages match", *([_messages_text(found["messages"][:_SHOWN])])]
         show(output, found, "\n".join(text if found["matched"] else text[:1]))
@@ -315,7 +385,7 @@ def _by_rest(
 
 
 def _by_control_topic(
-    options: GlobalOptions,
+    settings: Settings,
     topic: str,
     wanted: PendingFilter,
     change: Change,
@@ -329,14 +399,14 @@ def _by_control_topic(
     from admin.control_client import ControlClient
     from admin.pending import Pending
 
-    question = Pending(options.settings, topic, meant(wanted, change.action))
+    question = Pending(settings, topic, meant(wanted, change.action))
     check(question, change.action)
     if dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
     rows = matching(question, max_matched)
     confirm(rows.num_rows, lambda: question.page(_SHOWN).to_json()["messages"])
     steps = plan(question.subscriptions, rows, change)
-    with ControlClient(options.settings, getpass.getuser()) as client:
+    with ControlClient(settings, getpass.getuser()) as client:
         tally = _run(client, question, steps, timeout, console)
     return {"matched": rows.num_rows, **tally.to_json()}
 

@@ -214,11 +214,10 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     from streaming.routes import KnownRoutes, changes
 
     before = last_routes(Path(local_path(settings.checkpoint)))
-    if before is None:
-        return {}
-    now = before.taken_on(settings)
-    reporter.changed(changes(before, now))
-    status.routes(KnownRoutes(now.missing).to_json())
+    now = (before or KnownRoutes({})).taken_on(settings)
+    if before is not None:
+        reporter.changed(changes(before, now))
+    status.routes(now.to_json())
     return now.missing
 
 

@@ -41,7 +41,7 @@ def status(
     now = time.time_ns() // 1_000_000
     trouble = found.trouble(now)
     values: dict[str, Any] = {**asdict(found), "age_millis": now - found.updated_at, "trouble": trouble}
-    del values["history"], values["missing_routes"]
+    del values["history"], values["routes"]
     show(output, values, _text(found, now))
     if trouble is not None:
         raise StatusError(trouble)

@@ -119,6 +119,7 @@ already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(pending.by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(pending.reschedule_by_filter)
+app.command("purge")(pending.purge)
 
 
 @app.command("skip-messages")

@@ -101,7 +101,7 @@ class JobStatus:
     short_notice: Lateness = field(default_factory=Lateness)
     history: list[Point] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
-    missing_routes: dict[str, Any] = field(default_factory=dict)  # that it had once, as `KnownRoutes` has them
+    routes: dict[str, Any] = field(default_factory=dict)  # all that its checkpoint has had, as `KnownRoutes` has them
 
     def trouble(self, now: int) -> str | None:
         """Why nothing is to be expected of the job; None: it does its work."""
@@ -207,10 +207,10 @@ class StatusWriter:
         self._thread.join(timeout=5)
         self._write()
 
-    def routes(self, missing_routes: dict[str, Any]) -> None:
-        """Notes the routes that the job had once and that its settings do not have."""
+    def routes(self, routes: dict[str, Any]) -> None:
+        """Notes all routes that the job's checkpoint has had."""
         with self._lock:
-            self._values["missing_routes"] = missing_routes
+            self._values["routes"] = routes
 
     def batch(self, status: BatchStatus) -> None:
         counts = status.counts

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from streaming.clock import Offset
+from streaming.checkpoint import Checkpoint
 from streaming.rebuild import Rebuilt
 from streaming.routes import KnownRoutes
 
 
 def last_routes(checkpoint: Path) -> KnownRoutes | None:
-    """The routes of the last batch; None: there was none, or it did not keep them."""
-    offsets = checkpoint / "query" / "offsets"
-    number = max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=None)
-    if number is None:
-        offset = Rebuilt(checkpoint).offset
-    else:
-        offset = Offset.from_json(json.loads((offsets / str(number)).read_text().splitlines()[-1]))
+    """The routes of the last batch; None: there was none, or it did not keep them.
+
+    Raises:
+        CheckpointError: the newest offset can't be read.
+    """
+    offset = Checkpoint(checkpoint).newest_offset() or Rebuilt(checkpoint).offset
     return None if offset is None else offset.known_routes

@@ -11,6 +11,7 @@ from conf.settings import Route, Settings
 from streaming.job_status import read_status
 from streaming.routes import KnownRoute, KnownRoutes, as_routes
 from streaming.troubles import NO_ROUTE, Troubles
+from tracker.commands import resolve_topic
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,13 +23,22 @@ _REST = 20  # times as long as a count takes nothing is counted after it
 def missing_routes(settings: Settings) -> list[Route]:
     """The routes that the job had once and that the settings do not have, with the subscriptions that they had last."""
     status = read_status(settings.warehouse)
-    known = KnownRoutes.from_json(status.missing_routes) if status is not None else KnownRoutes({})
+    known = KnownRoutes.from_json(status.routes if status is not None else {})
     return [route for route in as_routes(known.routes) if settings.route(route.source) is None]
 
 
 def with_missing_routes(settings: Settings) -> Settings:
     """The settings, and the missing routes as if they were in them."""
     return settings.model_copy(update={"routes": (*settings.routes, *missing_routes(settings))})
+
+
+def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
+    """Settings that have a route for a topic if there has been one, and whether it is missing from the given ones."""
+    if resolve_topic(topic, {route.source for route in settings.routes})[0] is None:
+        known = with_missing_routes(settings)
+        if resolve_topic(topic, {route.source for route in known.routes})[0] is not None:
+            return known, True
+    return settings, False
 
 
 class MissingRoutesWatch:

@@ -179,7 +179,7 @@ class Operator:
             ),
             concat(tables[NO_COMMANDS]),
             first_answers,
-            is_back=bool(offset.back),
+            back={topic for topic, _ in offset.back},
         )
         effects = shard.apply(offset.to_tick(), intake)
 

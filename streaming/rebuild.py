@@ -24,6 +24,7 @@ from streaming.delivered import (
     write_missing_deliveries,
 )
 from streaming.durable import sync, write_durably
+from streaming.missing_routes import with_missing_routes
 from streaming.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.position import Position
@@ -76,19 +77,21 @@ def rebuild(
     Raises:
         PulsarError, pulsar.PulsarException: the destinations can't be read.
     """
-    names = subscription_names(settings)
+    # What waits for a route that is missing now goes on waiting.
+    known = with_missing_routes(settings)
+    names = subscription_names(known)
     booked = _booked(tables)
     delivered = read_delivered(tables, names, booked, on_progress)
     now = time.time_ns() // 1_000_000 if now is None else now
     commands = find_commands(tables, names, booked, now, on_progress)
-    control = _control(settings, commands.changes(delivered), now)
+    control = _control(known, commands.changes(delivered), now)
     overdue = first_overdue(tables, names, control, commands, delivered, now, on_progress)
-    unwritten = write_missing_deliveries(settings, tables, delivered, booked, overdue, on_progress)
+    unwritten = write_missing_deliveries(known, tables, delivered, booked, overdue, on_progress)
     tick = _last_tick(tables)
     changes = commands.changes(delivered)
     write_moves(tables, changes.unsealed, names, tick)
     _remove_unbooked(tables, booked)
-    control = _control(settings, changes, now)
+    control = _control(known, changes, now)
     since = min(overdue.values(), default=now)
     found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
     taken = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
@@ -103,7 +106,7 @@ def rebuild(
         tick=tick,
         load_horizon=found.first,
         positions={name: str(p) for name, p in booked.items()},
-        routes=known_routes(settings).to_json(),
+        routes=known_routes(known).taken_on(settings).to_json(),
     )
     meta = {
         "offset": offset.to_json(),

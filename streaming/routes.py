@@ -102,10 +102,13 @@ class KnownRoutes:
 
     @property
     def command_routes(self) -> Routes:
-        """For each source topic its subscriptions by number, as far as commands are concerned."""
+        """For each source topic its subscriptions by number, as far as commands are concerned.
+
+        Of a topic without a route single messages can be skipped whatever the type: nobody consumes there.
+        """
         return {
             topic: [
-                SubscriptionRule(s.name, SubscriptionType(s.type).is_cumulative, s.is_removed)
+                SubscriptionRule(s.name, SubscriptionType(s.type).is_cumulative and not route.is_missing, s.is_removed)
                 for s in route.subscriptions
             ]
             for topic, route in self.routes.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,6 +272,17 @@ class Control:
                 self._move(chosen, subscription, int64(chosen, "deliver_at"), self._next_sequence(moment))
         moved, self._moves = concat(self._moves), others
         return moved
+
+    def come_back(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
+        """Goes on with topics that have a route again, or a subscription that they did not have before.
+
+        Commands wait for what was published before now, which nobody has read meanwhile.
+
+        Args:
+            rows: as of `release_held`.
+        """
+        self._waiting.wait_anew(topics, moment.tick)
+        self.release_held(rows, moment)
 
     def release_held(self, rows: pa.Table, moment: Moment) -> None:
         """Moves what was held back to now, or soon if it is much, for the subscriptions to which it may go out now.

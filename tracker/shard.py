@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,7 +73,7 @@ class Intake:
     rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
     first_answers: FirstAnswers = no_answers  # in the version of the tables in which `found` was found
-    is_back: bool = False  # `kept` has what was held back for subscriptions to which messages go out again
+    back: Collection[str] = ()  # topics to which messages go out again: `kept` has what was held back for them
 
 
 @dataclass
@@ -137,8 +137,9 @@ class Shard:
             self._control.rebuild(intake.rebuilt, tick.now)
             self._control.release_held(held(intake.kept), moment)
 
-        if intake.is_back:
-            self._control.release_held(concat([held(intake.kept), held(self._tracker.find(()))]), moment)
+        if intake.back:
+            rows = concat([held(intake.kept), held(self._tracker.find(()))])
+            self._control.come_back(intake.back, rows, moment)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = intake.messages

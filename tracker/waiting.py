@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.commands import COMMANDS
 from tracker.index_bits import by_ledger
-from tracker.messages import BoolArray, Int64Array, concat, int64, pack, typed, unpack, where
+from tracker.messages import BoolArray, Int64Array, concat, int64, pack, typed, unpack, where, with_columns
 from tracker.store import Store
 
 _TABLE = "waiting"
@@ -54,6 +55,14 @@ class WaitingCommands:
     def take_where(self, is_taken: Callable[[pa.Table], BoolArray]) -> pa.Table:
         """Removes and returns the commands for which a function is true."""
         return concat([self._take_where(ledger, is_taken) for ledger in list(self._ledgers)], WAITING)
+
+    def wait_anew(self, topics: Collection[str], tick: int) -> None:
+        """Takes the commands for some topics as if they had come in this tick: their messages may have come since."""
+        for ledger in list(self._ledgers):
+            rows = self._get(ledger)
+            is_of = pc.is_in(rows["topic"], pa.array(sorted(topics), pa.string()))
+            if pc.any(is_of).as_py():
+                self._put(ledger, with_columns(rows, tick=pc.if_else(is_of, tick, rows["tick"])))
 
     def save(self) -> None:
         """Writes what is not in the store yet."""

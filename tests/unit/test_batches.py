@@ -19,7 +19,7 @@ from streaming.parts import TICK, split
 from streaming.processor import BUCKET, CANCELS, OUTCOMES, RELEASE, SHORT_NOTICE, Operator
 from streaming.routes import KnownRoutes, known_routes
 from streaming.segments import cancels_to_index, rows_due, to_index
-from streaming.sender import Assignment, _plan
+from streaming.sender import Assignment, Attempt, _plan
 from streaming.source import SourceReader
 from streaming.tables import DELAYED_INDEX, Tables
 from tests.messages import TOPIC, messages
@@ -142,7 +142,7 @@ class Job:
         self.outcomes += [row for o in outputs if o.kind == OUTCOMES for row in unpack(o.body).to_pylist()]
 
     def _send(self, tick: int, is_planned: bool, body: bytes) -> None:
-        plan = _plan(self.settings, Assignment("app", 0, tick, is_planned, body))
+        plan = _plan(self.settings, Assignment("app", 0, tick, is_planned, body), Attempt())
         entries = unpack(body)["entry_id"].to_pylist()
         self.delivered.update(
             (entries[send.row], send.topic.removeprefix("persistent://public/default/")) for send in plan.sends

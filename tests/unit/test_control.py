@@ -17,6 +17,7 @@ from tracker.rebuilt import Rebuilt
 from tracker.repeats import OTHER_BODY
 from tracker.shard import Intake, Shard, Tick
 from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
 from tracker.taken_back import Compression
 
 SUBSCRIPTIONS = {TOPIC: ["a", "b"]}
@@ -547,3 +548,43 @@ def test_a_command_for_a_rejected_message_changes_no_count(ticks_later: int) -> 
         assert [r.rows["wants"].to_pylist() for r in effects.releases] == ([[0]] if n == 1 else [])
         told += results(effects.outcomes)
     assert told == [("a", Result.TOO_LATE), ("b", Result.TOO_LATE)]
+
+
+def test_a_command_for_a_topic_without_a_route_waits_until_it_has_been_read_again(desk: Desk) -> None:
+    away = Subscriptions(SUBSCRIPTIONS, without_route={TOPIC})
+    assert desk.apply(command("r", 1, 7, cancel_at=3_000)) == [("a", Result.WAITING)]
+    desk.control.save()
+    desk.control = Control(desk.store, away, TICK_MILLIS)
+    desk.at(2, 60_000)
+    assert desk.expire() == []
+    assert desk.apply(command("s", 1, 8, [1])) == [("b", Result.WAITING)], "all before has come, but of this topic"
+    assert desk.control.hand_out(messages([(1, 9, 50_000)]), desk.moment).tolist() == [0]
+    desk.control.save()
+
+    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    desk.at(3, 61_000, passed=2)
+    desk.control.come_back([TOPIC], MESSAGES.empty_table(), desk.moment)
+    assert desk.expire() == []
+    late = messages([(1, 7, 3_000)])
+    assert desk.arrive(late) == [("a", Result.APPLIED)]
+    assert desk.wants(late) == [0b10]
+    desk.at(4, 62_000, passed=4)
+    assert desk.expire() == [("b", Result.NOT_FOUND)]
+
+
+def test_a_subscription_that_is_added_wants_what_was_taken_back_from_all_before(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0, 1]), known=ALONE)
+    assert (desk.wants(ALONE), desk.control.unwanted) == ([0], 1)
+    desk.control.save()
+    desk.control = Control(desk.store, {TOPIC: ["a", "b", "c"]}, TICK_MILLIS)
+    assert (desk.wants(ALONE), desk.control.unwanted) == ([0b100], 0)
+
+
+def test_one_that_was_taken_out_gets_nothing_and_its_skips_hold_when_it_is_back(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [1]), known=ALONE)
+    desk.control.save()
+    desk.control = Control(desk.store, Subscriptions(SUBSCRIPTIONS, removed={TOPIC: 0b10}), TICK_MILLIS)
+    assert (desk.wants(ALONE), desk.wants(BATCH)) == ([0b01], [0b01] * 3)
+    desk.control.save()
+    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    assert (desk.wants(ALONE), desk.wants(BATCH)) == ([0b01], [0b11] * 3)

@@ -81,7 +81,7 @@ def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it
     assert sent(again) == [(0, 2), (1, 2)]
     assert again.releases[0].rows[PLACE].to_pylist() == [0, 1]
 
-    back = service.step(42, confirmed=4, is_back=True, kept=held(concat(service.stored)))
+    back = service.step(42, confirmed=4, back={TOPIC}, kept=held(concat(service.stored)))
     assert sent(back) == [(2, 2), (3, 2)]
     assert sent(service.step(43, confirmed=5, run="run3")) == []
 
@@ -92,7 +92,7 @@ def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
     service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=stuck)
     for cutoff in range(5, 70, 5):
         service.step(cutoff, unwritable=stuck)
-    back = service.step(100, is_back=True, kept=held(concat(service.stored)))
+    back = service.step(100, back={TOPIC}, kept=held(concat(service.stored)))
     later = service.step(200)
     order = [entry for entry, _ in sent(back) + sent(later)]
     assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
@@ -115,7 +115,7 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
     )
     results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
     assert results == {0: Result.TOO_LATE, 1: Result.APPLIED}
-    assert sent(service.step(32, is_back=True, kept=held(concat(service.stored)), confirmed=2)) == []
+    assert sent(service.step(32, back={TOPIC}, kept=held(concat(service.stored)), confirmed=2)) == []
 
 
 def test_one_that_is_paused_too_stays_so() -> None:
@@ -125,5 +125,5 @@ def test_one_that_is_paused_too_stays_so() -> None:
     pause = commands([])
     service.step(1, unwritable=stuck, commands=pause, request_ids={"p": 0}, switches=[Switch("p", TOPIC, 2, True)])
     service.step(5, unwritable=stuck)
-    assert sent(service.step(6, is_back=True, kept=held(concat(service.stored)))) == []
+    assert sent(service.step(6, back={TOPIC}, kept=held(concat(service.stored)))) == []
     assert positions(held(concat(service.stored))) == [(1, 0)]

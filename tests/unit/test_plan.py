@@ -12,7 +12,7 @@ import pytest
 from conf.settings import Settings
 from streaming.clock import Offset
 from streaming.routes import known_routes
-from streaming.sender import Assignment, _plan
+from streaming.sender import Assignment, Attempt, _plan
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
 from tracker.messages import pack
@@ -40,7 +40,7 @@ def release(wants: list[int], before: Settings | None = BEFORE, reason: str | No
 
 def sent(now: Settings, what: Assignment, partitions: int = 0) -> list[tuple[int, str | None, str]]:
     """(row, subscription, destination)."""
-    return [(s.row, s.subscription, s.topic) for s in _plan(now, what, lambda topic: partitions).sends]
+    return [(s.row, s.subscription, s.topic) for s in _plan(now, what, Attempt(), lambda topic: partitions).sends]
 
 
 BOTH = [(0, "a", f"{TOPIC}-a"), (1, "b", f"{TOPIC}-b")]
@@ -54,7 +54,7 @@ def test_a_row_goes_to_who_wanted_it_wherever_the_settings_have_it(now: tuple[di
 def test_sequence_ids_and_producers_are_the_same_whatever_the_settings_say() -> None:
     what = release([0b01, 0b11, 0b10])
     first, again = (
-        [(s.sequence_id, s.producer) for s in _plan(now, what, lambda _: 0).sends] for now in (BEFORE, settings(B, A))
+        [(s.sequence_id, s.producer) for s in _plan(now, what, Attempt()).sends] for now in (BEFORE, settings(B, A))
     )
     assert first == again
 

@@ -269,7 +269,7 @@ class ShardModel(RuleBasedStateMachine):
             found=self.found(rows),
             kept=self.kept(rows, switches, stored, back),
             switches=switches,
-            is_back=bool(back),
+            back={topic for topic, _ in back},
         )
         state = dict(self.store.values)
         effects = self.shard(self.store).apply(tick, intake)

@@ -1,0 +1,140 @@
+"""Settings that are edited between runs: who gets what is decided by names, and a route may be away for a while."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import yaml
+
+from jobs.audit import run_audit
+from jobs.broker import EmbeddedBroker
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.harness import Collector, Job, wait_until
+from tests.integration.test_moves import Desk
+
+N = 100
+
+
+def delaylake(job: Job, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PROGRAM), "--config", str(job.file), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
+
+
+def edit(job: Job, routes: list[dict[str, Any]]) -> None:
+    changed = yaml.safe_load(job.file.read_text())
+    job.file.write_text(yaml.safe_dump({**changed, "routes": routes}))
+
+
+def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    other = f"{topic}_other"
+    a, b = {"name": "a"}, {"name": "b"}
+    stays = {"source": other, "subscriptions": [{"name": "x"}]}
+    job = Job(
+        tmp_path,
+        broker.settings,
+        [{"source": topic, "subscriptions": [a, b]}, stays],
+        tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 9000},
+    )
+    for destination in (f"{topic}-a", f"{topic}-b", f"{other}-x"):
+        collector.collect(destination)
+
+    def arrived(destination: str) -> Counter[str]:
+        return Counter(m.payload.decode() for m in collector.received[destination])
+
+    def changes() -> set[str]:
+        found = {event["text"] for event in job.progress if event["event"] == "changed"}
+        job.progress.clear()
+        return found
+
+    try:
+        job.start()
+        desk = Desk(pulsar_client, job, topic)
+        refs = [desk.send(f"skip {i}", 35) for i in range(N)]
+        for i in range(N):
+            desk.send(f"keep {i}", 35)
+        late = [desk.send(f"late {i}", 65) for i in range(N)]
+        purged = [desk.send(f"far {i}", 3600) for i in range(N)]
+        assert desk.skip("a", *refs) == {"APPLIED"}
+        assert not changes()
+
+        # The two are swapped, and another one comes in front of them.
+        job.kill9()
+        edit(job, [{"source": topic, "subscriptions": [{"name": "new"}, b, a]}, stays])
+        job.start()
+        assert changes() == {f"{topic}: subscription new was added"}
+        keep, skip = {f"keep {i}" for i in range(N)}, {f"skip {i}" for i in range(N)}
+        wait_until(lambda: len(arrived(f"{topic}-b")) >= 2 * N, 60, f"all of b\n{job.log}")
+        wait_until(lambda: len(arrived(f"{topic}-a")) >= N, 10, "the rest of a")
+        assert (arrived(f"{topic}-a"), arrived(f"{topic}-b")) == (Counter(keep), Counter(keep | skip))
+
+        # The route is taken out while messages wait: they come due, and nothing happens.
+        assert job.terminate() == 0
+        edit(job, [stays])
+        job.start()
+        assert changes() == {f"{topic}: the route was taken out: it is not read, and what waits is held back"}
+        desk.send("unread", 0)
+        x = pulsar_client.create_producer(other)
+        x.send(b"meanwhile")
+        held = lambda: [  # noqa: E731
+            row for row in job.rows("delayed_index") if row["operation"] == "DELAY" and row["subscription"] == "a"
+        ]
+        wait_until(lambda: len(held()) >= N, 60, f"what is held back\n{job.log}")
+        wait_until(lambda: arrived(f"{other}-x") == Counter({"meanwhile"}), 20, "the other route's message")
+        assert (arrived(f"{topic}-a"), arrived(f"{topic}-b")) == (Counter(keep), Counter(keep | skip))
+        # A command takes back what is held back, too.
+        assert desk.skip("b", late[0]) == {"APPLIED"}
+        listed = delaylake(job, "pending", topic, "--output", "json", "--limit", "1000")
+        pending = json.loads(listed.stdout)
+        assert pending["isWithoutRoute"]
+        assert len(pending["messages"]) >= 2 * N
+        assert "without a route" in delaylake(job, "pending", topic).stdout
+        status = wait_until(lambda: "without a route" in (s := delaylake(job, "status")).stdout and s, 60, "a trouble")
+        assert (status.returncode, topic in status.stdout) == (1, True)
+        audit = delaylake(job, "audit")
+        assert (audit.returncode, "without route" in audit.stdout) == (1, True), audit.stdout
+
+        # It is back: what was held back comes late, once, and what was not read.
+        assert job.terminate() == 0
+        edit(job, [stays, {"source": topic, "subscriptions": [b, a]}])
+        job.start()
+        assert changes() == {
+            f"{topic}: the route is back",
+            f"{topic}: subscription new was taken out: it gets nothing more",
+        }
+        soon = {f"late {i}" for i in range(N)} | {"unread"}
+        wait_until(lambda: len(arrived(f"{topic}-a")) >= 2 * N + 1, 60, f"what was held back\n{job.log}")
+        wait_until(lambda: len(arrived(f"{topic}-b")) >= 3 * N, 20, "what was held back for b")
+        time.sleep(2)
+        assert arrived(f"{topic}-a") == Counter(keep | soon)
+        assert arrived(f"{topic}-b") == Counter((keep | skip | soon) - {"late 0"})
+        assert delaylake(job, "topics", "purge", topic, "--yes").returncode == 1, "it has a route"
+
+        # It goes for good.
+        assert job.terminate() == 0
+        edit(job, [stays])
+        job.start()
+        dry = delaylake(job, "topics", "purge", topic, "--dry-run")
+        assert f"{len(purged)} messages match" in dry.stdout, dry.stderr
+        done = delaylake(job, "topics", "purge", topic, "--yes", "--output", "json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["applied"] == 2 * N
+        wait_until(
+            lambda: not json.loads(delaylake(job, "pending", topic, "--output", "json").stdout)["messages"], 30, "0"
+        )
+        clean = wait_until(lambda: (found := run_audit(job.settings)).is_clean and found, 30, "a clean audit")
+        assert {row["subscription"]: row["taken_back"] for row in clean.counts if row["topic"] == topic} == {
+            "a": 2 * N,
+            "b": N + 1,
+        }
+        wait_until(lambda: delaylake(job, "status").returncode == 0, 60, "no trouble")
+        assert job.terminate() == 0
+    finally:
+        job.stop()
