@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pulsar
 import pytest
@@ -74,6 +75,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
     client = Client()
     monkeypatch.chdir(tmp_path)  # the checkpoint is in there
     monkeypatch.setattr(streaming.intake, "connect", lambda _: client)
+    monkeypatch.setattr(streaming.intake, "SourceWatch", mock.Mock())
     return client
 
 
