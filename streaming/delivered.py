@@ -189,7 +189,7 @@ def _first_unbooked(client: pulsar.Client, topic: str, booked: Mapping[str, Posi
     for name in client.get_topic_partitions(topic):
         last = booked.get(name)
         start = pulsar.MessageId.earliest if last is None else pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1)
-        reader = client.create_reader(name, start, receiver_queue_size=1)
+        reader = client.create_reader(name, start, receiver_queue_size=10)
         while reader.has_message_available():
             message = reader.read_next(30_000)
             position = Position(message.message_id().ledger_id(), message.message_id().entry_id())

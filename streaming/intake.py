@@ -25,6 +25,7 @@ from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
 from streaming.details import MessageDetails
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.message_schemas import SchemaKeeper
+from streaming.new_cluster import NewClusterError, check_topics
 from streaming.parts import MESSAGES, TICK, split
 from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect, crypto_key_reader
@@ -93,6 +94,7 @@ class Intake:
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
         self._watch = SourceWatch(settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking)
+        self._new_cluster: NewClusterError | None = None
         self._received = threading.Event()
         self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # by topic partition its last
         self._stopped = threading.Event()
@@ -103,6 +105,8 @@ class Intake:
         if self._last_tick:
             self._batch_seconds.append(time.monotonic() - self._last_tick)
         while True:
+            if self._new_cluster is not None:
+                raise self._new_cluster
             feedback = self._feedback.read()
             if feedback.is_stopping or self._stopped.is_set():
                 return last
@@ -405,8 +409,21 @@ class Intake:
         while not self._stopped.wait(_DISCOVERY_SECONDS):
             try:
                 self._discover()
+                self._check_ends()
             except Exception as error:
                 _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+
+    def _check_ends(self) -> None:
+        """Notices that a topic ends before what was read of it: the cluster was made anew while this runs."""
+        for name, receiver in list(self._receivers.items()):
+            try:
+                end = receiver.end()
+                if START < end < receiver.last_received:
+                    check_topics(self._admin, {name: str(receiver.last_received)})
+            except NewClusterError as error:
+                self._new_cluster = error
+            except pulsar.PulsarException:
+                continue
 
     def _discover(self) -> None:
         for topic in [self._settings.control.topic, *(route.source for route in self._settings.routes)]:

@@ -91,6 +91,18 @@ class OutcomePublisher:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
         return self._rows(outcomes, tick, now)
 
+    def last_tick(self) -> int:
+        """The last tick of which earlier runs have told outcomes; -1: of none. Nothing can be published afterwards.
+
+        Raises:
+            pulsar.PulsarException: the broker does not answer.
+        """
+        try:
+            self._open()
+            return self._published >> ROW_BITS if self._published > 0 else -1
+        finally:
+            self.close()
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()

@@ -27,7 +27,7 @@ from streaming.parts import shard_keys
 from streaming.release import Releaser
 from streaming.routes import known_routes
 from streaming.sink import BatchSink, BatchStatus
-from streaming.start import begin
+from streaming.start import begin, check_broker
 from streaming.tables import Tables
 from streaming.troubles import Troubles
 
@@ -105,6 +105,7 @@ class DelayedDelivery:
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
+            check_broker(self._settings, checkpoint)
             try:
                 error = self._run_once(checkpoint, tables, keys)
             except (Py4JNetworkError, ConnectionError) as lost:

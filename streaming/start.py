@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from conf.errors import DelayLakeError
+import logging
+
+import pulsar
+
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from streaming.checkpoint import Checkpoint
+from streaming.new_cluster import check_topics
+from streaming.outcomes import OutcomePublisher
+from streaming.pulsar_client import AdminClient, PulsarError
 from streaming.rebuild import Rebuilt
 from streaming.sender import lane_names
 from streaming.tables import SCHEMAS, Tables
+
+_log = logging.getLogger(__name__)
 
 
 class StartError(DelayLakeError):
@@ -33,6 +42,27 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
     tables.take_over(checkpoint.epoch)
+
+
+def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Makes sure that the broker has what the checkpoint knows of, and that it does not know more.
+
+    Where the broker does not answer nothing is made sure of: nothing can be read or sent then, either.
+
+    Raises:
+        NewClusterError: a source topic is not the one that was read.
+        CheckpointError: outcomes have been told of later ticks than the checkpoint has.
+    """
+    newest = checkpoint.newest_offset() or Rebuilt(checkpoint.folder).offset
+    if newest is None:
+        return
+    try:
+        with AdminClient(settings.pulsar) as admin:
+            check_topics(admin, newest.positions)
+        told = OutcomePublisher(settings, checkpoint.application).last_tick()
+        checkpoint.check_not_behind(newest, {settings.control.outcome_topic: told}, checkpoint.epoch)
+    except (PulsarError, pulsar.PulsarException) as error:
+        _log.warning("whether the broker has what was read and told before is not known: %s", one_line(error))
 
 
 def _require_empty(tables: Tables) -> None:

@@ -1,0 +1,172 @@
+"""What a job and a rebuild make sure of with the broker before they go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pulsar
+import pyarrow as pa
+import pytest
+from deltalake.exceptions import TableNotFoundError
+
+from conf.settings import ControlSettings, Route, Settings
+from jobs.broker import EmbeddedBroker
+from streaming.checkpoint import Checkpoint, CheckpointError
+from streaming.fence import PAUSE_SECONDS, FencedError
+from streaming.new_cluster import NewClusterError, check_topics
+from streaming.outcomes import OutcomePublisher
+from streaming.pulsar_client import AdminClient
+from streaming.rebuild import rebuild
+from streaming.sender import Assignment, send_releases
+from streaming.start import check_broker
+from streaming.tables import Tables
+from tests.harness import http, now, wait_until
+from tests.messages import messages
+from tests.unit.test_maintenance import rows
+from tracker.commands import OUTCOMES
+from tracker.messages import pack
+
+HOUR = 3_600_000
+
+
+def made(broker: EmbeddedBroker, topic: str, folder: Path) -> tuple[Settings, Tables]:
+    route = Route(source=topic, subscriptions=({"name": "a"}, {"name": "b"}))
+    control = ControlSettings(topic=f"{topic}_control", outcome_topic=f"{topic}_outcomes")
+    settings = Settings(
+        pulsar=broker.settings,
+        control=control,
+        warehouse=f"file:{folder}/warehouse",
+        checkpoint=f"file:{folder}/checkpoint",
+        routes=(route,),
+    )
+    tables = Tables(settings.warehouse)
+    tables.create()
+    return settings, tables
+
+
+def send(client: pulsar.Client, topic: str, n: int) -> list[pulsar.MessageId]:
+    producer = client.create_producer(topic)
+    ids = [producer.send(b"%d" % i) for i in range(n)]
+    producer.close()
+    return ids
+
+
+def deliver(client: pulsar.Client, settings: Settings, name: str, source: str, at: int) -> None:
+    """Sends a message as the job would have; nobody writes it down."""
+    producer = client.create_producer(f"{settings.routes[0].source}-{name}")
+    own = {"delaylake.source": settings.routes[0].source, "delaylake.messageId": source, "delaylake.deliverAt": str(at)}
+    producer.send(b"x", properties=own)
+    producer.close()
+
+
+def test_what_a_lane_sent_hours_before_the_others_came_to_a_standstill_is_not_sent_again(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    settings, tables = made(broker, topic, tmp_path)
+    sent_at = now()
+    booked, later = send(pulsar_client, topic, 2)
+    ledger = booked.ledger_id()
+    deliver(pulsar_client, settings, "a", f"{ledger}:0:-1:-1", sent_at)
+    deliver(pulsar_client, settings, "a", f"{ledger}:1:-1:-1", sent_at)  # not booked: comes again from the source
+    # The others went on for three hours, and b has had it, too.
+    columns = {"topic": topic, "ledger_id": ledger, "entry_id": 0}
+    tables.append(
+        "delayed_index", rows("delayed_index", [{**columns, "operation": "DELAY", "deliver_at": sent_at}]), {}
+    )
+    tables.append("entries", rows("entries", [columns]), {})
+    done = [
+        {**columns, "subscription": "b", "deliver_at": sent_at, "sent_at": sent_at},
+        {**columns, "entry_id": 7, "ledger_id": 1, "subscription": "a", "sent_at": sent_at + 3 * HOUR},
+    ]
+    tables.append("deliveries", rows("deliveries", done), {})
+    found = rebuild(settings, tables, tmp_path / "checkpoint", now=sent_at + 3 * HOUR)
+    assert found["deliveries_found_at_destinations"] == 2
+    assert found["pending"] == 0
+    assert later.entry_id() == 1
+
+
+def test_a_topic_that_ends_before_what_was_read_of_it_is_of_a_new_cluster(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str
+) -> None:
+    last = send(pulsar_client, topic, 3)[-1]
+    ledger, entry = last.ledger_id(), last.entry_id()
+    with AdminClient(broker.settings) as admin:
+        check_topics(admin, {topic: f"{ledger}:{entry}", f"{topic}_never": "7:0"})
+        for read in (f"{ledger}:{entry + 1}", f"{ledger + 1_000}:0"):
+            with pytest.raises(NewClusterError, match=f"was read up to entry {read}, and ends with {ledger}:{entry}"):
+                check_topics(admin, {topic: read})
+        # After an unload the topic has a ledger more, with nothing in it; the old one goes when all is acknowledged.
+        url = f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}"
+        consumer = pulsar_client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+        for _ in range(3):
+            consumer.acknowledge(consumer.receive(10_000))
+        consumer.close()
+        http.put(f"{url}/unload").raise_for_status()
+        check_topics(admin, {topic: f"{ledger}:{entry}"})
+        new = send(pulsar_client, topic, 1)[0]
+        assert new.ledger_id() > ledger
+        check_topics(admin, {topic: f"{ledger}:{entry}"})
+
+
+def test_outcomes_told_of_later_ticks_than_the_checkpoint_has_are_noticed(
+    broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    settings, _ = made(broker, topic, tmp_path)
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    publisher = OutcomePublisher(settings, checkpoint.application)
+    row = {"request_id": "r", "topic": topic, "operation": "SKIP", "result": 1}
+    defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOMES}
+    publisher.publish(pa.Table.from_pylist([defaults | row], OUTCOMES), 7)
+    publisher.close()
+    offsets = tmp_path / "checkpoint" / "query" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{}\n{"tick": 7}')
+    check_broker(settings, checkpoint)
+    (offsets / "0").write_text('v1\n{}\n{"tick": 6}')
+    with pytest.raises(
+        CheckpointError, match=r"went back: it ends with tick 6, .*_outcomes with 7; run `delaylake reb"
+    ):
+        check_broker(settings, checkpoint)
+
+
+def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    settings, tables = made(broker, topic, tmp_path)
+    tables.take_over(1)
+    reader = pulsar_client.create_reader(f"{topic}-a", pulsar.MessageId.earliest)
+    start = now() + 4_000
+    due = [start + 100 * i for i in range(150)]
+    table = messages([(1, i, at) for i, at in enumerate(due)], topic=topic)
+    body = pack(table.append_column("wants", pa.array([1] * len(due), pa.int64())))
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    sender = context.Process(
+        target=send_all, args=(settings.model_dump_json(), Assignment("app", 0, 1, True, body), results), daemon=True
+    )
+    sender.start()
+    assert sender.pid is not None
+    wait_until(reader.has_message_available, 30, "the first messages")
+    os.kill(sender.pid, signal.SIGSTOP)
+    stopped_at = now()
+    Tables(settings.warehouse).take_over(2)
+    wait_until(lambda: now() - stopped_at > 1000 * PAUSE_SECONDS + 1_000, 30, "a pause")
+    os.kill(sender.pid, signal.SIGCONT)
+    assert "FencedError" in results.get(timeout=60)
+    sender.join(30)
+    came = 0
+    while reader.has_message_available():
+        assert reader.read_next(5_000).publish_timestamp() <= stopped_at
+        came += 1
+    assert 0 < came < len(due)
+
+
+def send_all(settings_json: str, assignment: Assignment, results: multiprocessing.Queue[str]) -> None:
+    try:
+        list(send_releases(settings_json, [assignment], epoch=1))
+        results.put("all sent")
+    except (FencedError, TableNotFoundError) as error:
+        results.put(type(error).__name__)
