@@ -1,0 +1,107 @@
+"""A job that slept while another took over, and a checkpoint that was put back: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.audit import run_audit
+from jobs.broker import EmbeddedBroker
+from streaming.pulsar_client import connect
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+
+TOPIC = "persistent://public/default/fenced"
+N = 900
+EVERY_MILLIS = 200
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """Takes clients that say nothing for dead after some seconds."""
+    broker = EmbeddedBroker(tmp_path / "broker", {"keepAliveIntervalSeconds": "4"})
+    broker.start(port=0, http_port=0)
+    yield broker
+    broker.kill()
+
+
+@contextlib.contextmanager
+def paused(job: Job) -> Iterator[None]:
+    """All processes of a job stand still, as if their machine did."""
+    assert job.process is not None
+    processes = [psutil.Process(job.process.pid), *job.children()]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
+    own_broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "a"}]}]
+    jobs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 8000}
+        warehouse = f"file:{tmp_path}/warehouse"
+        jobs.append(Job(tmp_path / name, own_broker.settings, routes, warehouse=warehouse, tracker=tracker))
+    first, second = jobs
+    client = connect(own_broker.settings)
+    collector = Collector(client).collect(f"{TOPIC}-a")
+    came = collector.received[f"{TOPIC}-a"]
+    try:
+        first.start()
+        producer = client.create_producer(TOPIC, batching_enabled=True)
+        start = now() + 2_000
+        sent = {f"m{i}": start + EVERY_MILLIS * i for i in range(N)}
+        for payload, due in sent.items():
+            producer.send_async(payload.encode(), None, properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(came) >= 40, 60, f"the first messages\n{first.log}")
+
+        with paused(first):
+            second.rebuild()
+            second.start()
+            stopped = len(came)
+            wait_until(lambda: len(came) >= stopped + 100, 60, f"messages of the second job\n{second.log}")
+        assert first.process is not None
+        assert first.process.wait(RUN_SECONDS) == 1
+        assert "has taken over the warehouse" in first.log.splitlines()[-1]
+
+        with paused(second):  # so that the copy is of one moment
+            shutil.copytree(tmp_path / "second" / "checkpoint", tmp_path / "copy")
+        copied = len(came)
+        wait_until(lambda: len(came) >= copied + 50, 60, f"messages after the copy\n{second.log}")
+        second.kill9()
+        shutil.rmtree(tmp_path / "second" / "checkpoint")
+        shutil.copytree(tmp_path / "copy", tmp_path / "second" / "checkpoint")
+        command = [str(PROGRAM), "--config", str(second.file), "run"]
+        refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
+        assert refused.returncode == 1
+        assert "went back" in refused.stderr
+        assert "run `delaylake rebuild --discard-checkpoint` and start again" in refused.stderr
+
+        second.rebuild()
+        second.start()
+        wait_until(lambda: len(came) >= N, 240, f"all messages, not {len(came)}\n{second.log}")
+        assert second.terminate() == 0
+        check_exactly_once(sent, came)
+        audit = run_audit(second.settings)
+        assert audit.is_clean, audit.findings
+    finally:
+        collector.stop()
+        for job in jobs:
+            job.stop()
+        client.close()
