@@ -8,7 +8,9 @@ last one in which it took the warehouse over.
 from __future__ import annotations
 
 import json
+import os
 import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from conf.errors import DelayLakeError
@@ -38,7 +40,9 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._query = folder / "query"
-        self._synced: set[Path] = set()
+        self._synced: set[str] = set()
+        self._background = ThreadPoolExecutor(1, "sync checkpoint")
+        self._syncing: Future[None] | None = None
 
     @property
     def has_query(self) -> bool:
@@ -146,15 +150,23 @@ class Checkpoint:
         batch would have its number."""
         sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
 
+    def sync_soon(self) -> None:
+        """As `sync_done`, in the background: a disk may take long, and nobody waits for this."""
+        if self._syncing is None or self._syncing.done():
+            self._syncing = self._background.submit(self._sync_new)
+
     def sync_done(self) -> None:
-        """Has on the disk what Spark has written since the last time: offsets, commits, state."""
+        """Has on the disk what Spark has written so far: offsets, commits, state."""
+        self._background.submit(self._sync_new).result()
+
+    def _sync_new(self) -> None:
         files = {
-            path
-            for folder in ("offsets", "commits", "state")
-            for path in (self._query / folder).rglob("*")
-            if path.suffix != ".tmp"
+            os.path.join(folder, name)
+            for part in ("offsets", "commits", "state")
+            for folder, _, names in os.walk(self._query / part)
+            for name in names
         }
-        sync(path for path in files - self._synced if path.is_file())
+        sync(Path(name) for name in files - self._synced)
         self._synced = files
 
     def _newest_batch(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,13 +22,12 @@ def sync(files: Iterable[Path]) -> None:
     """Has the system write files and their folders' entries to the disk; those that are gone are passed over."""
     folders = set()
     for file in files:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             _sync(file)
-        except FileNotFoundError:
-            continue
-        folders.add(file.parent)
+            folders.add(file.parent)
     for folder in folders:
-        _sync(folder)
+        with contextlib.suppress(FileNotFoundError):
+            _sync(folder)
 
 
 def _sync(path: Path) -> None:

@@ -85,11 +85,13 @@ class BatchSink:
         index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
         self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
         entries = concat((unpack(o["body"]) for o in bodies.get(ENTRIES, [])), EMPTY_ENTRIES.schema)
+        if entries.num_rows:
+            self._checkpoint.sync_done()  # they are acknowledged next, and then Pulsar does not have them any more
         self._append("entries", entries, tick)
         rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
         self._append("rejects", to_rejects(rejects, tick), tick)
 
-        self._checkpoint.sync_done()
+        self._checkpoint.sync_soon()
         totals = {
             name: sum(s[name] for s in statuses)
             for name in statuses[0]

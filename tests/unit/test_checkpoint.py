@@ -11,11 +11,13 @@ import pytest
 
 from conf.settings import Settings
 from jobs.rebuilding import rebuild_checkpoint
+from streaming import durable
 from streaming.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.clock import Offset
 from streaming.fence import FencedError
 from streaming.maintenance import maintain
 from streaming.sender import Assignment, lane_names
+from streaming.sink import BatchSink
 from streaming.start import StartError, begin
 from streaming.tables import SCHEMAS, Tables, WarehouseError
 from tests.unit.test_maintenance import make, rows
@@ -163,3 +165,74 @@ def test_an_older_program_refuses_a_newer_warehouse(settings: Settings, tmp_path
         rebuild_checkpoint(settings, discards_checkpoint=True)
     assert {name: job.tables.version(name) for name in SCHEMAS} == before
     assert (tmp_path / "c" / "query").exists()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files and folders that the system was told to write to the disk."""
+    paths: list[str] = []
+    monkeypatch.setattr(durable, "_sync", lambda path: (path.stat(), paths.append(path.name)))
+    return paths
+
+
+def test_what_spark_writes_is_on_the_disk_once_it_is_relied_on(
+    settings: Settings, tmp_path: Path, synced: list[str]
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    state = tmp_path / "c" / "query" / "state" / "0" / "1"
+    state.mkdir(parents=True)
+    synced.clear()
+    job.batch(3)
+    job.checkpoint.sync_begun(3)
+    assert synced == ["3", "offsets"]
+    (state / "3.changelog").touch()
+    job.checkpoint.sync_done()
+    assert sorted(synced) == ["1", "3", "3", "3.changelog", "offsets", "offsets"]
+    synced.clear()
+    (state / "4.changelog").touch()
+    (state / "3.changelog").unlink()
+    job.checkpoint.sync_soon()
+    job.checkpoint.sync_done()
+    assert sorted(synced) == ["1", "4.changelog"]
+
+
+def test_rows_are_on_the_disk_when_they_count_as_written(settings: Settings, tmp_path: Path, synced: list[str]) -> None:
+    job = Start(settings, tmp_path / "c")
+    synced.clear()
+    job.batch(1, "entries")
+    commit, data = sorted(name for name in synced if "." in name)
+    assert commit == f"{job.tables.version('entries'):020}.json"
+    assert data.endswith(".parquet")
+    assert sorted(name for name in synced if "." not in name) == ["_delta_log", "entries"]
+
+
+class Releases:
+    """A releaser that notes what it is given."""
+
+    lookahead_millis = sending = 0
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def submit(self, *_: object) -> None:
+        self._events.append("released")
+
+
+def test_nothing_of_a_batch_is_released_before_its_offset_is_on_the_disk_nor_by_who_was_overtaken(
+    settings: Settings, tmp_path: Path, synced: list[str]
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    status = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r"}
+    row = {"shard": 0, "kind": "status", "tick": 1, "body": json.dumps(status).encode()}
+    batch = mock.Mock()
+    batch.toArrow.return_value.to_pylist.return_value = [row]
+    sink = BatchSink(job.tables, Releases(synced), mock.Mock(), job.checkpoint, "r", lambda status: None)  # type: ignore[arg-type]
+    job.batch(1)
+    synced.clear()
+    sink(batch, 1)
+    assert synced[:3] == ["1", "offsets", "released"]
+    Start(settings, tmp_path / "c")
+    synced.clear()
+    with pytest.raises(FencedError):
+        sink(batch, 1)
+    assert "released" not in synced
