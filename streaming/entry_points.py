@@ -52,7 +52,7 @@ class DelayedDeliverySource(DataSource):
         spark.readStream.format("delaylake").option("settings", settings.model_dump_json()).option(...)
 
     Options: settings (JSON), run (a new id for each start), feedback and troubles (paths of files), shard_keys (for
-    each shard the integer that Spark's hash puts in a partition of its own, JSON).
+    each shard the integer that Spark's hash puts in a partition of its own, JSON), epoch (of the warehouse).
     """
 
     @classmethod

@@ -93,7 +93,9 @@ class Intake:
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
-        self._watch = SourceWatch(settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking)
+        self._watch = SourceWatch(
+            settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking, tables
+        )
         self._new_cluster: NewClusterError | None = None
         self._received = threading.Event()
         self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # by topic partition its last

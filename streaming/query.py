@@ -131,7 +131,7 @@ class DelayedDelivery:
             run = uuid.uuid4().hex[:12]
             self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
             sink = BatchSink(tables, releaser, outcomes, checkpoint, run, self._batch_done)
-            query = self._start(checkpoint.folder, Path(folder), keys, run, sink)
+            query = self._start(checkpoint.folder, Path(folder), keys, run, checkpoint.epoch, sink)
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):
@@ -145,7 +145,9 @@ class DelayedDelivery:
                 outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
 
-    def _start(self, checkpoint: Path, folder: Path, keys: list[int], run: str, sink: BatchSink) -> StreamingQuery:
+    def _start(
+        self, checkpoint: Path, folder: Path, keys: list[int], run: str, epoch: int, sink: BatchSink
+    ) -> StreamingQuery:
         source = (
             self._spark.readStream.format(DelayedDeliverySource.name())
             .option("settings", self._settings.model_dump_json())
@@ -153,6 +155,7 @@ class DelayedDelivery:
             .option("feedback", str(folder / "feedback.json"))
             .option("troubles", str(folder / _SOURCE_TROUBLES))
             .option("shard_keys", json.dumps(keys))
+            .option("epoch", str(epoch))
             .load()
         )
         processor = DelayedDeliveryProcessor(

@@ -200,7 +200,9 @@ class SourceReader:
 
     @cached_property
     def _tables(self) -> Tables:
-        return Tables(self._settings.warehouse)
+        tables = Tables(self._settings.warehouse)
+        tables.join(int(self._options["epoch"]))
+        return tables
 
     @cached_property
     def _intake(self) -> Intake:

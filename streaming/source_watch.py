@@ -42,6 +42,7 @@ class SourceWatch:
     Args:
         receivers: those that there are now.
         why_not_taking: why messages that have come in are not taken in now; None: they are.
+        tables: to write down what was not seen.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class SourceWatch:
         troubles: Troubles,
         receivers: Callable[[], Sequence[Receiver]],
         why_not_taking: Callable[[], str | None],
+        tables: Tables,
     ) -> None:
         self._subscription = settings.pulsar.subscription
         self._control_topic = settings.control.topic
@@ -57,7 +59,7 @@ class SourceWatch:
         self._receivers = receivers
         self._why_not_taking = why_not_taking
         self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
-        self._tables = Tables(settings.warehouse)
+        self._tables = tables
         self._standing = Standing()
         self._gaps: list[tuple[SourceTopic, Gap]] = []
         self._lock = threading.Lock()

@@ -71,7 +71,7 @@ class Watched:
         self.tables = Tables(warehouse)
         self.tables.create()
         self.receivers: list[Receiver] = []
-        self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why)
+        self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
         self.client = client
         self.admin = AdminClient(broker.settings)
         self.producer = client.create_producer(topic, batching_enabled=False)
