@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +20,6 @@ from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 
 TOPIC = "persistent://public/default/fenced"
-N = 900
-EVERY_MILLIS = 200
 
 
 @pytest.fixture
@@ -70,23 +70,31 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
     client = connect(own_broker.settings)
     collector = Collector(client).collect(f"{TOPIC}-a")
     came = collector.received[f"{TOPIC}-a"]
+    sent: dict[str, int] = {}
+    stopped = threading.Event()
+    producer = client.create_producer(TOPIC, batching_enabled=False)
+
+    def produce() -> None:
+        chance = random.Random(3)
+        while not stopped.wait(0.05):
+            due = now() + chance.randrange(12_000)
+            payload = f"m{len(sent)}"
+            sent[payload] = due
+            producer.send(payload.encode(), properties={"deliverAt": str(due)})
+
+    producing = threading.Thread(target=produce, daemon=True)
     try:
         for i in range(40):  # so that the new cluster's ledger ids are smaller
             client.create_producer(f"{TOPIC}_{i}").close()
         first.start()
-        producer = client.create_producer(TOPIC, batching_enabled=True)
-        start = now() + 2_000
-        sent = {f"m{i}": start + EVERY_MILLIS * i for i in range(N)}
-        for payload, due in sent.items():
-            producer.send_async(payload.encode(), None, properties={"deliverAt": str(due)})
-        producer.flush()
+        producing.start()
         wait_until(lambda: len(came) >= 40, 60, f"the first messages\n{first.log}")
 
         with paused(first):
             second.rebuild()
             second.start()
-            stopped = len(came)
-            wait_until(lambda: len(came) >= stopped + 100, 60, f"messages of the second job\n{second.log}")
+            before = len(came)
+            wait_until(lambda: len(came) >= before + 100, 60, f"messages of the second job\n{second.log}")
         assert first.process is not None
         assert first.process.wait(RUN_SECONDS) == 1
         assert "has taken over the warehouse" in first.log.splitlines()[-1]
@@ -106,9 +114,13 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
 
         second.rebuild()
         second.start()
-        wait_until(lambda: len(came) >= N, 240, f"all messages, not {len(came)}\n{second.log}")
+        before = len(came)
+        wait_until(lambda: len(came) >= before + 50, 60, f"messages after the rebuild\n{second.log}")
+        stopped.set()
+        producing.join()
+        wait_until(lambda: len(came) >= len(sent), 60, f"all messages\n{second.log}")
         check_exactly_once(sent, came)
-        audit = run_audit(second.settings)
+        audit = wait_until(lambda: (a := run_audit(second.settings)).taken_in == len(sent) and a, 60, "all entries")
         assert audit.is_clean, audit.findings
 
         wipe(own_broker)
@@ -116,6 +128,7 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
         assert second.process.wait(RUN_SECONDS) == 1
         assert "see 'A new Pulsar cluster' in docs/operations.md" in second.log.splitlines()[-1]
     finally:
+        stopped.set()
         collector.stop()
         for job in jobs:
             job.stop()
