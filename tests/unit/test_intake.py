@@ -21,8 +21,10 @@ from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
 from streaming.feedback import FeedbackFile
 from streaming.intake import Intake
+from streaming.new_cluster import NewClusterError
 from streaming.parts import MESSAGES, TICK
 from streaming.position import Position
+from streaming.pulsar_client import TopicLedgers
 from streaming.routes import known_routes
 from streaming.troubles import Troubles
 from tests.fake_pulsar import batch, one
@@ -212,3 +214,19 @@ def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, capl
     assert kept.read(end) is not None
     kept.forget(end)
     assert kept.read(end) is None
+
+
+def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.intake, "_DISCOVERY_SECONDS", 0.05)
+    routes = settings(orders=["a"], other=["b"])
+    intake = start(routes, "now")
+    intake._admin = SimpleNamespace(internal_stats=lambda name: TopicLedgers({1: 3}, {}))
+    last = offset(routes)
+    intake.next_offset(last)
+    client.consumers[OTHER].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 2, -1)  # type: ignore[method-assign]
+    error = wait_until(lambda: intake._new_cluster, 10, "a look at the ends of the topics")
+    assert str(error).startswith(f"{OTHER} was read up to entry 2:7, and ends with 1:2: the topic is of a new cluster")
+    with pytest.raises(NewClusterError):
+        intake.next_offset(last)
