@@ -83,10 +83,11 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
 
 def settings(**routes: list[str]) -> Settings:
     return Settings(
+        replicated="all",  # nobody answers where messages are from
         routes=[
             {"source": f"persistent://public/default/{topic}", "subscriptions": [{"name": name} for name in names]}
             for topic, names in routes.items()
-        ]
+        ],
     )
 
 
@@ -222,7 +223,7 @@ def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
     monkeypatch.setattr(streaming.intake, "_DISCOVERY_SECONDS", 0.05)
     routes = settings(orders=["a"], other=["b"])
     intake = start(routes, "now")
-    intake._admin = SimpleNamespace(internal_stats=lambda name: TopicLedgers({1: 3}, {}))
+    intake._admin = SimpleNamespace(internal_stats=lambda name: TopicLedgers({1: 3}, {}, {}, (1, 2)))
     last = offset(routes)
     intake.next_offset(last)
     client.consumers[OTHER].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 2, -1)  # type: ignore[method-assign]
