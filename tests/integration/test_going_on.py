@@ -56,7 +56,8 @@ def send(client: pulsar.Client, topic: str, n: int) -> list[pulsar.MessageId]:
 
 def deliver(client: pulsar.Client, settings: Settings, name: str, source: str, at: int) -> None:
     """Sends a message as the job would have; nobody writes it down."""
-    producer = client.create_producer(f"{settings.routes[0].source}-{name}")
+    lane = f"delaylake-0123456789ab-{name}-0-planned0"
+    producer = client.create_producer(f"{settings.routes[0].source}-{name}", producer_name=lane)
     own = {"delaylake.source": settings.routes[0].source, "delaylake.messageId": source, "delaylake.deliverAt": str(at)}
     producer.send(b"x", properties=own)
     producer.close()
