@@ -34,6 +34,7 @@ class PauseWatch:
     Args:
         after_pause: called by the first turn after a pause.
         seconds: so long is a pause.
+        since: when the epoch was looked at before this was made, by the last of the clocks; None: now.
         clocks: seconds. A paused machine's monotonic clock may stand still, too, and its wall clock is set afterwards.
     """
 
@@ -41,12 +42,15 @@ class PauseWatch:
         self,
         after_pause: Callable[[], None],
         seconds: float = PAUSE_SECONDS,
+        since: float | None = None,
         clocks: tuple[Callable[[], float], ...] = (time.monotonic, time.time),
     ) -> None:
         self._after_pause = after_pause
         self._seconds = seconds
         self._clocks = clocks
         self._last = [clock() for clock in clocks]
+        if since is not None:
+            self._last[-1] = since
 
     def turn(self) -> None:
         """To be called in each turn of the loop, before it does anything."""

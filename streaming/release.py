@@ -253,13 +253,13 @@ class Releaser:
         arrived: frozenset[tuple[str, str]] = frozenset()
         is_first = job.is_new
         while not self._stopped.is_set():
-            self._check_epoch()
+            checked_at = self._check_epoch()
             attempt = Attempt(
                 self._unwritable.targets, None, arrived, self._names.generations, is_first, _PATIENCE_SECONDS
             )
             is_first = False
             try:
-                sent = self._run(job, attempt)
+                sent = self._run(job, attempt, checked_at)
             except Exception as error:
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", job.tick, _cause(error))
@@ -285,22 +285,33 @@ class Releaser:
                 return result
         return None
 
-    def _check_epoch(self) -> None:
+    def _check_epoch(self) -> float:
+        """Whether this may still send; returns when it was found, in seconds.
+
+        Raises:
+            FencedError: it may not.
+        """
+        at = time.time()
         try:
             self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
         except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
             _log.debug("the warehouse's epoch: %s", error)
+        return at
 
     @property
     def _has_stopped(self) -> bool:
         return self._stopped.is_set()
 
-    def _run(self, job: Job, attempt: Attempt) -> list[Sent]:
+    def _run(self, job: Job, attempt: Attempt, checked_at: float) -> list[Sent]:
         started = time.time_ns() // 1_000_000
         tasks = len(job.assignments) if job.rows > _ROWS_A_TASK else 1
         sent: list[Sent] = (
             self._spark.sparkContext.parallelize(job.assignments, tasks)
-            .mapPartitions(functools.partial(send_releases, self._settings_json, attempt, epoch=self._tables.epoch))
+            .mapPartitions(
+                functools.partial(
+                    send_releases, self._settings_json, attempt, epoch=self._tables.epoch, checked_at=checked_at
+                )
+            )
             .collect()
         )
         ready = [one.ready_at for one in sent if one.ready_at]
@@ -331,9 +342,9 @@ class Releaser:
             )
         if self._has_stopped:
             return "stopped"
-        self._check_epoch()
+        checked_at = self._check_epoch()
         attempt = Attempt(frozenset(), frozenset({part.target}), part.done, self._names.generations)
-        sent = self._run(part.job, attempt)
+        sent = self._run(part.job, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]
         if failed:
             self._names.renew(failed, part.job.tick)

@@ -152,22 +152,28 @@ class _Send:
 
 
 def send_releases(
-    settings_json: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int | None = None
+    settings_json: str,
+    attempt: Attempt,
+    assignments: Iterable[Assignment],
+    epoch: int | None = None,
+    checked_at: float | None = None,
 ) -> Iterator[Sent]:
     """Sends the assigned releases together, by time, and returns when each producer has succeeded or failed.
 
     Args:
         epoch: of the warehouse, in which alone it may send; None: in any.
+        checked_at: when that was the warehouse's, seconds; None: now.
 
     Raises:
         FencedError: after a pause somebody else has the warehouse.
     """
     settings = Settings(**json.loads(settings_json))
+    watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
     plans = [
         _plan(settings, assignment, attempt, functools.partial(_partitions_now, settings)) for assignment in assignments
     ]
     if plans:
-        yield _send(settings, attempt, plans, epoch)
+        yield _send(settings, attempt, plans, watch)
 
 
 def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
@@ -357,7 +363,7 @@ def java_string_hash(text: str) -> int:
     return value & 0x7FFFFFFF
 
 
-def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], epoch: int | None) -> Sent:
+def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: PauseWatch) -> Sent:
     pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
     lines = _lines(settings, attempt, pending)
     refused: dict[int, str] = {}
@@ -379,7 +385,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], epoch: int |
             build,
             refused.__setitem__,
             wake,
-            PauseWatch(lambda: _check_epoch(settings, epoch)),
+            watch,
         )
     except BaseException:
         _forget_client()

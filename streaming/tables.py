@@ -185,7 +185,7 @@ class Tables:
         self._tables: dict[str, DeltaTable] = {}
         self._lock = threading.RLock()  # from looking at a version to the commit after it
         self._fence: DeltaTable | None = None
-        self._checked_at = -float("inf")
+        self._checked_at = (-float("inf"), -float("inf"))  # by the monotonic and the wall clock, seconds
         self._checking = threading.Lock()
         self._epoch: int | None = None
         self._is_fenced = False
@@ -236,14 +236,16 @@ class Tables:
             FencedError: somebody else has taken the warehouse over.
         """
         with self._checking:
-            if self._epoch is None or time.monotonic() - self._checked_at < max_age_seconds:
+            now = time.monotonic(), time.time()
+            age = max(new - old for new, old in zip(now, self._checked_at, strict=True))
+            if self._epoch is None or age < max_age_seconds:
                 return
             if self._fence is None:
                 self._fence = DeltaTable(self.path(next(iter(SCHEMAS))))
             else:
                 self._fence.update_incremental()
             self._check(self._fence)
-            self._checked_at = time.monotonic()
+            self._checked_at = now
 
     def commit(
         self,

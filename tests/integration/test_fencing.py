@@ -55,15 +55,6 @@ def last_tick(folder: Path) -> int:
     return int(found["tick"][0].as_py())
 
 
-def wipe(broker: EmbeddedBroker) -> None:
-    """A new cluster in the place of the old one."""
-    status = broker.status()
-    port, http_port = (int(url.rsplit(":", 1)[1]) for url in (status.service_url or "", status.admin_url or ""))
-    broker.kill()
-    shutil.rmtree(broker.data_dir)
-    broker.start(port=port, http_port=http_port)
-
-
 def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
     own_broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -92,8 +83,6 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
 
     producing = threading.Thread(target=produce, daemon=True)
     try:
-        for i in range(40):  # so that the new cluster's ledger ids are smaller
-            client.create_producer(f"{TOPIC}_{i}").close()
         first.start()
         producing.start()
         wait_until(lambda: len(came) >= 40, 60, f"the first messages\n{first.log}")
@@ -119,7 +108,7 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
         refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
         assert refused.returncode == 1
         assert "went back" in refused.stderr
-        assert "run `delaylake rebuild --discard-checkpoint` and start again" in refused.stderr
+        assert "run `delaylake rebuild --discard-checkpoint`" in refused.stderr
 
         second.rebuild()
         second.start()
@@ -131,11 +120,7 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
         check_exactly_once(sent, came)
         audit = wait_until(lambda: (a := run_audit(second.settings)).taken_in == len(sent) and a, 60, "all entries")
         assert audit.is_clean, audit.findings
-
-        wipe(own_broker)
-        assert second.process is not None
-        assert second.process.wait(RUN_SECONDS) == 1
-        assert "see 'A new Pulsar cluster' in docs/operations.md" in second.log.splitlines()[-1]
+        assert second.terminate() == 0
     finally:
         stopped.set()
         collector.stop()

@@ -192,7 +192,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 def test_a_pause_is_noticed_by_either_clock(stands_still: int) -> None:
     clocks = [100.0, 1000.0]
     paused: list[Any] = []
-    watch = PauseWatch(lambda: paused.append(1), 5, (lambda: clocks[0], lambda: clocks[1]))
+    watch = PauseWatch(lambda: paused.append(1), 5, None, (lambda: clocks[0], lambda: clocks[1]))
     for _ in range(3):
         clocks[:] = clocks[0] + 4.9, clocks[1] + 4.9
         watch.turn()
@@ -201,3 +201,12 @@ def test_a_pause_is_noticed_by_either_clock(stands_still: int) -> None:
     watch.turn()
     watch.turn()
     assert len(paused) == 1
+
+
+def test_a_pause_between_the_drivers_look_at_the_epoch_and_the_task_counts() -> None:
+    paused: list[Any] = []
+    clocks = (lambda: 7.0, lambda: 1000.0)
+    PauseWatch(lambda: paused.append(1), 5, 996.0, clocks).turn()
+    assert not paused
+    PauseWatch(lambda: paused.append(1), 5, 994.0, clocks).turn()
+    assert paused
