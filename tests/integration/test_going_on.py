@@ -20,7 +20,7 @@ from streaming.new_cluster import NewClusterError, check_topics
 from streaming.outcomes import OutcomePublisher
 from streaming.pulsar_client import AdminClient
 from streaming.rebuild import rebuild
-from streaming.sender import Assignment, send_releases
+from streaming.sender import Assignment, Attempt, send_releases
 from streaming.start import check_broker
 from streaming.tables import Tables
 from tests.harness import http, now, wait_until
@@ -167,7 +167,7 @@ def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(
 
 def send_all(settings_json: str, assignment: Assignment, results: multiprocessing.Queue[str]) -> None:
     try:
-        list(send_releases(settings_json, [assignment], epoch=1))
+        list(send_releases(settings_json, Attempt(), [assignment], epoch=1))
         results.put("all sent")
     except (FencedError, TableNotFoundError) as error:
         results.put(type(error).__name__)

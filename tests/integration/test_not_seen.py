@@ -96,7 +96,7 @@ class Watched:
         source = SourceTopic(self.topic, self.topic, -1)
         follow, side = self.watch.follow(source, after), BrokerSide(self.admin, SUBSCRIPTION)
         limits = Limits(0, 5_000_000, 10_000, 10_000_000)
-        receiver = Receiver(source, subscribe or self.subscribe, after, limits, side, lambda: None, follow)
+        receiver = Receiver(source, subscribe or self.subscribe, after, limits, side, None, lambda: None, follow)
         receiver.start()
         self.receivers = [receiver]
         return receiver

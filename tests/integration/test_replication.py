@@ -82,6 +82,7 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
             START,
             Limits(0, 5_000_000, 10_000, 10_000_000),
             BrokerSide(admin, "job"),
+            None,
             lambda: None,
             replicated_from=lambda producer, at: origins.replicated_from(producer, *at),
         )

@@ -15,6 +15,7 @@ from streaming.pulsar_client import BrokerEntry
 from streaming.receiver import Receiver
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
+from streaming.tables import Tables
 from streaming.troubles import STANDING, Troubles
 
 ORDERS = "persistent://public/default/orders"
@@ -58,7 +59,7 @@ class Watched:
         self.troubles = Troubles()
         settings = Settings(warehouse=str(folder))
         receivers = [cast("Receiver", self.receiver)]
-        self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None)
+        self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None, Tables(str(folder)))
 
     def look(self, *parts: int) -> list[str]:
         """The texts of what stands after a minute, where these entries are no messages."""
