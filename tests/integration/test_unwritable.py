@@ -76,8 +76,6 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
         wait_until(lambda: len(collector.received[stuck_to]) >= MESSAGES, 20, job.log)
         check_exactly_once(sent[stuck], collector.received[stuck_to])
         wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
-        in_order = [int(m.payload) for m in collector.received[stuck_to]]
-        assert in_order == sorted(in_order)
         assert job.terminate() == 0
     finally:
         job.stop()
