@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pulsar
+import pytest
 
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
@@ -81,3 +82,6 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
         job.stop()
     found = run_audit(job.settings)
     assert found.is_clean, found
+    in_order = [int(m.payload) for m in collector.received[stuck_to]]
+    if in_order != sorted(in_order):
+        pytest.xfail("what had been handed out before may come after what was held back, see docs/guarantees.md")
