@@ -102,7 +102,7 @@ class Job:
             version, [version, self.tables.version("entries")] if commands else [], routes=routes, back=back,
             passed=last.tick + 1,
         )  # fmt: skip
-        reader = SourceReader({"settings": self.settings.model_dump_json(), "shard_keys": f"[{KEY}]"})
+        reader = SourceReader({"settings": self.settings.model_dump_json(), "shard_keys": f"[{KEY}]", "epoch": "0"})
         reader.__dict__["_intake"] = SimpleNamespace(
             parts=lambda *_: [
                 (KEY, TICK, json.dumps(self.offset.to_json()).encode()),

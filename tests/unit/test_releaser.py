@@ -111,7 +111,9 @@ class Job:
     def health(self) -> bool:
         return self.is_broker_there
 
-    def send(self, settings: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int) -> Iterator[Sent]:
+    def send(
+        self, settings: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int, checked_at: float
+    ) -> Iterator[Sent]:
         for assignment in assignments:
             rows = unpack(assignment.body)
             delivered, failed, done, skipped = [], [], [], set()
