@@ -102,6 +102,7 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
         assert copied is not None
         wait_until(lambda: last_tick(tmp_path) > copied.tick + 3, 60, f"later ticks than the copy's\n{second.log}")
         second.kill9()
+        second.stop()  # its JVM, too, which writes there as long as it lives
         shutil.rmtree(tmp_path / "second" / "checkpoint")
         shutil.copytree(tmp_path / "copy", tmp_path / "second" / "checkpoint")
         command = [str(PROGRAM), "--config", str(second.file), "run"]
