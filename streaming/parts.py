@@ -19,6 +19,7 @@ KEPT = "kept"
 NO_COMMANDS = "no_commands"
 REBUILT = "rebuilt"  # body: JSON
 REBUILT_TAKEN = "rebuilt_taken"
+REBUILT_DELIVERED = "rebuilt_delivered"
 REBUILT_MOVED = "rebuilt_moved"
 REBUILT_WAITING = "rebuilt_waiting"
 

@@ -23,6 +23,7 @@ from streaming.parts import (
     NO_COMMANDS,
     PART_ROWS,
     REBUILT,
+    REBUILT_DELIVERED,
     REBUILT_MOVED,
     REBUILT_TAKEN,
     REBUILT_WAITING,
@@ -62,6 +63,7 @@ _TABLES = (
     KEPT,
     NO_COMMANDS,
     REBUILT_TAKEN,
+    REBUILT_DELIVERED,
     REBUILT_MOVED,
     REBUILT_WAITING,
 )
@@ -174,6 +176,7 @@ class Operator:
             and replace(
                 rebuilt,
                 taken=concat(tables[REBUILT_TAKEN], TAKEN),
+                delivered=concat(tables[REBUILT_DELIVERED], TAKEN),
                 moved=concat(tables[REBUILT_MOVED], MOVED),
                 waiting=concat(tables[REBUILT_WAITING], COMMAND_ROWS),
             ),

@@ -26,7 +26,7 @@ from streaming.delivered import (
 from streaming.durable import sync, write_durably
 from streaming.missing_routes import with_missing_routes
 from streaming.overdue import DELAYS, by_ledger, first_overdue, wants_of
-from streaming.parts import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.position import Position
 from streaming.routes import known_routes, subscription_names
 from streaming.tables import OnProgress, Tables
@@ -94,13 +94,18 @@ def rebuild(
     control = _control(known, changes, now)
     since = min(overdue.values(), default=now)
     found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
-    taken = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
+    done = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
     request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
 
     folder = checkpoint / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    taken = pa.concat_tables([changes.taken, taken])
-    for name, rows in ((REBUILT_TAKEN, taken), (REBUILT_MOVED, changes.moved), (REBUILT_WAITING, changes.waiting)):
+    kept = {
+        REBUILT_TAKEN: changes.taken,
+        REBUILT_DELIVERED: done,
+        REBUILT_MOVED: changes.moved,
+        REBUILT_WAITING: changes.waiting,
+    }
+    for name, rows in kept.items():
         pq.write_table(rows, folder / f"{name}.parquet")
     offset = Offset(
         tick=tick,
@@ -124,7 +129,7 @@ def rebuild(
     write_durably(folder / "meta.json", json.dumps(meta))  # last: with it there is something to begin with
     return {
         "pending": found.pending,
-        "taken_back_or_delivered": taken.num_rows,
+        "taken_back_or_delivered": changes.taken.num_rows + done.num_rows,
         "deliveries_found_at_destinations": unwritten,
         "topic_partitions": len(booked),
     }
@@ -156,8 +161,12 @@ class Rebuilt:
     def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
         """For each shard the counts, request ids and pauses, and by kind its rows."""
         meta = json.loads((self._folder / "meta.json").read_text())
-        kinds = ((REBUILT_TAKEN, TAKEN), (REBUILT_MOVED, MOVED), (REBUILT_WAITING, COMMANDS))
-        tables = {kind: typed(pq.read_table(self._folder / f"{kind}.parquet"), schema) for kind, schema in kinds}
+        kinds = {REBUILT_TAKEN: TAKEN, REBUILT_DELIVERED: TAKEN, REBUILT_MOVED: MOVED, REBUILT_WAITING: COMMANDS}
+        tables = {
+            kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
+            for kind, schema in kinds.items()
+            for file in [self._folder / f"{kind}.parquet"]  # what an earlier version prepared has fewer
+        }
         shard = {
             kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
         }

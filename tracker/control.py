@@ -140,6 +140,8 @@ class Control:
         self._saved = store.get(_META, (0, 0))
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
         self.taken_back = TakenBack(store, compression)
+        # Before a rebuild: to whom it is not to come again, and what no command can change any more.
+        self._delivered = TakenBack(store, compression, "delivered")
         self._moved = Moved(store)
         self._moves: list[pa.Table] = []
         self._sequence = 0
@@ -164,7 +166,7 @@ class Control:
     @property
     def has_exceptions(self) -> bool:
         """Whether there are messages that a subscription does not want, or not as they came."""
-        return bool(self.taken_back) or bool(self._moved)
+        return bool(self.taken_back) or bool(self._moved) or bool(self._delivered)
 
     @property
     def unwanted(self) -> int:
@@ -194,6 +196,7 @@ class Control:
         for subscription in range(int(wants.max()).bit_length()):
             is_left = self.taken_back.contains(subscription, *position)
             is_left |= self._moved.find(subscription, *position)[0] != sequence
+            is_left |= self._delivered.contains(subscription, *position)
             wants[is_left] &= ~(1 << subscription)
         return wants
 
@@ -383,7 +386,7 @@ class Control:
         if again.num_rows:
             index, names = _each_subscription(again, self._subscriptions.names)
             again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-            outcomes += repeats.answer(again, concat([arrived, *outcomes], OUTCOMES), moment.tick)
+            outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOMES), moment.tick)
         return concat(outcomes, OUTCOMES)
 
     def expire(self, moment: Moment) -> pa.Table:
@@ -399,8 +402,9 @@ class Control:
 
     def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
         """Begins with what was taken back, or delivered, before."""
-        take_back(self.taken_back, rebuilt.taken)
-        self.taken_back.save()
+        for kept, rows in ((self.taken_back, rebuilt.taken), (self._delivered, rebuilt.delivered)):
+            take_back(kept, rows)
+            kept.save()
         subscriptions = int64(rebuilt.moved, "subscription")
         for subscription in np.unique(subscriptions).tolist():
             moved = where(rebuilt.moved, subscriptions == subscription)
@@ -418,6 +422,7 @@ class Control:
     def drop_expired(self, cutoff: int) -> None:
         """Forgets what is past at the cutoff."""
         self.taken_back.drop_expired(cutoff)
+        self._delivered.drop_expired(cutoff)
         self._moved.drop_expired(cutoff)
 
     def save(self) -> None:
@@ -538,6 +543,7 @@ class Control:
             moves, moved_to = self._moved.find(subscription, *at)
             is_out = (moved_to <= moment.released) | _is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
             is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
+            is_late |= self._delivered.contains(subscription, *at)
             is_kept = pairs.kept_row[row[chosen]] >= 0
             result, reason = _results(kind, taken, is_late, is_kept)
             applied = np.flatnonzero(result == Result.APPLIED)

@@ -48,6 +48,7 @@ class Rebuilt:
     sealed: int = 0  # messages in buckets, due at the load horizon or later
     unwanted: int = 0  # those of them that no subscription wants
     taken: pa.Table = field(default_factory=TAKEN.empty_table)
+    delivered: pa.Table = field(default_factory=TAKEN.empty_table)
     request_ids: Sequence[str] = ()
     moved: pa.Table = field(default_factory=MOVED.empty_table)
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic its subscriptions, as bits

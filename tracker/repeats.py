@@ -43,6 +43,7 @@ class Repeats:
         self._answers = answers
         answered = set(pc.unique(answers["request_id"]).to_pylist())
         self.known = {request_id: bodies for request_id, bodies in remembered.items() if request_id in answered}
+        self._first = first.keys()
         self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
 
     def of(self, commands: pa.Table) -> BoolArray:
@@ -53,11 +54,12 @@ class Repeats:
             is_repeat = pc.or_(is_repeat, pc.and_(is_known, pc.not_equal(pc.fill_null(commands["body"], 0), 0)))
         return is_repeat.to_numpy(zero_copy_only=False)
 
-    def answer(self, commands: pa.Table, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
+    def answer(self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
         """The outcomes of repeats.
 
         Args:
-            commands: a row for each subscription that a command is for, with its name.
+            commands: a row for each subscription that a command is for now, with its name.
+            named: for each row which of the messages it is of that the commands name, numbered.
             outcomes: what this tick has answered so far.
 
         Returns:
@@ -69,13 +71,14 @@ class Repeats:
         told = _last(
             pa.concat_tables([self._answers, of_tick.append_column("tick", pa.repeat(tick, of_tick.num_rows))])
         )
-        bodies = zip(commands["request_id"].to_pylist(), commands["body"].to_pylist(), strict=True)
-        is_same = np.array([self._is_same(request_id, body) for request_id, body in bodies], np.bool_)
+        bodies = list(zip(commands["request_id"].to_pylist(), commands["body"].to_pylist(), strict=True))
+        is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)
+        may_be = np.array([0 in self._bodies.get(request_id, ()) for request_id, _ in bodies], np.bool_)
         command, row = _pairs(commands, told)
-        same = is_same[command]
-        command, row = command[same], row[same]
-        is_other = np.ones(commands.num_rows, np.bool_)
-        is_other[command] = False
+        # The same command is answered for whom it was then, whatever subscriptions there are now.
+        is_told = is_same[command] | (may_be[command] & _have_one_subscription(commands, command, told, row))
+        command, row = self._with_unnamed(commands, is_same, told, command[is_told], row[is_told])
+        is_other = ~is_same & ~np.isin(named, named[command])
         again, first = np.unique(row, return_index=True)
         # Of an entry that a command named whole, and whose messages were answered one by one, no sum is told.
         is_named = (int64(told, "batch_index")[again] < 0) | (int64(commands, "batch_index")[command[first]] >= 0)
@@ -97,9 +100,15 @@ class Repeats:
         }
         return repeated, typed(values, OUTCOMES)
 
-    def _is_same(self, request_id: str, body: int) -> bool:
-        bodies = self._bodies.get(request_id, set())
-        return body in bodies or 0 in bodies
+    def _with_unnamed(
+        self, commands: pa.Table, is_same: BoolArray, told: pa.Table, command: Int64Array, row: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        """Pairs, and all answers of commands that are for nobody any more, and so name no message here."""
+        ids = commands["request_id"].to_pylist()
+        empty = {ids[i]: i for i in np.flatnonzero(is_same).tolist() if ids[i] not in self._first}
+        pairs = [(empty[told_id], i) for i, told_id in enumerate(told["request_id"].to_pylist()) if told_id in empty]
+        more = np.array(pairs, np.int64).reshape(-1, 2)
+        return np.concatenate([command, more[:, 0]]), np.concatenate([row, more[:, 1]])
 
 
 def _last(answers: pa.Table) -> pa.Table:
@@ -118,14 +127,17 @@ def _last(answers: pa.Table) -> pa.Table:
 
 def _pairs(commands: pa.Table, told: pa.Table) -> tuple[Int64Array, Int64Array]:
     """Pairs of a command's row and an answer for the message, or its entry, that the row names."""
-    numbered = (
-        commands.select(["request_id", "ledger_id", "entry_id"])
-        .append_column("subscription", pc.fill_null(commands["subscription"], ""))
-        .append_column("command", pa.array(np.arange(commands.num_rows)))
-    )
-    answers = told.select(_ENTRY).append_column("row", pa.array(np.arange(told.num_rows)))
-    joined = numbered.join(answers, _ENTRY, join_type="inner", use_threads=False)
+    entry = ["request_id", "ledger_id", "entry_id"]
+    numbered = commands.select(entry).append_column("command", pa.array(np.arange(commands.num_rows)))
+    answers = told.select(entry).append_column("row", pa.array(np.arange(told.num_rows)))
+    joined = numbered.join(answers, entry, join_type="inner", use_threads=False)
     command, row = int64(joined, "command"), int64(joined, "row")
     named, answered = int64(commands, "batch_index")[command], int64(told, "batch_index")[row]
     matches = (named < 0) | (answered < 0) | (named == answered)
     return command[matches], row[matches]
+
+
+def _have_one_subscription(commands: pa.Table, command: Int64Array, told: pa.Table, row: Int64Array) -> BoolArray:
+    """Which pairs are of the same subscription."""
+    own = pc.fill_null(commands["subscription"], "").take(pa.array(command))
+    return pc.equal(own, pc.fill_null(told["subscription"], "").take(pa.array(row))).to_numpy(zero_copy_only=False)

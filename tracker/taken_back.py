@@ -14,8 +14,6 @@ from tracker.index_bits import among, by_ledger
 from tracker.messages import BoolArray, Int64Array
 from tracker.store import Store
 
-_TABLE = "taken_back"
-_DIRECTORY = "taken_back_ledgers"
 _HEADER = struct.Struct("<BIII")  # compression, size before it, bytes of the whole entries' bitmap, messages taken back
 _BATCH_BITS = 20
 
@@ -41,15 +39,19 @@ class TakenBack:
 
     A ledger's are dropped when the last of its messages that were taken back is past. There is no limit to how many
     there are. A batch reads and writes only the ledgers that it names.
+
+    Args:
+        table: its name in the store.
     """
 
-    def __init__(self, store: Store, compression: Compression | None = None) -> None:
+    def __init__(self, store: Store, compression: Compression | None = None, table: str = "taken_back") -> None:
         self._store = store
+        self._table, self._directory = table, f"{table}_ledgers"
         self._compression = compression or Compression()
         self._bits: dict[tuple[int, int], _Bits] = {}
         self._changed: set[tuple[int, int]] = set()
         # By ledger: the subscriptions as bits, when the last message taken back is past, their number, their bytes.
-        data = store.get(_DIRECTORY, (0, 0)) or b""
+        data = store.get(self._directory, (0, 0)) or b""
         self._saved = data
         self._ledgers: dict[int, list[int]] = {
             row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 5).tolist()
@@ -140,7 +142,7 @@ class TakenBack:
             for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
                 self._bits.pop((ledger, subscription), None)
                 self._changed.discard((ledger, subscription))
-                self._store.remove(_TABLE, (ledger, subscription))
+                self._store.remove(self._table, (ledger, subscription))
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
@@ -150,16 +152,16 @@ class TakenBack:
             for subscription in subscriptions_of(entry[0]):
                 if (ledger, subscription) in self._changed:
                     data = self._pack(self._load(ledger, subscription))
-                    self._store.put(_TABLE, (ledger, subscription), data)
+                    self._store.put(self._table, (ledger, subscription), data)
                 else:
-                    data = self._store.get(_TABLE, (ledger, subscription)) or b""
+                    data = self._store.get(self._table, (ledger, subscription)) or b""
                 entry[2] += _HEADER.unpack_from(data)[3]
                 entry[3] += len(data)
         self._changed.clear()
         rows = [[ledger, *entry] for ledger, entry in self._ledgers.items()]
         data = np.array(rows, dtype=np.int64).tobytes()
         if data != self._saved:
-            self._store.put(_DIRECTORY, (0, 0), data)
+            self._store.put(self._directory, (0, 0), data)
             self._saved = data
 
     def _touch(self, ledger: int, subscription: int, until: int) -> None:
@@ -171,7 +173,7 @@ class TakenBack:
     def _load(self, ledger: int, subscription: int) -> _Bits:
         key = (ledger, subscription)
         if key not in self._bits:
-            data = self._store.get(_TABLE, key)
+            data = self._store.get(self._table, key)
             self._bits[key] = _unpack(data) if data else _Bits(BitMap(), BitMap64())
         return self._bits[key]
 

@@ -10,10 +10,10 @@ import pytest
 
 from proto.delaylake_pb2 import Result
 from tests.messages import TOPIC, Answers, batches, command, commands, messages
-from tracker.commands import ANSWER, OUTCOMES, REPEAT, RESCHEDULE, Switch
+from tracker.commands import ANSWER, OUTCOMES, REPEAT, RESCHEDULE, RESTORE, SKIP, Switch
 from tracker.control import KNOWN, Control, Moment, with_released
 from tracker.messages import MESSAGES, concat
-from tracker.rebuilt import Rebuilt
+from tracker.rebuilt import TAKEN, Rebuilt
 from tracker.repeats import OTHER_BODY
 from tracker.shard import Intake, Shard, Tick
 from tracker.store import MemoryStore
@@ -133,6 +133,22 @@ def test_two_commands_of_one_tick_take_a_message_back_once(desk: Desk) -> None:
     assert desk.apply(*rows, known=ALONE) == [("a", Result.APPLIED), ("a", Result.ALREADY_APPLIED)]
     desk.control.save()
     assert desk.control.taken_back.count == 1
+
+
+@pytest.mark.parametrize("kind", [SKIP, RESTORE, RESCHEDULE])
+def test_what_was_delivered_before_a_rebuild_can_be_neither_skipped_moved_nor_restored(desk: Desk, kind: str) -> None:
+    """Its row is loaded again where another message due then waits."""
+    done = {"ledger_id": 1, "entry_id": 7, "batch_index": -1, "until": 90_000}
+    taken, delivered = (pa.Table.from_pylist([done | {"subscription": s}], schema=TAKEN) for s in (1, 0))
+    desk.control.rebuild(Rebuilt(taken=taken, delivered=delivered), 1_000)
+    desk.restart()
+    expected = Result.ALREADY_APPLIED if kind == RESTORE else Result.TOO_LATE
+    assert desk.wants(ALONE) == [0]
+    assert desk.apply(command("r", 1, 7, [0], kind=kind), known=ALONE) == [("a", expected)]
+    assert desk.wants(ALONE) == [0]
+    assert desk.apply(command("s", 1, 7, [1]), known=ALONE) == [("b", Result.ALREADY_APPLIED)]
+    desk.control.drop_expired(90_000)
+    assert not desk.control.has_exceptions
 
 
 def test_what_was_handed_out_is_too_late(desk: Desk) -> None:
@@ -266,6 +282,41 @@ def test_after_a_rebuild_a_request_is_known_by_its_answers(desk: Desk) -> None:
     assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
     assert desk.apply(command("r", 1, 8, [0]), known=BATCH) == [("a", Result.INVALID)]
     assert desk.wants(BATCH) == [0b11] * 3
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("now", [["a", "b", "c"], ["b", "c"]])
+def test_a_repeat_is_answered_for_the_subscriptions_of_the_first_time(
+    desk: Desk, now: list[str], is_rebuilt: bool
+) -> None:
+    both = [("a", Result.APPLIED), ("b", Result.APPLIED)]
+    pause = [command("p", -1, -1, [], kind=ANSWER) | {"subscription": s, "result": Result.APPLIED} for s in "abc"]
+    assert sorted(desk.apply(command("r", 1, 7, [0, 1]), known=ALONE)) == both
+    assert desk.apply(*pause[:2]) == both
+    desk.control.save()
+    names = Subscriptions({TOPIC: ["a", "b", "c"]}, removed={} if "a" in now else {TOPIC: 0b001})
+    if is_rebuilt:
+        desk.store.values.clear()
+    desk.control = Control(desk.store, names, TICK_MILLIS)
+    if is_rebuilt:
+        desk.control.rebuild(Rebuilt(request_ids=["r", "p"]), 1_000)
+    desk.at(2, 1_000)
+    known = both if not is_rebuilt else [pair for pair in both if pair[0] in now]  # what it said is not known any more
+    assert sorted(desk.apply(command("r", 1, 7, ["abc".index(s) for s in now]), known=ALONE)) == known
+    if not is_rebuilt:
+        assert sorted(desk.apply(*[p for p in pause if p["subscription"] in now])) == both
+
+
+def test_a_repeat_for_subscriptions_that_are_all_gone_is_answered_as_the_first_time(desk: Desk) -> None:
+    desk.apply(command("r", 1, 7, [0, 1]), known=ALONE)
+    desk.control.save()
+    desk.control = Control(desk.store, Subscriptions(SUBSCRIPTIONS, removed={TOPIC: 0b11}), TICK_MILLIS)
+    desk.at(2, 1_000)
+    gone = [command("r", -1, -1, [], kind=ANSWER) | {"subscription": s, "result": Result.NOT_FOUND} for s in "ab"]
+    told = desk.control.apply(
+        commands(gone), {}, NOTHING, np.zeros(0, np.bool_), desk.moment, first_answers=desk.answers
+    )
+    assert sorted(results(told)) == [("a", Result.APPLIED), ("b", Result.APPLIED)]
 
 
 def test_a_request_id_is_forgotten_only_after_a_day(desk: Desk) -> None:

@@ -128,9 +128,10 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
     assert [*routes.missing] == ([TOPIC] if names is None else [])
 
     inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
-    taken, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in ("rebuilt_taken", "rebuilt_moved"))
+    kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
+    taken, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
     control = Control(MemoryStore(), routes.subscriptions, 1000)
-    control.rebuild(RebuiltShard(taken=taken, moved=moved), NOW)
+    control.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), NOW)
     rows = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
     known = routes.subscriptions.names[TOPIC]
     wants = [

@@ -169,10 +169,11 @@ class PendingModel(ShardModel):
         found = Rebuilt(checkpoint)
         first = json.loads((checkpoint / "query/rebuild/meta.json").read_text())["released"] + 1
         inputs = [tables_ for _, tables_ in found.inputs(made.tracker.shards)]
-        taken, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in ("rebuilt_taken", "rebuilt_moved"))
+        kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
+        taken, delivered, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in kinds)
         index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
         begun = Control(MemoryStore(), subscription_names(made), 1_000)
-        begun.rebuild(RebuiltShard(taken=taken, moved=moved), self.now)
+        begun.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), self.now)
         bits = begun.wants(typed(index, MESSAGES)).tolist()
         for row, wants in zip(index.to_pylist(), bits, strict=True):
             is_loaded = row["deliver_at"] >= first

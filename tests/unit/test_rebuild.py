@@ -184,9 +184,10 @@ def rebuilt(made: Settings, folder: str) -> tuple[dict[str, Any], Rebuilt, dict[
 def control(made: Settings, found: Rebuilt) -> Control:
     """What all shards together begin with."""
     inputs = [tables for _, tables in found.inputs(made.tracker.shards)]
-    taken, moved = (pa.concat_tables(tables[kind] for tables in inputs) for kind in ("rebuilt_taken", "rebuilt_moved"))
+    kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
+    taken, delivered, moved = (pa.concat_tables(tables[kind] for tables in inputs) for kind in kinds)
     begun = Control(MemoryStore(), subscription_names(made), 1000)
-    begun.rebuild(RebuiltShard(taken=taken, moved=moved), NOW)
+    begun.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), NOW)
     return begun
 
 
@@ -337,9 +338,9 @@ def test_of_what_was_delivered_only_that_is_kept_which_is_loaded_or_comes_again(
     tables.append("deliveries", rows("deliveries", [*sent, short_notice, unbooked]), {})
     tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": 5}]), {})
     meta, found, _ = rebuilt(settings_, str(tmp_path))
-    taken = [row for _, tables in found.inputs(2) for row in tables["rebuilt_taken"].to_pylist()]
-    assert sorted((row["entry_id"], row["subscription"]) for row in taken) == [(2, 0), (2, 1), (6, 0)]
-    assert all(row["until"] == NOW + REBUILT_KEPT_MILLIS for row in taken)
+    kept = [row for _, tables in found.inputs(2) for row in tables["rebuilt_delivered"].to_pylist()]
+    assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(2, 0), (2, 1), (6, 0)]
+    assert all(row["until"] == NOW + REBUILT_KEPT_MILLIS for row in kept)
     assert (meta["offset"]["load_horizon"], sum(meta["sealed"]), sum(meta["unwanted"])) == (waits, 2, 1)
 
 
