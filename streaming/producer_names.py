@@ -20,7 +20,7 @@ from streaming.troubles import FOREIGN_PRODUCER, Troubles
 _log = logging.getLogger(__name__)
 
 # Inside the query's folder, so that it is lost with it: another checkpoint's job has other names anyway.
-_FILE = Path("query/producer_names.json")
+NAMES_FILE = Path("query/producer_names.json")
 
 
 class ProducerNames:
@@ -30,7 +30,7 @@ class ProducerNames:
     """
 
     def __init__(self, settings: Settings, troubles: Troubles) -> None:
-        self._file = Path(local_path(settings.checkpoint)) / _FILE
+        self._file = Path(local_path(settings.checkpoint)) / NAMES_FILE
         self._troubles = troubles
         self._lock = threading.Lock()
         known = json.loads(self._file.read_text()) if self._file.exists() else []

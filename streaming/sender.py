@@ -11,11 +11,12 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pulsar
 import pyarrow as pa
+from pyspark import TaskContext
 
 from conf.settings import MOST_LANES, Settings, rejects_topic
 from streaming import outgoing
@@ -108,7 +109,7 @@ class Attempt:
     only: frozenset[Target] | None = None  # None: all others
     done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
-    is_first: bool = False  # no attempt was made before, in this run or in an earlier one
+    is_first: bool = False  # no attempt was made before, but by Spark itself
     patience_seconds: float = 10.0  # for a broker that does not answer
 
 
@@ -169,11 +170,19 @@ def send_releases(
     """
     settings = Settings(**json.loads(settings_json))
     watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
+    if _is_repeated_task():
+        attempt = replace(attempt, is_first=False)
     plans = [
         _plan(settings, assignment, attempt, functools.partial(_partitions_now, settings)) for assignment in assignments
     ]
     if plans:
         yield _send(settings, attempt, plans, watch)
+
+
+def _is_repeated_task() -> bool:
+    """Whether Spark has run this task before, by itself: a worker or an executor was lost."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:

@@ -240,7 +240,7 @@ def _free(world: World) -> int:
 class RollBackCheckpoint(Fault):
     """A copy of the checkpoint that is some seconds old is put back: the job refuses it, and is rebuilt."""
 
-    name, weight, is_survivable = "roll back checkpoint", 4, False
+    name, weight = "roll back checkpoint", 4
 
     def apply(self, world: World) -> str | None:
         copy = world.folder / "copy"
@@ -309,7 +309,7 @@ class RouteOutAndBack(Fault):
 class TerminateDestination(Fault):
     """A destination can't be written for some seconds; then it is made anew."""
 
-    name, weight, is_survivable = "terminate destination", 6, False
+    name, weight = "terminate destination", 6
 
     def apply(self, world: World) -> str | None:
         topic = DESTINATIONS["c"]

@@ -79,6 +79,7 @@ def run(
             **world.ledger.report(world.number),
             "max_lateness_millis": world.ledger.max_late_millis,
             "audit": {"taken_in": audit.taken_in, "findings": audit.findings},
+            "renamed": world.renamed(),
             "problems": world.problems,
             "exit_status": world.job.terminate(),
         }
@@ -92,7 +93,9 @@ def run(
 
 
 def check(report: dict[str, Any]) -> None:
-    wrong = [kind for kind in ("lost", "doubled", "early", "wrong", "unanswered", "problems") if report[kind]]
+    wrong = [
+        kind for kind in ("lost", "doubled", "early", "wrong", "unanswered", "renamed", "problems") if report[kind]
+    ]
     assert not wrong, {kind: report[kind] for kind in wrong}
     assert report["sent"] > 0
     assert report["audit"] == {"taken_in": report["sent"], "findings": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import yaml
 from jobs.audit import Audit, run_audit
 from jobs.broker import EmbeddedBroker
 from proto.delaylake_pb2 import ControlCommand, SkipEntry
+from streaming.producer_names import NAMES_FILE
 from streaming.pulsar_client import AdminClient, connect
 from tests.chaos.ledger import Commands, Ledger, Receivers, follow_outcomes, payload
 from tests.harness import Api, Job, now, wait_until
@@ -94,6 +96,7 @@ class World:
         self._stopped.set()
         self._receivers.stop()
         self.job.stop()
+        shutil.copy(self.job.folder / "job.log", self.folder)  # the disk goes
         if self.api is not None:
             self.api.process.kill()
             self.api.process.wait()
@@ -152,6 +155,12 @@ class World:
 
     def partitions(self, topic: str) -> int:
         return self.admin.partitions(topic) or 0
+
+    def renamed(self) -> list[list[Any]]:
+        """The job's producers that took another name, although nobody else publishes here."""
+        file = self.disk / "checkpoint" / NAMES_FILE
+        found: list[list[Any]] = json.loads(file.read_text()) if file.exists() else []
+        return found
 
     def edit(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
         """Changes the routes in the settings file."""

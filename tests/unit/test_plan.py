@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from streaming import sender
 from streaming.clock import Offset
 from streaming.routes import known_routes
-from streaming.sender import Assignment, Attempt, _plan
+from streaming.sender import Assignment, Attempt, Sent, _plan, send_releases
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
 from tracker.messages import pack
@@ -85,3 +88,19 @@ def test_what_was_handed_out_before_its_route_was_taken_out_goes_where_it_was_to
 def test_a_release_of_before_names_were_kept_goes_by_the_order_of_the_settings() -> None:
     assert sent(BEFORE, release([0b01, 0b10], None)) == BOTH
     assert "routes" in json.loads(Offset().to_tick().sending)
+
+
+@pytest.mark.parametrize(("repetition", "is_first"), [(0, True), (1, False)])
+def test_a_task_that_spark_runs_again_is_no_first_attempt(
+    repetition: int, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[Attempt] = []
+
+    def send(settings: Settings, attempt: Attempt, *_: Any) -> Sent:
+        attempts.append(attempt)
+        return Sent(b"", 0)
+
+    monkeypatch.setattr(sender, "_send", send)
+    monkeypatch.setattr(sender.TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: repetition))
+    list(send_releases(BEFORE.model_dump_json(), Attempt(is_first=True), [release([0b01])]))
+    assert [attempt.is_first for attempt in attempts] == [is_first]
