@@ -167,9 +167,6 @@ class ChunkBuilder:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         published, happened = message.publish_timestamp(), message.event_timestamp()
         due = min(published, self._now)
-        encryption = message.encryption_context()
-        if reason is None and encryption is not None and encryption.is_decryption_failed():
-            reason = "it is encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
         if reason is None:
             try:
                 due = deliver_at(properties, published, self._now, self._max_delay_millis)

@@ -28,7 +28,7 @@ from streaming.message_schemas import SchemaKeeper
 from streaming.new_cluster import NewClusterError, check_topics
 from streaming.parts import MESSAGES, TICK, split
 from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect, crypto_key_reader
+from streaming.pulsar_client import AdminClient, connect, crypto_key_reader, subscribe
 from streaming.receiver import Limits, Receiver
 from streaming.replication import Origins
 from streaming.routes import KnownRoutes
@@ -368,16 +368,7 @@ class Intake:
             is_control = source.topic == self._settings.control.topic
             receivers[name] = Receiver(
                 source,
-                lambda: self._client.subscribe(
-                    name,
-                    self._settings.pulsar.subscription,
-                    consumer_type=pulsar.ConsumerType.Exclusive,
-                    initial_position=pulsar.InitialPosition.Earliest,
-                    receiver_queue_size=2_000,
-                    max_pending_chunked_message=0,  # any number: the client passes over the oldest of too many
-                    crypto_key_reader=self._crypto_key_reader,
-                    crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
-                ),
+                lambda: subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader),
                 after,
                 Limits(
                     self._settings.tracker.max_delay_millis,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streaming.continuity import Gap, missing_ranges, positions_in
 from streaming.position import Position, SourceTopic
@@ -23,7 +24,7 @@ _MAX_PAYLOAD_BYTES = 64 * 1024 * 1024  # of a gap, that are kept in `rejects`
 _ASKED_AT_ONCE = 8
 
 _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unreadable for its client"
-_ENCRYPTED = "encrypted, and its client has no key"
+_ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
 
@@ -90,17 +91,17 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
     """
     if not found.num_rows:
         return 0
-    first, last = (found["ledger_id"][i].as_py() for i in (0, -1))
-    known = tables.query(
+    first, last = (end.as_py() for end in pc.min_max(found["ledger_id"]).values())
+    rows = tables.query(
         "rejects",
         f"SELECT position FROM rejects WHERE topic = {literal(source.topic)} AND partition = {source.partition} "  # noqa: S608
         f"AND ledger_id BETWEEN {first} AND {last} AND reason LIKE '{NOT_SEEN_REASON}%'",
-    )["position"].to_pylist()
-    is_new = [position not in set(known) for position in found["position"].to_pylist()]
-    new = found.filter(pa.array(is_new))
-    if new.num_rows:
-        tables.append("rejects", new, {})
-    return new.num_rows
+    )
+    known = set(rows["position"].to_pylist())
+    new = {position: i for i, position in enumerate(found["position"].to_pylist()) if position not in known}
+    if new:
+        tables.append("rejects", found.take(list(new.values())), {})
+    return len(new)
 
 
 def booked_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:

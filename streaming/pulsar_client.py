@@ -110,6 +110,28 @@ def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None
     return pulsar.CryptoKeyReader("", str(key))
 
 
+def subscribe(
+    client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
+) -> pulsar.Consumer:
+    """The job's consumer of a topic partition: durable, exclusive, from the beginning.
+
+    What it can't decrypt it acknowledges and does not hand over.
+    """
+    import pulsar
+
+    return client.subscribe(
+        topic,
+        subscription,
+        consumer_type=pulsar.ConsumerType.Exclusive,
+        initial_position=pulsar.InitialPosition.Earliest,
+        receiver_queue_size=2_000,
+        max_pending_chunked_message=0,  # any number: the client passes over the oldest of too many
+        crypto_key_reader=key_reader,
+        # Where it hands over what is encrypted, the client writes beyond its memory if that is in chunks.
+        crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
+    )
+
+
 def token_reader(file: Path) -> Callable[[], str]:
     """A function that gives the file's token as it is now, or the last one read while the file is being replaced.
 
@@ -285,6 +307,11 @@ class AdminClient:
             {name: _position(cursor["readPosition"]) for name, cursor in cursors},
             _position(found["lastConfirmedEntry"]),
         )
+
+    def has_room(self, topic: str, subscription: str) -> bool:
+        """Whether a topic partition's subscription has no consumer of which the broker thinks that it takes no more."""
+        found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
 
     def connections(self, topic: str, subscription: str) -> list[str]:
         """For each consumer of a topic partition's subscription a text that is another after a reconnection."""

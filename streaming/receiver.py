@@ -118,6 +118,8 @@ class Receiver:
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
+        self._is_idle = False
+        self._is_cut_off = False
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
     def start(self) -> None:
@@ -142,6 +144,15 @@ class Receiver:
     def problem(self) -> str | None:
         """Why nothing comes in now; None: it does, or there is nothing."""
         return self._problem
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for the broker to hand over something."""
+        return self._is_idle
+
+    def connect_again(self) -> None:
+        """Opens the consumer anew: the broker thinks that it has no room, and it has."""
+        self._is_cut_off = True
 
     def has_due(self, cutoff: int) -> bool:
         """Whether any of these is due at the cutoff or before."""
@@ -258,16 +269,17 @@ class Receiver:
         while not self._stopped.is_set():
             try:
                 self._consumer = self._subscribe()
-                while not self._stopped.is_set():
+                self._is_cut_off = False
+                while not (self._stopped.is_set() or self._is_cut_off):
                     self._wait_for_room()
                     self.receive(self._consumer)
+                self._close()
             except Exception as error:
                 if not self._stopped.is_set():
                     self._problem = f"{type(error).__name__}: {error}"
                     _log.warning("%s: %s: %s; trying again", self.source.name, type(error).__name__, error)
                     self._close()
                     self._stopped.wait(1)
-        self._close()
 
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -290,8 +302,10 @@ class Receiver:
         """Receives what comes within a moment, as a chunk. When this raises nothing is kept, and all comes again."""
         try:
             message = consumer.receive(_IDLE_MILLIS)
+            self._is_idle = False
         except pulsar.Timeout:
             self._problem = None
+            self._is_idle = True
             message = self._last_of_wanted(consumer)
             if message is None:
                 return

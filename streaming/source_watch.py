@@ -29,6 +29,7 @@ _LOOK_SECONDS = 10.0
 _LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the broker's admin API busy
 _TIMEOUT_SECONDS = 5.0
 _MAX_PARTS = 100  # entries at the end of a topic that are looked at, one by one
+_GAPS_AT_ONCE = 100
 _NAMED = 3  # topic partitions that a text names
 
 
@@ -114,25 +115,27 @@ class SourceWatch:
     def decide_gaps(self) -> None:
         """Asks the broker about the gaps that were seen, and writes down what they are."""
         with self._lock:
-            gaps, self._gaps = self._gaps, []
+            gaps, self._gaps = self._gaps[:_GAPS_AT_ONCE], self._gaps[_GAPS_AT_ONCE:]
         undecided: list[tuple[SourceTopic, Gap]] = []
-        for source, gap in gaps:
-            if any(source == other for other, _ in undecided):
-                undecided.append((source, gap))
-                continue
+        for source in dict.fromkeys(source for source, _ in gaps):
+            of_source = [gap for other, gap in gaps if other == source]
+            index_of = functools.partial(self._index_of, source)
             try:
-                found = find_not_seen(self._admin, source, gap, functools.partial(self._index_of, source))
-                if n := record(self._tables, source, found.rows):
+                rows = pa.concat_tables(find_not_seen(self._admin, source, gap, index_of).rows for gap in of_source)
+                if n := record(self._tables, source, rows):
                     self._counts[source.name] += n
-                    self._tell(source, found.rows)
+                    self._tell(source, rows)
             except (PulsarError, DeltaError, OSError) as error:
-                undecided.append((source, gap))
-                text = f"entries between {gap.after} and {gap.before} did not come, and why is not known yet: {error}"
+                undecided += [(source, gap) for gap in of_source]
+                first, last = of_source[0].after, of_source[-1].before
+                text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
                 self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
                 continue
             if not self._counts[source.name]:
                 self._troubles.end(NOT_SEEN, source.name)
         with self._lock:
+            if self._gaps and not undecided:
+                self._wake.set()
             self._gaps = undecided + self._gaps
 
     def _tell(self, source: SourceTopic, rows: pa.Table) -> None:
@@ -167,6 +170,9 @@ class SourceWatch:
             end = None
         if end is not None and not backlog:
             self._check_end(receiver, end)
+        if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
+            # Of a batch that it can't decrypt the client gives back room for one message.
+            receiver.connect_again()
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)
         if since is None or (end is not None and self._is_only_parts(receiver, end)):
@@ -203,6 +209,7 @@ class SourceWatch:
             return
         # Only what was published before may count: so the backlog is asked for after the end, and then what has come.
         if self._admin.backlog(name, self._subscription) == 0 and (last := receiver.last_received) < end:
+            last = max(last, self._ends_asked.get(name, last))
             self._ends_asked[name] = end
             self._add(receiver.source, [Gap(last, Position(end.ledger_id, end.entry_id + 1))])
 

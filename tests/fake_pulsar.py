@@ -57,7 +57,6 @@ class FakeMessage:
     published: int = 1_000
     happened: int = 0
     producer: Any = "p"
-    is_encrypted: bool = False
     version: bytes = b""
 
     def message_id(self) -> FakeId:
@@ -89,12 +88,6 @@ class FakeMessage:
 
     def event_timestamp(self) -> int:
         return self.happened
-
-    def encryption_context(self) -> FakeMessage | None:
-        return self if self.is_encrypted else None
-
-    def is_decryption_failed(self) -> bool:
-        return self.is_encrypted
 
 
 def _text(value: Any) -> Any:

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
 from jobs.jars import jars
 from tests.conftest import RUN_SECONDS
 
@@ -21,7 +24,7 @@ def produce(service_url: str, messages: Iterable[dict[str, Any]], has_transactio
         messages: `topic` and `name`; `payload` in base64 (null: none), `size` of a made-up payload, or `n`, a number to
             make a value of the `schema` of. Optional: `schema`, `key`, `key_bytes` and `ordering_key` in base64,
             `properties`, `event_time`, `compression`, `batch` (how many at most), `chunk` (of how many bytes),
-            `encrypted` (URI of the public key), `transaction` (a name that begins with commit or abort).
+            `encrypted` (by name the URI of a public key), `transaction` (a name that begins with commit or abort).
     """
     options = ["transactions"] if has_transactions else []
     told = _run(["produce", service_url, *options], messages)
@@ -38,6 +41,19 @@ def consume(service_url: str, topics: Iterable[dict[str, Any]]) -> list[dict[str
             default).
     """
     return _run(["consume", service_url], topics)
+
+
+def make_key(folder: Path, name: str) -> Path:
+    """A private key; its public one is beside it."""
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2048)
+    pem = serialization.Encoding.PEM
+    private = folder / f"{name}-private.pem"
+    private.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
+    )
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / f"{name}.pem").write_bytes(public)
+    return private
 
 
 def command() -> list[str]:

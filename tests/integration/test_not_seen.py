@@ -19,14 +19,16 @@ from jobs.broker import EmbeddedBroker
 from jobs.jars import jars
 from streaming.broker_side import BrokerSide
 from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect
+from streaming.pulsar_client import AdminClient, connect, subscribe
 from streaming.receiver import Limits, Receiver
 from streaming.segments import positions
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
 from streaming.tables import SCHEMAS, Tables
 from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from tests import java_client
 from tests.harness import now, wait_until
+from tests.java_client import make_key
 
 SUBSCRIPTION = "delaylake"
 
@@ -79,9 +81,7 @@ class Watched:
         self.subscribe().close()
 
     def subscribe(self) -> pulsar.Consumer:
-        return self.client.subscribe(
-            self.topic, SUBSCRIPTION, pulsar.ConsumerType.Exclusive, initial_position=pulsar.InitialPosition.Earliest
-        )
+        return subscribe(self.client, self.topic, SUBSCRIPTION, None)
 
     def send(self, *texts: str) -> list[Position]:
         sent = [self.producer.send(text.encode()) for text in texts]
@@ -261,6 +261,40 @@ def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: Em
     # The first entry of all was not taken in by this receiver: the tables begin after it.
     assert (audit.findings, booked, not_booked) == ({}, 5, 0)
     assert no_message == entries - booked > 9
+
+
+def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(
+    broker: EmbeddedBroker, watched: Watched, tmp_path: Path
+) -> None:
+    """In chunks, and in more batches than a consumer has room for."""
+    make_key(tmp_path, "strangers")
+    encrypted = {"topic": watched.topic, "encrypted": {"key": (tmp_path / "strangers.pem").as_uri()}}
+    specs: list[dict[str, Any]] = [
+        {**encrypted, "name": f"chunked {i}", "size": 60_000 + 1_000 * i, "chunk": 10_000 + 400 * i} for i in range(20)
+    ]
+    specs += [{**encrypted, "name": f"batched {i}", "payload": "c2VjcmV0", "batch": 400} for i in range(4_000)]
+    first = watched.send("first")
+    ids = java_client.produce(broker.settings.service_url, specs)
+    entries = {tuple(map(int, message_id.split(":")[:2])) for message_id in ids.values()}
+    last = watched.send("last")
+    receiver = watched.receive()
+
+    def has_come() -> bool:
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+        return receiver.wait_for(last[0], 0)
+
+    wait_until(has_come, 30, "the last message")
+    assert receiver.rows(START, last[0])["payload"].to_pylist() == [b"first", b"last"]
+    watched.watch.decide_gaps()
+    found = watched.rejects()
+    assert {tuple(position) for position, _, _ in found} == entries
+    assert len(found) == len(entries) > 20 + 5
+    assert first[0] < found[0][0]
+    for _, reason, payload in found:
+        assert reason.startswith("not seen: encrypted, and no key that decrypts it is in the settings")
+        assert payload
+        assert b"secret" not in payload
 
 
 def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) -> None:

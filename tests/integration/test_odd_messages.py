@@ -60,7 +60,7 @@ def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
             (plain, b"event", {"event_timestamp": 2**63}, f"the event time {2**63} is negative or beyond 2^63"),
             (plain, large, {"partition_key": "k" * 3_500}, "bytes are too many to be delivered"),
             (chunked, b"c" * (6 * MEGABYTE), {}, "bytes are too many to be delivered"),
-            (encrypted, b"secret", {}, "it is encrypted, and no key that decrypts it is in the settings"),
+            (encrypted, b"secret", {}, "not seen: encrypted, and no key that decrypts it is in the settings"),
         ]
         for producer, content, values, _ in odd:
             send(producer, content, **values)
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
         of_source = sorted((r for r in rejects if r["topic"] == topic), key=lambda r: (r["ledger_id"], r["entry_id"]))
         for row, (_, content, _, reason) in zip(of_source, odd, strict=True):
             assert reason in row["reason"]
-            assert row["payload"] == content or (row["payload"] and reason.startswith("it is encrypted"))
+            assert row["payload"] == content or (row["payload"] and "encrypted" in reason)
         [command] = [r for r in rejects if r["topic"] != topic]
         assert (command["payload"], command["reason"]) == (b"no command", "the bytes are no command")
         assert job.terminate() == 0

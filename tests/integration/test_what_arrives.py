@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from jobs.broker import EmbeddedBroker
 from streaming.pulsar_client import AdminClient
+from streaming.troubles import NOT_SEEN_REASON
 from tests import java_client
 from tests.harness import Job, http, now, wait_until
 
@@ -66,14 +65,26 @@ ROWS: dict[str, dict[str, Any]] = {
     "schema, partitioned": {"topic": f"{NAMESPACE}/parted-avro", "schema": "AVRO", "n": 10},
     "schema that is enforced": {"topic": f"{STRICT}/orders", "schema": "JSON", "n": 11},
     "committed": plain(transaction="commit"),
+    "encrypted, own key": plain(encrypted=["own"], key="k", properties={"a": "1"}),
+    "encrypted, compressed": plain(encrypted=["own"], size=100_000, compression="ZSTD"),
+    "encrypted, batched": plain(encrypted=["own"], size=5_000, compression="LZ4", batch=3),
+    "encrypted, chunked": plain(encrypted=["own"], size=1_500_000, chunk=400_000),
+    "encrypted, chunked and compressed": plain(
+        encrypted=["own"], size=4_000_000, chunk=30_000, compression="ZLIB", key="k"
+    ),
+    "encrypted for several": plain(encrypted=["strangers", "own"]),
 }
 
 # Of these nothing comes.
 ABORTED = plain(transaction="abort")
 REJECTED = {
     "chunked, too large": plain(size=6_000_000, chunk=400_000),
-    "encrypted": plain(encrypted="strangers", key="k"),
-    "encrypted in a batch": plain(encrypted="strangers", batch=3, compression="LZ4"),
+}
+# Of these no batch takes anything: what they are is asked of the broker.
+NOT_SEEN = {
+    "strangers' key": plain(encrypted=["strangers"], key="k"),
+    "strangers' key, batched": plain(encrypted=["strangers"], batch=3, compression="LZ4"),
+    "strangers' key, chunked": plain(encrypted=["strangers"], size=1_500_000, chunk=400_000),
 }
 
 PARTED = {f"{NAMESPACE}/parted": 2, f"{NAMESPACE}/parted-avro": 2}
@@ -119,27 +130,14 @@ def specs(first: int, keys: Path) -> Iterator[dict[str, Any]]:
         keys: the folder of the public keys.
     """
     for later in (False, True):
-        for name, spec in [*ROWS.items(), *REJECTED.items(), ("aborted", ABORTED)]:
+        for name, spec in [*ROWS.items(), *REJECTED.items(), *NOT_SEEN.items(), ("aborted", ABORTED)]:
             properties = {**spec.get("properties", {})}
             if later:
                 properties["deliverAt"] = str(first + DELAY_MILLIS)
             message = {**spec, "name": f"{name}/{later}", "properties": properties}
             if "encrypted" in spec:
-                message["encrypted"] = (keys / f"{spec['encrypted']}.pem").as_uri()
+                message["encrypted"] = {f"of {name}": (keys / f"{name}.pem").as_uri() for name in spec["encrypted"]}
             yield message
-
-
-def make_key(folder: Path, name: str) -> Path:
-    """A private key; its public one is beside it."""
-    key = rsa.generate_private_key(public_exponent=65_537, key_size=2048)
-    pem = serialization.Encoding.PEM
-    private = folder / f"{name}-private.pem"
-    private.write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
-    )
-    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (folder / f"{name}.pem").write_bytes(public)
-    return private
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +146,14 @@ def arrived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arrived]:
     broker = EmbeddedBroker(folder / "broker", {"transactionCoordinatorEnabled": "true"})
     broker.start(port=0, http_port=0)
     topics = sorted({spec["topic"] for spec in ROWS.values()})
+    java_client.make_key(folder, "strangers")
+    urls = {"service_url": broker.settings.service_url, "admin_url": broker.settings.admin_url}
     job = Job(
         folder,
         broker.settings,
         [{"source": topic, "subscriptions": [{"name": "a"}]} for topic in topics],
         tracker={"load_ahead_millis": 1_000, "max_seal_interval_millis": 1_000},
+        pulsar={**urls, "crypto_private_key_file": str(java_client.make_key(folder, "own"))},
     )
     try:
         prepare(broker)
@@ -174,7 +175,6 @@ def prepare(broker: EmbeddedBroker) -> None:
 def run(broker: EmbeddedBroker, job: Job, topics: list[str]) -> Arrived:
     arrived = Arrived()
     url = broker.settings.service_url
-    make_key(job.folder, "strangers")
     sent = list(specs(now(), job.folder))
     named = java_client.produce(url, sent, has_transactions=True)
     for spec in sent:
@@ -182,15 +182,15 @@ def run(broker: EmbeddedBroker, job: Job, topics: list[str]) -> Arrived:
         arrived.ids[spec["name"].rpartition("/")[0]].append(message_id)
         arrived.due[message_id] = int(spec["properties"].get("deliverAt", 0))
     job.start()
-    # What of a batch can't be decrypted is one message.
-    ids = [entry_of(i) if "encrypted" in row else i for row in (*ROWS, *REJECTED) for i in arrived.ids[row]]
-    n = len(set(ids))
+    n = 2 * (len(ROWS) + len(REJECTED))
     counted = "SELECT coalesce(sum(batch_size), 0) AS n FROM {table}"
     wait_until(lambda: job.rows("entries", counted)[0]["n"] == n, 60, f"all taken in\n{job.log}")
     for topic in topics:  # a delay may be longer than the registry of its topic lives
         path = topic.replace("persistent://", "/admin/v2/schemas/")
         http.delete(f"{broker.settings.admin_url}{path}/schema").raise_for_status()
     wait_until(lambda: len(job.rows("deliveries")) >= 2 * len(ROWS), 60, f"all delivered\n{job.log}")
+    n_not_seen = len({entry_of(i) for row in NOT_SEEN for i in arrived.ids[row]})
+    wait_until(lambda: len(not_seen(job.rows("rejects"))) >= n_not_seen, 30, f"all that was not seen\n{job.log}")
     assert job.terminate() == 0
     arrived.rejects = job.rows("rejects")
 
@@ -210,6 +210,10 @@ def run(broker: EmbeddedBroker, job: Job, topics: list[str]) -> Arrived:
 
 def entry_of(message_id: str) -> str:
     return ":".join(message_id.split(":")[:2])
+
+
+def not_seen(rejects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rejects if row["reason"].startswith(NOT_SEEN_REASON)]
 
 
 def filled(size: int) -> bytes:
@@ -278,13 +282,13 @@ def test_what_is_larger_than_can_be_sent_is_rejected_with_its_payload(arrived: A
         assert row["payload"] == filled(6_000_000)
 
 
-@pytest.mark.parametrize("row", ["encrypted", "encrypted in a batch"])
+@pytest.mark.parametrize("row", NOT_SEEN)
 def test_what_is_encrypted_for_others_is_rejected_with_its_raw_bytes(arrived: Arrived, row: str) -> None:
-    found = [r for r in arrived.rejects if "encrypted" in r["reason"]]
     entries = {entry_of(message_id) for message_id in arrived.ids[row]}
-    mine = [r for r in found if f"{r['ledger_id']}:{r['entry_id']}" in entries]
+    mine = [r for r in not_seen(arrived.rejects) if f"{r['ledger_id']}:{r['entry_id']}" in entries]
     assert len(mine) == len(entries)
     for reject in mine:
+        assert "encrypted, and no key that decrypts it is in the settings" in reject["reason"]
         assert reject["payload"]
         assert b"payload" not in reject["payload"]
 
@@ -292,4 +296,4 @@ def test_what_is_encrypted_for_others_is_rejected_with_its_raw_bytes(arrived: Ar
 def test_nothing_else_comes(arrived: Arrived) -> None:
     sent = {message_id for row in ROWS for message_id in arrived.ids[row]}
     assert set(arrived.seen) == sent
-    assert not [row["reason"] for row in arrived.rejects if row["reason"].startswith("not seen")]
+    assert not [row["reason"] for row in not_seen(arrived.rejects) if "encrypted" not in row["reason"]]

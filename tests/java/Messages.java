@@ -187,7 +187,10 @@ public class Messages {
                     builder.chunkMaxMessageSize(line.get("chunk").asInt());
                 }
                 if (line.has("encrypted")) {
-                    builder.addEncryptionKey("key").defaultCryptoKeyReader(line.get("encrypted").asText());
+                    Map<String, String> keys = new HashMap<>();
+                    line.get("encrypted").fields().forEachRemaining(k -> keys.put(k.getKey(), k.getValue().asText()));
+                    keys.keySet().forEach(builder::addEncryptionKey);
+                    builder.defaultCryptoKeyReader(keys);
                 }
                 producer = builder.create();
                 producers.put(settings, producer);
