@@ -23,6 +23,13 @@ _log = logging.getLogger(__name__)
 NAMES_FILE = Path("query/producer_names.json")
 
 
+def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
+    """By topic and producer's name, where it has taken another; of the job of a checkpoint folder."""
+    file = checkpoint / NAMES_FILE
+    known = json.loads(file.read_text()) if file.exists() else []
+    return {(topic, name): Generation(number, tick) for topic, name, number, tick in known}
+
+
 class ProducerNames:
     """Which producers have taken another name; kept beside the checkpoint, before such a name is used.
 
@@ -33,8 +40,7 @@ class ProducerNames:
         self._file = Path(local_path(settings.checkpoint)) / NAMES_FILE
         self._troubles = troubles
         self._lock = threading.Lock()
-        known = json.loads(self._file.read_text()) if self._file.exists() else []
-        self._generations = {(topic, name): Generation(number, tick) for topic, name, number, tick in known}
+        self._generations = read_generations(self._file.parent.parent)
 
     @property
     def generations(self) -> dict[tuple[str, str], Generation]:

@@ -27,7 +27,7 @@ from streaming.parts import shard_keys
 from streaming.release import Releaser
 from streaming.routes import known_routes
 from streaming.sink import BatchSink, BatchStatus
-from streaming.start import begin, check_broker
+from streaming.start import begin, check_broker, check_sent
 from streaming.tables import Tables
 from streaming.troubles import Troubles
 
@@ -100,6 +100,7 @@ class DelayedDelivery:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         checkpoint = Checkpoint(folder)
         begin(self._settings, tables, checkpoint)
+        check_sent(self._settings, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
         self._spark.dataSource.register(DelayedDeliverySource)
         failures = 0

@@ -88,6 +88,16 @@ class Assignment:
         return f"{'planned' if self.is_planned else 'short'}{number}"
 
 
+def producer_name(application: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:
+    """The name under which a shard's messages for a subscription, or for the rejects topic (None), are sent."""
+    return f"{application}-{subscription or 'rejects'}-{shard}-{lane}" + ("-batched" if is_batched else "")
+
+
+def schema_suffix(topic: str, version: bytes) -> str:
+    """What is added to it for messages that had a version of a source topic's schema."""
+    return f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
+
+
 def lane_names() -> list[str]:
     """All lanes that there can be, whatever their number was."""
     return [f"{kind}{number}" for kind in ("planned", "short") for number in range(MOST_LANES)]
@@ -99,6 +109,10 @@ class Generation:
 
     number: int  # of the name
     tick: int  # the release of this tick was the first to be sent under it; earlier ones may have been under others
+
+    def name(self, producer: str) -> str:
+        """The name under which what the plan has for a producer is sent."""
+        return f"{producer}-{self.number}" if self.number else producer
 
 
 @dataclass(frozen=True)
@@ -253,12 +267,10 @@ def _plan(
                 partitions[destination] = partitions_now(destination)
             if n := partitions.get(destination, 0):
                 destination = f"{destination}-partition-{_partition(columns, row, n)}"
-            name = f"{assignment.application}-{subscription or 'rejects'}-{assignment.shard}-{lane}"
             is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
-            if is_batched:
-                name += "-batched"
+            name = producer_name(assignment.application, subscription, assignment.shard, lane, is_batched)
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
-                name += f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
+                name += schema_suffix(topic, version)
             if (destination, name) in attempt.done:
                 continue
             sends.append(
@@ -436,10 +448,9 @@ def _lines(settings: Settings, attempt: Attempt, pending: list[tuple[_Send, _Pla
         key = (send.topic, send.producer)
         if key not in lines:
             generation = attempt.generations.get(key, Generation(0, 0))
-            name = f"{send.producer}-{generation.number}" if generation.number else send.producer
             lines[key] = Line(
                 *key,
-                functools.partial(_producer, settings, client, send, plan, name),
+                functools.partial(_producer, settings, client, send, plan, generation.name(send.producer)),
                 attempt.patience_seconds,
                 first_id=send.first_id,
                 most_id=((plan.tick + 1) << ROW_BITS) - 1,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import pulsar
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from streaming.checkpoint import Checkpoint
+from streaming.clock import Offset
+from streaming.last_sent import last_sent
 from streaming.new_cluster import check_topics
 from streaming.outcomes import OutcomePublisher
 from streaming.pulsar_client import AdminClient, PulsarError
 from streaming.rebuild import Rebuilt
+from streaming.routes import known_routes
 from streaming.sender import lane_names
 from streaming.tables import SCHEMAS, Tables
 
@@ -35,8 +39,8 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     if not checkpoint.has_query and rebuilt.offset is None:
         _require_empty(tables)
     _check_shards(checkpoint, rebuilt, settings.tracker.shards)
-    epoch = tables.newest_epoch()
-    checkpoint.check_not_behind(checkpoint.newest_offset(), _written(tables, checkpoint.application), epoch)
+    epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
+    checkpoint.check_not_behind(newest, _written(tables, checkpoint.application, _targets(settings, newest)), epoch)
     # First here: a start that ends in between begins with the same one.
     checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
     checkpoint.write_version()
@@ -65,6 +69,17 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
         _log.warning("whether the broker has what was read and told before is not known: %s", one_line(error))
 
 
+def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Makes sure that no destination has messages of later ticks than the checkpoint.
+
+    Raises:
+        CheckpointError: one has.
+    """
+    if (newest := checkpoint.newest_offset()) is not None:
+        sent = last_sent(settings, checkpoint, newest)
+        checkpoint.check_not_behind(newest, sent, checkpoint.epoch)
+
+
 def _require_empty(tables: Tables) -> None:
     """A query that begins anew would deliver again what the tables have of an earlier one."""
     if (
@@ -84,8 +99,18 @@ def _check_shards(checkpoint: Checkpoint, rebuilt: Rebuilt, shards: int) -> None
         )
 
 
-def _written(tables: Tables, application: str) -> dict[str, int]:
-    """By whom a checkpoint's job has written to a table the last tick of it."""
+def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
+    """The subscriptions, and "" for each source topic's rejects, that anything may have been sent to."""
+    recorded = newest.known_routes if newest is not None else None
+    routes = [*known_routes(settings).routes.items(), *(recorded.routes.items() if recorded is not None else ())]
+    return {(topic, name) for topic, route in routes for name in ("", *(s.name for s in route.subscriptions))}
+
+
+def _written(tables: Tables, application: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """By table the last tick of which a checkpoint's job has written to it."""
     lanes = [f"{application}:{lane}" for lane in lane_names()]
-    by_lane = tables.written_by("deliveries", lanes)
-    return {name: tables.written(name, application) for name in SCHEMAS} | {"deliveries": max(by_lane)}
+    late = [f"{lane}:{topic}:{name}" for lane in lanes for topic, name in targets]
+    written = {name: tables.written(name, application) for name in SCHEMAS}
+    for name, writers in (("deliveries", [*lanes, *late]), ("rejects", [f"{lane}:refused" for lane in lanes])):
+        written[name] = max(written[name], *tables.written_by(name, writers))
+    return written

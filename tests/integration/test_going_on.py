@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
+import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pulsar
@@ -15,19 +19,24 @@ from deltalake.exceptions import TableNotFoundError
 from conf.settings import ControlSettings, Route, Settings
 from jobs.broker import EmbeddedBroker
 from streaming.checkpoint import Checkpoint, CheckpointError
+from streaming.clock import Offset
 from streaming.fence import PAUSE_SECONDS, FencedError
+from streaming.last_sent import last_sent
+from streaming.message_schemas import MessageSchema, SchemaKeeper, version_bytes
 from streaming.new_cluster import NewClusterError, check_topics
 from streaming.outcomes import OutcomePublisher
 from streaming.pulsar_client import AdminClient
 from streaming.rebuild import rebuild
-from streaming.sender import Assignment, Attempt, send_releases
-from streaming.start import check_broker
+from streaming.routes import known_routes
+from streaming.sender import ROW_BITS, Assignment, Attempt, producer_name, send_releases
+from streaming.start import check_broker, check_sent
 from streaming.tables import Tables
 from tests.harness import http, now, wait_until
 from tests.messages import messages
 from tests.unit.test_maintenance import rows
 from tracker.commands import OUTCOMES
-from tracker.messages import pack
+from tracker.in_flight import SENDING
+from tracker.messages import pack, unpack
 
 HOUR = 3_600_000
 
@@ -131,6 +140,89 @@ def test_outcomes_told_of_later_ticks_than_the_checkpoint_has_are_noticed(
         CheckpointError, match=r"went back: it ends with tick 6, .*_outcomes with 7; run `delaylake reb"
     ):
         check_broker(settings, checkpoint)
+
+
+def begun(checkpoint: Checkpoint, offset: Offset) -> None:
+    """Has an offset as the checkpoint's newest."""
+    offsets = checkpoint.folder / "query" / "offsets"
+    offsets.mkdir(parents=True, exist_ok=True)
+    (offsets / "0").write_text(f"v1\n{{}}\n{json.dumps(offset.to_json())}")
+
+
+def test_a_destination_with_messages_of_later_ticks_than_the_checkpoint_is_noticed(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, _ = made(broker, topic, tmp_path)
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    http.put(
+        f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}-b/partitions", json=3
+    ).raise_for_status()
+    offset = Offset(
+        tick=6,
+        now=now(),
+        lanes=4,
+        batch_millis=5,
+        destinations={f"{topic}-b": 3},
+        routes=known_routes(settings).to_json(),
+    )
+    begun(checkpoint, offset)
+    check_sent(settings, checkpoint)
+    admin = AdminClient(settings.pulsar)
+    assert admin.internal_stats(f"{topic}-a") is None, "it is not created by that"
+
+    # As a job sends them, in the last second before a crash; by each kind of a producer that there is.
+    for name, key, version in (("a", None, None), ("a", "k", None), ("b", None, None), ("b", None, version_bytes(3))):
+        wants = [1 << "ab".index(name)]
+        if version is not None:
+            SchemaKeeper(settings.warehouse, admin)._write(topic, version, MessageSchema("STRING", "", {}))
+        table = messages([(1, 7, now())], topic=topic, key=key, schema_version=version)
+        body = pack(
+            table.append_column("wants", pa.array(wants, pa.int64())).replace_schema_metadata(
+                {SENDING: offset.to_tick().sending}
+            )
+        )
+        later = Assignment(checkpoint.application, 1, 7, True, body)
+        [sent] = send_releases(settings.model_dump_json(), Attempt(), [later])
+        assert unpack(sent.deliveries).num_rows == 1, sent.failed
+        begun(checkpoint, replace(offset, tick=7))
+        check_sent(settings, checkpoint)
+        begun(checkpoint, offset)
+        words = rf"went back: it ends with tick 6, {topic}-{name}.* with 7; run `delaylake rebuild --discard"
+        with pytest.raises(CheckpointError, match=words):
+            check_sent(settings, checkpoint)
+        for n in range(3):
+            for there in (f"{topic}-a", f"{topic}-b-partition-{n}"):
+                url = f"{broker.settings.admin_url}/admin/v2/{there.replace('://', '/')}"
+                http.delete(f"{url}?force=true")
+
+    # Whoever publishes as the job with an id that it can't have reached stops no start. Under its new name it is known.
+    own = producer_name(checkpoint.application, "a", 0, "planned3", False)
+    for taken, tick in ((own, 1 << 40), (f"{own}-1", 7)):
+        producer = pulsar_client.create_producer(f"{topic}-a", producer_name=taken)
+        producer.send(b"x", sequence_id=tick << ROW_BITS)
+        producer.close()
+        if taken == own:
+            check_sent(settings, checkpoint)
+    assert f"somebody else has published as {own}" in caplog.text
+    with pytest.raises(CheckpointError, match="with 7"):
+        check_sent(settings, checkpoint)
+
+
+def test_destinations_that_do_not_answer_hold_up_no_start(
+    broker: EmbeddedBroker, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, _ = made(broker, topic, tmp_path)
+    with socket.socket() as silent:  # takes connections, and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        away = broker.settings.model_copy(update={"service_url": f"pulsar://{url}", "admin_url": f"http://{url}"})
+        settings = settings.model_copy(update={"pulsar": away})
+        checkpoint = Checkpoint(tmp_path / "checkpoint")
+        started = time.monotonic()
+        assert last_sent(settings, checkpoint, Offset(tick=6, now=now(), lanes=4), seconds=1) == {}
+        assert time.monotonic() - started < 5
+    assert f"is not known of 3 topics: {topic}-a (no answer)" in caplog.text
 
 
 def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(

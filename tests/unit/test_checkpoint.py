@@ -20,7 +20,7 @@ from streaming.sender import Assignment, lane_names
 from streaming.sink import BatchSink
 from streaming.start import StartError, begin
 from streaming.tables import SCHEMAS, Tables, WarehouseError
-from tests.unit.test_maintenance import make, rows
+from tests.unit.test_maintenance import TOPIC, make, rows
 
 
 class Start:
@@ -61,7 +61,16 @@ def test_a_job_goes_on_from_its_own_checkpoint(settings: Settings, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("table", "lane"),
-    [("delayed_index", ""), ("outcomes", ""), ("entries", ""), ("rejects", ""), ("deliveries", ":short63")],
+    [
+        ("delayed_index", ""),
+        ("outcomes", ""),
+        ("entries", ""),
+        ("rejects", ""),
+        ("rejects", ":planned0:refused"),
+        ("deliveries", ":short63"),
+        ("deliveries", f":planned5:{TOPIC}:b"),  # what came late, of a destination that could not be written
+        ("deliveries", f":short0:{TOPIC}:"),
+    ],
 )
 def test_a_copy_of_the_checkpoint_is_refused_once_the_tables_have_more(
     settings: Settings, tmp_path: Path, table: str, lane: str
