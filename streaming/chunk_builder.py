@@ -208,6 +208,7 @@ class ChunkBuilder:
             ordering_key_bytes,
             key_encoding,
             version or None,
+            None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import logging
 import threading
 import time
@@ -85,6 +86,7 @@ class Line:
     found: frozenset[str] = frozenset()
     waiting: deque[int] = field(default_factory=deque)  # due, and not handed over yet
     wake: threading.Event = field(default_factory=threading.Event)
+    others: Sequence[Line] = ()  # to the same topic: what is overdue goes there in order, so nothing until all are open
     _handed: int = -1
     _arrived: int = -1
     _flushed_at: float = 0.0
@@ -102,7 +104,11 @@ class Line:
 
     @property
     def takes_messages(self) -> bool:
-        return self.producer is not None and not self.error and (not self._is_interrupted or self._is_in_batch)
+        if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
+            return False
+        if self.others and all(line.producer is not None or line.error for line in self.others):
+            self.others = ()
+        return not self.others
 
     def open(self) -> None:
         """Begins to make the producer, in a thread of its own."""
@@ -302,22 +308,34 @@ def send_on_time(
             line.look_after()
             if line.has_failed and line.producer is not None and not line._is_closed:
                 line.close()  # at once: the client must not send any more of it
-            for _ in range(min(len(line.waiting), _SENT_AT_ONCE)):
-                if not line.takes_messages:
-                    break
-                send(line.waiting.popleft(), now)
+        # What is overdue: in order over all lines, since several may go to one topic.
+        ready = [(line.waiting[0], n) for n, line in enumerate(lines) if line.waiting and line.takes_messages]
+        heapq.heapify(ready)
+        for _ in range(_SENT_AT_ONCE * len(ready)):
+            if not ready:
+                break
+            i, n = heapq.heappop(ready)
+            send(i, now)
+            waiting = lines[n].waiting
+            waiting.popleft()
+            if waiting and lines[n].takes_messages:
+                heapq.heappush(ready, (waiting[0], n))
         end = min(bisect_right(due, now), done + _SENT_AT_ONCE) if done < len(sends) else done
         if end > done:
             n_built = build_to(end)
+            behind = {line.topic for line in lines if line.waiting}
             for i in range(done, end):
                 line = sends[i].line
                 if line.error:
                     continue
-                if line.takes_messages and not line.waiting:
+                if line.takes_messages and line.topic not in behind:
                     send(i, now)
                 else:
                     line.waiting.append(i)
+                    behind.add(line.topic)
             done = end
+        elif any(line.waiting and line.takes_messages for line in lines):
+            continue
         elif n_built < len(sends):
             n_built = build_to(min(n_built + _BUILT_AT_ONCE, len(sends)))
         else:

@@ -121,11 +121,13 @@ class Releaser:
             settings.release.retry_max_millis / 1000,
             self._send_part,
             self._probe,
+            self._is_on_its_way,
             self._confirm_now,
             troubles,
             self._stopped,
         )
         self._recorded: Mapping[str, Any] | None = None  # what the last offset has of them; None: no offset yet
+        self._held_since: dict[Target, int] = {}  # the first tick whose offset has them
         self._failure: str | None = None
         self._publish()
         self._writer = self._thread("write deliveries", self._write)
@@ -176,6 +178,8 @@ class Releaser:
             if self._recorded is None and unwritable:
                 self._unwritable.begin(unwritable, jobs)
             self._recorded = unwritable or {}
+            held = {(source, name) for source, names in self._recorded.items() for name in names}
+            self._held_since = {target: self._held_since.get(target, tick) for target in held}
             for release, job in jobs.items():
                 self._accepted.add(release)
                 self._enqueue(job)
@@ -354,6 +358,16 @@ class Releaser:
             self._tables.append("deliveries", rows, {name: part.job.tick})
             self._on_deliveries(rows)
         return ""
+
+    def _is_on_its_way(self, target: Target) -> bool:
+        """Whether a lane may still have something for a subscription, from before it was held back."""
+        # After the clock was set back a lane waits for long, and later than what is held back it is due as well.
+        soon = time.time_ns() // 1_000_000 + self._settings.release.lookahead_ceiling_millis
+        with self._lock:
+            since = self._held_since.get(target)
+            return since is None or any(
+                job.tick < since and job.first_due <= soon for job in self._outstanding.values()
+            )
 
     def _probe(self, topic: str) -> str:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")

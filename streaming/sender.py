@@ -26,7 +26,7 @@ from streaming.message_schemas import DestinationSchemas, producer_with_schema, 
 from streaming.pulsar_client import AdminClient, connect
 from streaming.tables import DELIVERIES, Tables
 from tracker.in_flight import PLACE, SENDING
-from tracker.messages import MESSAGES, concat, pack, unpack, with_columns
+from tracker.messages import MESSAGES, concat, pack, typed, unpack, with_columns
 
 _log = logging.getLogger(__name__)
 
@@ -161,8 +161,9 @@ class _Send:
     subscription: str | None  # None: to the rejects topic
     is_batched: bool
     at: int  # when it is handed over: its batch's last message's time
+    was_at: int  # the same of what was held back and goes out late: when it would have been
     first_id: int  # the sequence id of its batch's first message
-    is_last: bool  # of its batch
+    is_last: bool = True  # of its batch
     line: Line = None  # type: ignore[assignment]  # set when all are planned
 
 
@@ -221,6 +222,7 @@ class _Plan:
     columns: dict[str, list[Any]]
     sends: list[_Send]
     skipped: set[Target]
+    has_held: bool  # something that was held back
 
 
 def _plan(
@@ -244,6 +246,7 @@ def _plan(
     by_number = _destinations(settings, sending.get("routes", {}))
     dropped: Counter[tuple[str, str]] = Counter()
     places = columns.get(PLACE) or range(rows.num_rows)
+    was_due = columns["was_due"]
     sends = []
     skipped = set()
     for row, (topic, wants, due, reason) in enumerate(
@@ -273,14 +276,16 @@ def _plan(
                 name += schema_suffix(topic, version)
             if (destination, name) in attempt.done:
                 continue
+            was_at = due if was_due[row] is None else was_due[row]
             sends.append(
-                _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, sequence_id, True)
+                _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, was_at, sequence_id)
             )
     for (topic, name), n in dropped.items():
         _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
     if batch_millis:
         _cut_batches(sends, columns, batch_millis)
-    return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped)
+    has_held = any(time is not None for time in was_due)
+    return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped, has_held)
 
 
 class _Target(NamedTuple):
@@ -335,6 +340,8 @@ def _size(columns: dict[str, list[Any]], row: int) -> int:
 def _cut_batches(sends: list[_Send], columns: dict[str, list[Any]], batch_millis: int) -> None:
     """Puts the messages of a few milliseconds into a batch, which goes when the last of them is due.
 
+    So it does with what was held back and is due now, by when it was due.
+
     The broker remembers of a batch only its first sequence id. So where one ends must follow from the release alone:
     then one that is sent again has the same batches, and each of them is there wholly or not at all.
     """
@@ -344,6 +351,7 @@ def _cut_batches(sends: list[_Send], columns: dict[str, list[Any]], batch_millis
     def end(batch: list[_Send]) -> None:
         for send in batch:
             send.at, send.first_id, send.is_last = batch[-1].due, batch[0].sequence_id, send is batch[-1]
+            send.was_at = batch[-1].was_at
 
     for send in sends:
         if not send.is_batched:
@@ -352,6 +360,7 @@ def _cut_batches(sends: list[_Send], columns: dict[str, list[Any]], batch_millis
         batch = batches.setdefault(key, [])
         if batch and (
             send.due // batch_millis != batch[0].due // batch_millis
+            or send.was_at // batch_millis != batch[0].was_at // batch_millis
             or len(batch) == _BATCH_MESSAGES
             or sizes[key] + size > _BATCH_BYTES
         ):
@@ -384,8 +393,17 @@ def java_string_hash(text: str) -> int:
     return value & 0x7FFFFFFF
 
 
+def _in_order(plans: list[_Plan]) -> list[tuple[_Send, _Plan]]:
+    """The messages of all plans by when they are handed over; what was held back by when it would have been."""
+    pending = [(send, plan) for plan in plans for send in plan.sends]
+    if any(plan.has_held for plan in plans):
+        pending.sort(key=lambda p: p[0].was_at)
+    pending.sort(key=lambda p: p[0].at)
+    return pending
+
+
 def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: PauseWatch) -> Sent:
-    pending = sorted(((send, plan) for plan in plans for send in plan.sends), key=lambda p: p[0].at)
+    pending = _in_order(plans)
     lines = _lines(settings, attempt, pending)
     refused: dict[int, str] = {}
 
@@ -463,6 +481,10 @@ def _lines(settings: Settings, attempt: Attempt, pending: list[tuple[_Send, _Pla
             )
         send.line = lines[key]
         send.line.last_id = send.first_id
+    of_topic: dict[str, list[Line]] = {}
+    for line in lines.values():
+        line.others = of_topic.setdefault(line.topic, [])
+        line.others.append(line)
     return lines
 
 
@@ -496,7 +518,7 @@ def _refused(pending: list[tuple[_Send, _Plan]], reasons: list[str]) -> bytes:
     """Messages that no producer takes, with the reason."""
     if not pending:
         return b""
-    rows = concat([plan.rows.slice(send.row, 1).select(MESSAGES.names) for send, plan in pending])
+    rows = concat([typed(plan.rows.slice(send.row, 1), MESSAGES) for send, plan in pending])
     return pack(with_columns(rows, reason=pa.array(reasons, pa.string())))
 
 

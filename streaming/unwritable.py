@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FIRST_DELAY_SECONDS = 1.0
+_POLL_SECONDS = 0.1
 
 Release = tuple[int, bool]  # tick, is planned
 
@@ -45,13 +46,14 @@ class Unwritable:
 
     Each is tried again in a thread of its own, at longer and longer intervals: first what was handed out for it, in
     order; when all of that has arrived, or if there is nothing, when it takes a producer, it is writable again. Until
-    then nothing more is handed out for it. Safe in several threads.
+    then nothing more is handed out for it, so that it gets everything in order. Safe in several threads.
 
     Args:
         destinations: by subscription, and by source topic and "" for its rejects, the topic's name.
         retry_max_seconds: the longest time between two attempts.
         send: tries a part again, and writes down what has arrived. Returns why it did not; empty: all has.
         probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
+        is_on_its_way: whether something for a subscription may still be in a lane, of before it was held back.
         on_change: is told that `recorded` is another one.
     """
 
@@ -61,6 +63,7 @@ class Unwritable:
         retry_max_seconds: float,
         send: Callable[[Part], str],
         probe: Callable[[str], str],
+        is_on_its_way: Callable[[Target], bool],
         on_change: Callable[[], None],
         troubles: Troubles,
         stopped: threading.Event,
@@ -69,6 +72,7 @@ class Unwritable:
         self._retry_max_seconds = retry_max_seconds
         self._send = send
         self._probe = probe
+        self._is_on_its_way = is_on_its_way
         self._on_change = on_change
         self._troubles = troubles
         self._stopped = stopped
@@ -144,6 +148,9 @@ class Unwritable:
                 stuck.delay = min(2 * stuck.delay, self._retry_max_seconds)
                 continue
             stuck.delay = 0.0
+            while self._is_on_its_way(target):
+                if self._stopped.wait(_POLL_SECONDS):
+                    return
             with self._lock:
                 if stuck.parts:
                     continue

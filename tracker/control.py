@@ -270,7 +270,7 @@ class Control:
         others, self._moves = self._moves, []
         wants = int64(rows, "wants")
         for subscription in range(int(wants.max(initial=0)).bit_length()):
-            chosen = rows.take(pa.array(np.flatnonzero(wants >> subscription & 1))).select(MESSAGES.names)
+            chosen = typed(rows.take(pa.array(np.flatnonzero(wants >> subscription & 1))), MESSAGES)
             if chosen.num_rows:
                 self._move(chosen, subscription, int64(chosen, "deliver_at"), self._next_sequence(moment))
         moved, self._moves = concat(self._moves), others
@@ -298,18 +298,22 @@ class Control:
         own = self._own(rows) & by_topic(rows, self._subscriptions.wanted) & ~by_topic(rows, self._held_back)
         sequences = int64(rows, "sequence")
         for subscription in range(int(own.max(initial=0)).bit_length()):
-            last = self._moved.find(subscription, *message_ids(rows))[0]
-            # What was taken back, too: it may be restored.
+            last, _, until = self._moved.find(subscription, *message_ids(rows))
+            # What was cancelled, too: it may be restored.
             released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
             if len(released):
                 _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
                 released = released[np.sort(first)]
-                released = released[np.argsort(sequences[released], kind="stable")]
-                times = moment.now + np.arange(len(released)) // _RELEASED_A_SECOND * 1000
-                self._move(
-                    rows.take(pa.array(released)), subscription, times, self._next_sequences(moment, len(released))
-                )
-                self._unwanted_moves += len(released)  # the rows that were held back
+                chosen, due = rows.take(pa.array(released)), until[released] - self._margin
+                # All were due within the lookahead. Where no more is known, as after a rebuild, it was in this order.
+                last_due = max(moment.released, moment.ahead)
+                order_known = np.where(due > last_due, sequences[released], 0)
+                due = np.minimum(due, last_due)
+                order = np.lexsort([*message_ids(chosen)[::-1], order_known, due])
+                chosen = with_columns(chosen.take(pa.array(order)), was_due=pa.array(due[order]))
+                times = np.maximum(moment.now + np.arange(len(due)) // _RELEASED_A_SECOND * 1000, due[order])
+                self._move(chosen, subscription, times, self._next_sequences(moment, len(due)))
+                self._unwanted_moves += len(due)  # the rows that were held back
 
     def _own(self, rows: pa.Table) -> Int64Array:
         """For each row the subscriptions that it is for, as bits."""
@@ -540,7 +544,7 @@ class Control:
             chosen = np.flatnonzero(masks >> subscription & 1)
             at = ledgers[chosen], entries[chosen], indexes[chosen]
             taken = self.taken_back.contains(subscription, *at)
-            moves, moved_to = self._moved.find(subscription, *at)
+            moves, moved_to, _ = self._moved.find(subscription, *at)
             is_out = (moved_to <= moment.released) | _is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
             is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
             is_late |= self._delivered.contains(subscription, *at)

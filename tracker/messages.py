@@ -39,6 +39,7 @@ MESSAGES = pa.schema(
         ("ordering_key_bytes", pa.binary()),  # an ordering key that is not UTF-8
         ("key_encoding", pa.string()),  # base64: the key is bytes, of which the broker has the base64; null: it is text
         ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
+        ("was_due", pa.int64()),  # of a message that was held back and goes out now: when it was due; null: deliver_at
     ]
 )
 
@@ -97,7 +98,8 @@ def int64(rows: pa.Table, column: str) -> Int64Array:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """The rows by time of delivery, those that were moved to it in the order of that, then position.
+    """The rows by time of delivery, those that were moved to it by when they were due and in the order of that, then
+    position.
 
     One contiguous chunk a column.
     """
@@ -106,6 +108,8 @@ def in_order(rows: pa.Table) -> pa.Table:
     keys = [int64(rows, column) for column, _ in ORDER]
     if rows["sequence"].null_count < rows.num_rows:
         keys.insert(1, pc.fill_null(rows["sequence"], 0).to_numpy())
+        if "was_due" in rows.column_names:
+            keys.insert(1, pc.coalesce(rows["was_due"], rows["deliver_at"]).to_numpy())
     # Rows of a bucket are in order, and to see that takes a tenth of sorting them.
     if _is_ascending(keys):
         return rows.combine_chunks()

@@ -51,9 +51,10 @@ class Moved:
 
     def find(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
-    ) -> tuple[Int64Array, Int64Array]:
-        """For each message the sequence of its last move, 0 if there is none, and the time that it was moved to."""
-        sequences, times = np.zeros((2, len(ledger_ids)), dtype=np.int64)
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """For each message the sequence of its last move, the time that it was moved to, and when its rows before
+        are past; 0 where there is none."""
+        sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
         if self._ledgers:
             for ledger, rows in by_ledger(ledger_ids):
                 entry = self._ledgers.get(ledger)
@@ -65,7 +66,8 @@ class Moved:
                 is_there = table[at, _CODE] == wanted
                 sequences[rows] = np.where(is_there, table[at, _SEQUENCE], 0)
                 times[rows] = np.where(is_there, table[at, _TIME], 0)
-        return sequences, times
+                until[rows] = np.where(is_there, table[at, _UNTIL], 0)
+        return sequences, times, until
 
     def put(
         self,

@@ -35,6 +35,7 @@ class Service:
         confirmed: int = 0,
         unwritable: Mapping[str, Any] | None = None,
         run: str = "run",
+        now: int | None = None,
         **changes: Any,
     ) -> Effects:
         self.tick += 1
@@ -48,7 +49,7 @@ class Service:
             run,
             confirmed,
             0,
-            now=cutoff,
+            now=cutoff if now is None else now,
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
         )
         intake = Intake(messages=messages([]) if rows is None else rows, **changes)
@@ -96,6 +97,45 @@ def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
     later = service.step(200)
     order = [entry for entry, _ in sent(back) + sent(later)]
     assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
+
+
+def test_nothing_that_was_held_back_comes_before_its_time() -> None:
+    """What comes due within the lookahead is held back, and the destination may be there again before its time."""
+    service = Service()
+    service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable={"b": {"open": []}})
+    assert sent(service.step(1_050, now=200, unwritable={"b": {"open": []}})) == [(1, 1), (0, 1)]
+    back = service.step(1_050, now=300, back={TOPIC}, kept=held(concat(service.stored)))
+    assert sent(back) == [(1, 2), (0, 2)]
+    assert back.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]
+
+
+def test_what_several_shards_held_back_is_in_order_together_also_what_came_late() -> None:
+    shards = [Service(), Service()]
+    stuck = {"b": {"open": []}}
+    late = [messages([(1, 100 + n, 7 + n)]) for n in range(2)]
+    for n, shard in enumerate(shards):
+        shard.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(n, 50, 2)]), unwritable=stuck)
+        for cutoff in range(5, 70, 5):
+            shard.step(cutoff, unwritable=stuck)
+        shard.step(70, late[n], unwritable=stuck)
+    rows = []
+    for shard in shards:
+        effects = shard.step(100, back={TOPIC}, kept=held(concat(shard.stored)))
+        rows += [row for release in effects.releases for row in release.rows.to_pylist()]
+    rows.sort(key=lambda row: (row["deliver_at"], row["was_due"], row["entry_id"]))
+    due = {entry: 10 + entry * 7 % 50 for entry in range(50)} | {100: 7, 101: 8}
+    assert [row["entry_id"] for row in rows] == sorted(due, key=lambda entry: (due[entry], entry))
+
+
+def test_the_order_outlives_long_outages() -> None:
+    service = Service()
+    stuck = {"b": {"open": []}}
+    times = [1_000, 2_000, 3_600_000, 7_200_000, 86_400_000, 86_500_000, 86_500_010]
+    entries = [3, 2, 6, 1, 0, 5, 4]
+    for entry, time in zip(entries, times, strict=True):
+        service.step(time, messages([(1, entry, time)]), unwritable=stuck)
+    back = service.step(90_000_000, back={TOPIC}, kept=held(concat(service.stored)))
+    assert [entry for entry, _ in sent(back)] == entries
 
 
 def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:

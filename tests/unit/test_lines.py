@@ -218,6 +218,30 @@ def test_a_producer_that_comes_late_sends_what_is_due_by_then_in_order() -> None
     assert all(0 <= at - item.at < 100 for item, at in zip(items, sent_at, strict=True) if item.line is lines[1])
 
 
+def test_producers_of_one_topic_send_what_is_overdue_in_order_though_one_of_them_comes_late() -> None:
+    slow, quick = Topic(hangs=threading.Event()), Topic()
+    slow.entries = quick.entries  # one topic, under two producers' names
+    lines, items = lines_to([slow, quick], n=50)
+    for i, item in enumerate(items):
+        item.at, item.sequence_id, item.first_id = now() - 1_000, i + 1, i + 1
+    for line in lines:
+        line.others, line.last_id = lines, 100
+    assert slow.hangs is not None
+    threading.Timer(0.15, slow.hangs.set).start()
+    run(lines, items)
+    assert not any(line.has_failed for line in lines)
+    assert quick.entries == list(range(1, 101))
+
+
+def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_than_it_is_waited_for() -> None:
+    lines, items = lines_to([Topic(refuses=pulsar.ProducerBusy), well := Topic()])
+    for line in lines:
+        line.others = lines
+    run(lines, items)
+    assert [line.has_failed for line in lines] == [True, False]
+    assert well.entries == list(range(1, 21))
+
+
 def test_a_batch_goes_whole_also_where_its_producer_comes_late() -> None:
     topic = Topic(hangs=threading.Event())
     lines, _ = lines_to([topic])

@@ -15,10 +15,10 @@ from conf.settings import Settings
 from streaming import sender
 from streaming.clock import Offset
 from streaming.routes import known_routes
-from streaming.sender import Assignment, Attempt, Sent, _plan, send_releases
+from streaming.sender import Assignment, Attempt, Sent, _in_order, _plan, send_releases
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
-from tracker.messages import pack
+from tracker.messages import pack, with_columns
 
 OTHER = "persistent://public/default/other"
 ELSEWHERE = "persistent://public/default/elsewhere"
@@ -104,3 +104,25 @@ def test_a_task_that_spark_runs_again_is_no_first_attempt(
     monkeypatch.setattr(sender.TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: repetition))
     list(send_releases(BEFORE.model_dump_json(), Attempt(is_first=True), [release([0b01])]))
     assert [attempt.is_first for attempt in attempts] == [is_first]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_several_shards_held_back_goes_out_in_the_order_in_which_it_was_due(key: str | None) -> None:
+    """Also in batches: of each producer the sequence ids rise, and those of different ones take turns."""
+    due = [[100, 130, 130, 190, 250], [90, 110, 180, 181, 260]]
+    plans = []
+    for shard, times in enumerate(due):
+        rows = messages([(1, 2 * i + shard, 1_000) for i in range(len(times))], key=key)
+        rows = with_columns(rows, was_due=pa.array(times)).append_column(
+            "wants", pa.array([1] * len(times), pa.int64())
+        )
+        sending = Offset(batch_millis=5, routes=known_routes(BEFORE).to_json()).to_tick().sending
+        assignment = Assignment("app", shard, 1, False, pack(rows.replace_schema_metadata({SENDING: sending})))
+        plans.append(_plan(BEFORE, assignment, Attempt()))
+    pending = _in_order(plans)
+    sent = [plan.columns["was_due"][send.row] for send, plan in pending]
+    assert [time // 5 for time in sent] == [time // 5 for time in sorted(sent)]
+    assert all(send.at == 1_000 for send, _ in pending)
+    for plan in plans:
+        ids = [send.sequence_id for send, of in pending if of is plan]
+        assert ids == sorted(ids)

@@ -19,7 +19,7 @@ from streaming.release import Releaser
 from streaming.sender import Assignment, Attempt, Failed, Sent
 from streaming.tables import DELIVERIES
 from streaming.troubles import Troubles
-from tests.harness import wait_until
+from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
 from tracker.messages import pack, unpack
@@ -138,16 +138,19 @@ class Job:
         for topic in topics:
             yield self.broken.get(topic.rpartition("-")[2], "")
 
-    def submit(self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, wants: Any = None) -> None:
+    def submit(
+        self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, wants: Any = None, due: int = 1
+    ) -> None:
         """A batch that hands out releases, and whose offset has what the feedback had, if nothing else is said.
 
         Args:
             wants: by release the subscriptions as bits; both where it is not said.
+            due: when all of them are, ms since the epoch.
         """
         bodies = []
         for of_tick in releases:
             bits = (wants or {}).get(of_tick, 3)
-            rows = messages([(1, of_tick, 1)]).append_column("wants", pa.array([bits], pa.int64()))
+            rows = messages([(1, of_tick, due)]).append_column("wants", pa.array([bits], pa.int64()))
             bodies.append((0, of_tick, True, pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))))
         recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
         self.releaser.submit(tick, 1, 1, 1, bodies, recorded)
@@ -196,6 +199,24 @@ def test_one_that_refuses_leaves_the_others_alone_and_gets_its_own_in_order_late
     job.submit(7, [7])
     job.has_confirmed(7)
     assert sorted(name for tick, name, _ in job.tables.delivered if tick == 7) == NAMES
+
+
+def test_one_is_not_there_again_before_all_has_arrived_that_was_handed_out_before_it_was_held_back(
+    make: Callable[..., Job],
+) -> None:
+    """Else what was held back since would overtake it."""
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    job.submit(2, [2], due=now() + 4_000)  # nobody sends it for a while
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(3)
+    job.broken.clear()
+    wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "the first has arrived")
+    wait_until(lambda: job.open("a") != [], 10, "the second is open, or has arrived")
+    job.submit(4)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2]
 
 
 def test_a_release_is_confirmed_only_when_an_offset_says_what_is_open_of_it(make: Callable[..., Job]) -> None:
