@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from conf.errors import one_line
 from conf.settings import is_object_storage, local_path
+from streaming.clock_steps import ClockSteps
 from streaming.troubles import Trouble
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class JobStatus:
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
     commands: int = 0
+    clock_steps: int = 0  # how often the machine's clock was set
     planned: Lateness = field(default_factory=Lateness)
     short_notice: Lateness = field(default_factory=Lateness)
     history: list[Point] = field(default_factory=list)
@@ -169,12 +171,20 @@ class StatusWriter:
 
     Args:
         troubles: gives the troubles of now.
+        steps: compares the machine's clocks.
     """
 
-    def __init__(self, warehouse: str, max_in_flight: int, troubles: Callable[[], list[Trouble]] = lambda: []) -> None:
+    def __init__(
+        self,
+        warehouse: str,
+        max_in_flight: int,
+        troubles: Callable[[], list[Trouble]] = lambda: [],
+        steps: ClockSteps | None = None,
+    ) -> None:
         self._warehouse = warehouse
         self._max_in_flight = max_in_flight
         self._troubles = troubles
+        self._steps = steps or ClockSteps()
         self._logged_troubles: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._values: dict[str, object] = {
@@ -182,9 +192,8 @@ class StatusWriter:
             "host": socket.gethostname(),
             "process_id": os.getpid(),
         }
-        self._totals = dict.fromkeys(
-            ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands"), 0
-        )
+        names = ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands")
+        self._totals = dict.fromkeys((*names, "clock_steps"), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
         self._history: deque[Point] = deque(maxlen=_POINTS)
         self._point_began = time.monotonic()
@@ -272,7 +281,18 @@ class StatusWriter:
     def _run(self) -> None:
         seconds = _WRITE_OBJECT_SECONDS if is_object_storage(self._warehouse) else _WRITE_SECONDS
         while not self._stopped.wait(seconds):
+            self.look_at_clock()
             self._write()
+
+    def look_at_clock(self) -> None:
+        """Logs and counts a step of the machine's clock since the last look."""
+        if step := self._steps.look():
+            way = (
+                f"ahead by {step / 1000:,.1f} s, or the machine slept" if step > 0 else f"back by {-step / 1000:,.1f} s"
+            )
+            _log.warning("the machine's clock was set %s", way)
+            with self._lock:
+                self._totals["clock_steps"] += 1
 
     def _log_troubles(self, troubles: list[Trouble]) -> None:
         """Logs each trouble when it begins, and when it is over."""

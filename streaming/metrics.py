@@ -26,6 +26,7 @@ _COUNTERS = {
     "delaylake_rejected_messages": ("rejected", "Messages and commands that were rejected."),
     "delaylake_left_out_messages": ("left_out", "Messages left to the cluster in which they were published."),
     "delaylake_sealed_messages": ("sealed", "Messages that were sealed in buckets."),
+    "delaylake_clock_steps": ("clock_steps", "How often the clock of the job's machine was set, ahead or back."),
     "delaylake_commands": ("commands", "Control commands' entries that were applied or answered."),
 }
 

@@ -1,0 +1,42 @@
+"""Notices that the machine's clock was set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_STEP_MILLIS = 500  # NTP that slews a clock changes it by half a millisecond a second
+_READ_SECONDS = 0.05  # two clocks that were read further apart can't be compared
+
+
+class ClockSteps:
+    """Compares the machine's clock with one that never jumps.
+
+    Args:
+        wall: ms since the epoch.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._last: float | None = None
+
+    def look(self) -> int:
+        """By how much the clock was set since the last look, ms: below 0 back, 0 not at all.
+
+        A machine that slept has a clock that was set ahead.
+        """
+        before = self._monotonic()
+        now = self._wall()
+        after = self._monotonic()
+        if after - before > _READ_SECONDS:
+            return 0
+        difference = now - after * 1000
+        step = 0 if self._last is None else round(difference - self._last)
+        self._last = difference
+        return step if abs(step) >= _STEP_MILLIS else 0
