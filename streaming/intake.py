@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -44,6 +45,7 @@ _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 10
 _POLL_SECONDS = 0.05
 _CATCH_UP_SECONDS = 0.2
+_SILENT_SECONDS = 10  # commands wait so long for a source topic that does not answer
 _MAX_BARRIERS = 16
 # A command may name a thousand entries: so many are some ten thousand, and do not hold up what is due.
 _MAX_COMMAND_BYTES = 512 * 1024
@@ -91,6 +93,7 @@ class Intake:
         self._started: Offset | None = None
         self._known = set(self._read)  # the topics that are read, and those that were
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
+        self._silent_since: dict[str, float] = {}  # topic partitions that did not answer when commands came
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
         self._watch = SourceWatch(
@@ -224,25 +227,32 @@ class Intake:
     def _is_control(self, receiver: Receiver) -> bool:
         return receiver.source.topic == self._settings.control.topic
 
-    def _barrier(self) -> dict[str, str] | None:
+    def _barrier(self) -> dict[str, str | None] | None:
         """Where the source topics end now, if commands have come in; None: no commands, or not to be taken yet.
 
         What was published before the commands has come in when the ends have. It mostly has within milliseconds; a
-        backlog is not waited for.
+        backlog is not waited for. The end of a topic that does not answer is None: it is asked for later.
         """
         receivers = list(self._receivers.values())
         if not any(self._is_control(r) and r.waiting for r in receivers):
             return None
         sources = [r for r in receivers if not self._is_control(r)]
-        try:
-            ends = {r.source.name: r.end() for r in sources}
-        except pulsar.PulsarException as error:
-            _log.warning("commands wait until the source topics answer: %s", error)
-            return None
+        ends: dict[str, Position | None] = {}
+        for receiver in sources:
+            name = receiver.source.name
+            try:
+                ends[name] = receiver.end()
+                self._silent_since.pop(name, None)
+            except pulsar.PulsarException as error:
+                if time.monotonic() - self._silent_since.setdefault(name, time.monotonic()) < _SILENT_SECONDS:
+                    _log.warning("commands wait for an answer of %s: %s", name, error)
+                    return None
+                ends[name] = None
         deadline = time.monotonic() + _CATCH_UP_SECONDS
         for receiver in sources:
-            receiver.wait_for(ends[receiver.source.name], max(0.0, deadline - time.monotonic()))
-        return {name: str(end) for name, end in ends.items()}
+            if (end := ends[receiver.source.name]) is not None:
+                receiver.wait_for(end, max(0.0, deadline - time.monotonic()))
+        return {name: None if end is None else str(end) for name, end in ends.items()}
 
     def _has_read_old_commands(self) -> bool:
         """Whether all commands that were sent before this start are in batches.
@@ -261,9 +271,9 @@ class Intake:
             del self._old_commands[name]
         return True
 
-    def _passed(self, last: Offset, offset: Offset, barrier: dict[str, str] | None) -> Offset:
+    def _passed(self, last: Offset, offset: Offset, barrier: dict[str, str | None] | None) -> Offset:
         """The offset with the barriers that it has not passed yet."""
-        barriers = [*last.barriers]
+        barriers = [[tick, self._with_ends(ends)] for tick, ends in last.barriers]
         passed = last.passed
         if barrier is not None:
             if len(barriers) >= _MAX_BARRIERS:
@@ -273,10 +283,20 @@ class Intake:
             passed = barriers.pop(0)[0]
         return replace(offset, barriers=barriers, passed=passed)
 
-    def _has_passed(self, positions: dict[str, str], barrier: dict[str, str]) -> bool:
+    def _with_ends(self, barrier: dict[str, str | None]) -> dict[str, str | None]:
+        """A barrier with the ends of those topics, too, that answer only now."""
+        ends = dict(barrier)
+        for name in [name for name, end in barrier.items() if end is None and name in self._receivers]:
+            with contextlib.suppress(pulsar.PulsarException):
+                ends[name] = str(self._receivers[name].end())
+        return ends
+
+    def _has_passed(self, positions: dict[str, str], barrier: dict[str, str | None]) -> bool:
         for name, end in barrier.items():
             if name not in self._receivers:
                 continue  # not read any more: commands for its topic wait
+            if end is None:
+                return False
             position = positions.get(name)
             if position is None:
                 if not self._receivers[name].wait_for(Position.parse(end), 0):
@@ -316,7 +336,12 @@ class Intake:
         return positions
 
     def _offset(
-        self, last: Offset, positions: dict[str, str], barrier: dict[str, str] | None, now: int, feedback: Feedback
+        self,
+        last: Offset,
+        positions: dict[str, str],
+        barrier: dict[str, str | None] | None,
+        now: int,
+        feedback: Feedback,
     ) -> Offset:
         offset = self._clock.next(
             last,

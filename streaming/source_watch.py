@@ -30,7 +30,6 @@ _LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the b
 _TIMEOUT_SECONDS = 5.0
 _MAX_PARTS = 100  # entries at the end of a topic that are looked at, one by one
 _GAPS_AT_ONCE = 100
-_NAMED = 3  # topic partitions that a text names
 
 
 class SourceWatch:
@@ -192,11 +191,7 @@ class SourceWatch:
     def _why(self, receiver: Receiver) -> str:
         if receiver.problem is not None:
             return receiver.problem
-        if receiver.source.topic == self._control_topic:
-            silent = [r.source.name for r in self._receivers() if r.problem is not None]
-            if silent:
-                return f"commands wait until all source topics answer: {', '.join(silent[:_NAMED])}"
-        elif (why := self._why_not_taking()) is not None:
+        if receiver.source.topic != self._control_topic and (why := self._why_not_taking()) is not None:
             return why
         if receiver.waiting:
             return "they have come in, and no batch takes them"

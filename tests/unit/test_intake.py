@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -110,7 +111,8 @@ class _None:
         return []
 
 
-POSITIONS = {ORDERS: "1:5", OTHER: "2:7", "persistent://public/default/delaylake-control": "3:1"}
+CONTROL = "persistent://public/default/delaylake-control"
+POSITIONS = {ORDERS: "1:5", OTHER: "2:7", CONTROL: "3:1"}
 
 
 def offset(before: Settings, **values: Any) -> Offset:
@@ -162,6 +164,47 @@ def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(
     assert intake._replayed[ORDERS].source.topic == ORDERS
     intake.commit(last)
     assert not intake._replayed
+
+
+def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_when_it_can(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.intake, "_SILENT_SECONDS", 0.3)
+    subscribe = client.subscribe
+
+    def not_orders(name: str, *arguments: Any, **options: Any) -> Consumer:
+        if name == ORDERS:
+            raise pulsar.AuthorizationError
+        return subscribe(name, *arguments, **options)
+
+    monkeypatch.setattr(client, "subscribe", not_orders)
+    client.consumers[CONTROL] = Consumer(one(2, 3))
+    both = settings(orders=["a"], other=["b"])
+    intake = start(both, "now")
+    last = offset(both)
+
+    def taken() -> Offset | None:
+        nonlocal last
+        last = intake.next_offset(last)
+        return last if last.positions[CONTROL] == "3:2" else None
+
+    began = time.monotonic()
+    new = wait_until(taken, 5, "the command")
+    assert time.monotonic() - began >= 0.3
+    assert (new.barriers, new.passed) == ([[new.tick, {ORDERS: None, OTHER: "-1:-1"}]], 0)
+
+    # What has been published there by now may be before the command.
+    client.consumers[ORDERS] = Consumer(one(6, 1))
+    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "subscribe", subscribe)
+
+    def has_passed() -> Offset | None:
+        nonlocal last
+        last = intake.next_offset(last)
+        assert not last.passed or last.positions[ORDERS] == "1:6"
+        return last if last.passed else None
+
+    assert wait_until(has_passed, 10, "the messages before the command").passed == new.tick
 
 
 def test_an_old_checkpoint_takes_the_settings_order_and_says_so(start: Any, caplog: pytest.LogCaptureFixture) -> None:
