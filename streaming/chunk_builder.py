@@ -13,6 +13,7 @@ from conf.errors import one_line
 from proto.message_id_pb2 import MessageIdData
 from streaming.details import MessageDetails, NotKnownYet
 from streaming.message_schemas import version_number
+from streaming.outgoing import FIELD_BYTES
 from streaming.position import EntrySet, Position, SourceTopic
 from tracker.messages import MESSAGES
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
@@ -20,7 +21,6 @@ from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 RESERVED_PREFIX = "delaylake."  # of the properties that a delivered message has of us
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside its payload
-_FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name and value
 _MAX_EVENT_TIME = 2**63 - 1
 
 _Row = tuple[Any, ...]
@@ -159,7 +159,7 @@ class ChunkBuilder:
         if self._left_out is not None:
             properties, payload, reason = {}, None, self._left_out
         texts = "".join([*properties, *properties.values(), key, ordering_key])
-        size = (len(texts) if texts.isascii() else len(texts.encode())) + _FIELD_BYTES * len(properties)
+        size = (len(texts) if texts.isascii() else len(texts.encode())) + FIELD_BYTES * len(properties)
         if payload:
             size += len(payload)
         if ordering_key_bytes:

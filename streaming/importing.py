@@ -24,6 +24,7 @@ from conf.settings import Settings
 from streaming.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.details import MessageDetails, NotKnownYet
 from streaming.message_schemas import SchemaKeeper
+from streaming.outgoing import FIELD_BYTES
 from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect
 from streaming.segments import to_index, to_rejects
@@ -327,10 +328,11 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
-    """Bytes of each row's payload and properties."""
+    """Bytes of each row's payload, keys and properties."""
     sizes = np.zeros(n, np.int64)
-    if "payload" in own:
-        sizes += pc.fill_null(pc.binary_length(own["payload"]), 0).to_numpy()
+    for name in ("payload", "key", "ordering_key"):
+        if name in own:
+            sizes += pc.fill_null(pc.binary_length(own[name]), 0).to_numpy()
     if "properties" in own:
         properties = own["properties"].combine_chunks()
         lengths = sum(
@@ -338,7 +340,7 @@ def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
             for part in (properties.keys, properties.items)
         )
         offsets = properties.offsets.to_numpy() - properties.offsets[0].as_py()
-        total = np.concatenate([[0], np.cumsum(lengths)])
+        total = np.concatenate([[0], np.cumsum(lengths + FIELD_BYTES)])
         sizes += total[offsets[1:]] - total[offsets[:-1]]
     return sizes
 

@@ -10,7 +10,10 @@ import _pulsar
 # A rejected message of more bytes goes without what makes it large: the table `rejects` has that.
 MAX_REJECTED_BYTES = 1024 * 1024
 
+FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name and value
+
 _MAX_REASON = 1_000  # characters
+_MAX_REASON_BYTES = 4 * _MAX_REASON
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -29,12 +32,16 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
     return _built(columns, row, properties, sequence_id, columns["payload"][row])
 
 
-def rejected(columns: Columns, row: int, sequence_id: int) -> _pulsar.Message:
-    """A row of a release as it goes to its source's rejects topic."""
+def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pulsar.Message:
+    """A row of a release as it goes to its source's rejects topic.
+
+    Args:
+        max_size: how many bytes payload, keys and properties of a message of its source topic may have to be sent on.
+    """
     reason = columns["reason"][row][:_MAX_REASON]
     properties = _properties(columns, row)
     properties["delaylake.reason"] = reason
-    if _bytes(columns, row) <= MAX_REJECTED_BYTES:
+    if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
         return _built(columns, row, properties, sequence_id, columns["payload"][row])
     own = {name: value for name, value in properties.items() if name.startswith("delaylake.")}
     return _built(columns, row, own, sequence_id, None, has_keys=False)
@@ -78,6 +85,8 @@ def _built(
 
 def _bytes(columns: Columns, row: int) -> int:
     texts = [columns["key"][row], columns["ordering_key"][row]]
-    texts += [text for pair in columns["properties"][row] or () for text in pair]
+    properties = columns["properties"][row] or ()
+    texts += [text for pair in properties for text in pair]
     others = [columns["payload"][row], columns["ordering_key_bytes"][row]]
-    return sum(len(text.encode()) for text in texts if text) + sum(len(data) for data in others if data)
+    size = FIELD_BYTES * len(properties)
+    return size + sum(len(text.encode()) for text in texts if text) + sum(len(data) for data in others if data)

@@ -413,7 +413,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: Pause
             return None  # the broker has it already
         if send.line.found and _position(plan.columns, send.row) in send.line.found:
             return None  # under another name
-        return _message(send, plan)
+        return _message(settings, send, plan)
 
     try:
         for line in lines.values():
@@ -522,9 +522,10 @@ def _refused(pending: list[tuple[_Send, _Plan]], reasons: list[str]) -> bytes:
     return pack(with_columns(rows, reason=pa.array(reasons, pa.string())))
 
 
-def _message(send: _Send, plan: _Plan) -> Any:
+def _message(settings: Settings, send: _Send, plan: _Plan) -> Any:
     if send.subscription is None:
-        return outgoing.rejected(plan.columns, send.row, send.sequence_id)
+        max_size = max_size_bytes(settings, plan.columns["topic"][send.row])
+        return outgoing.rejected(plan.columns, send.row, send.sequence_id, max_size)
     return outgoing.delivered(plan.columns, send.row, send.due, send.sequence_id)
 
 

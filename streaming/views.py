@@ -10,6 +10,7 @@ from deltalake import DeltaTable, QueryBuilder
 from conf.settings import Settings, local_path
 from streaming.pending_rule import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 from streaming.tables import SCHEMAS, literal, run_sql
+from streaming.troubles import NOT_SEEN_REASON
 from tracker.moved import HELD_MILLIS
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
@@ -81,10 +82,11 @@ LEFT JOIN (
     GROUP BY subscription, ledger_id, entry_id
 ) AS n ON {_OF_ENTRY.format("n", "c")}
 """,  # noqa: S608
-    # What became of the messages of each topic: of all that are accounted for.
-    "funnel": """
+    # What became of the messages of each topic: of all that are accounted for, and what was not seen.
+    "funnel": f"""
 SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.delivered, 0) AS delivered,
-       coalesce(c.messages, 0) AS taken_back, coalesce(p.pending, 0) AS pending, coalesce(r.rejected, 0) AS rejected
+       coalesce(c.messages, 0) AS taken_back, coalesce(p.pending, 0) AS pending, coalesce(r.rejected, 0) AS rejected,
+       coalesce(r.not_seen, 0) AS not_seen
 FROM subscriptions AS s
 LEFT JOIN (SELECT topic, sum(batch_size) AS taken_in FROM entries GROUP BY topic) AS e ON e.topic = s.topic
 LEFT JOIN (SELECT topic, subscription, count(*) AS delivered FROM deliveries GROUP BY topic, subscription) AS d
@@ -94,9 +96,12 @@ LEFT JOIN (
 ) AS c ON c.topic = s.topic AND c.subscription = s.subscription
 LEFT JOIN (SELECT topic, subscription, count(*) AS pending FROM pending GROUP BY topic, subscription) AS p
     ON p.topic = s.topic AND p.subscription = s.subscription
-LEFT JOIN (SELECT topic, count(*) AS rejected FROM rejects GROUP BY topic) AS r ON r.topic = s.topic
+LEFT JOIN (
+    SELECT topic, count(*) FILTER (WHERE NOT is_not_seen) AS rejected, count(*) FILTER (WHERE is_not_seen) AS not_seen
+    FROM (SELECT topic, coalesce(reason, '') LIKE '{NOT_SEEN_REASON}%' AS is_not_seen FROM rejects) AS r GROUP BY topic
+) AS r ON r.topic = s.topic
 ORDER BY s.topic, s.subscription
-""",
+""",  # noqa: S608
 }
 
 

@@ -57,20 +57,21 @@ def test_what_cannot_be_delivered_is_rejected_with_the_reason(settings: Settings
     kind = pa.map_(pa.string(), pa.string())
     file = write(
         tmp_path / "a.parquet",
-        deliver_at=[NOW, -1, 253_402_300_800_000, 3 * 10**12, NOW, NOW],
-        payload=[b"", b"", b"", b"", b"x" * 65_000, b"x" * 32_000],
-        properties=pa.array([None, None, None, None, None, [("k", "v" * 40_000)]], kind),
+        deliver_at=[NOW, -1, 253_402_300_800_000, 3 * 10**12, NOW, NOW, NOW, NOW, NOW],
+        payload=[b"", b"", b"", b"", b"x" * 65_000, b"x" * 32_000, b"x" * 32_000, b"x" * 32_000, b""],
+        key=[*[None] * 6, "k" * 40_000, None, None],
+        ordering_key=[*[None] * 7, "ü" * 20_000, None],
+        properties=pa.array([*[None] * 5, [("k", "v" * 40_000)], None, None, [("", "")] * 6_000], kind),
     )
     importer = Importer(settings, TOPIC)
     importer.file(file)
-    assert (importer.done.messages, importer.done.rejected) == (6, 5)
+    assert (importer.done.messages, importer.done.rejected) == (9, 8)
     size = "too many bytes to be delivered with their delaylake properties"
     assert [(row["entry_id"], row["reason"]) for row in rows(settings, "rejects")] == [
         (1, "deliver_at is negative"),
         (2, "deliver_at is beyond the year 9999"),
         (3, "Exceeds max allowed delivery delay of 1000000000000 milliseconds"),
-        (4, size),
-        (5, size),
+        *((i, size) for i in range(4, 9)),
     ]
     assert [row["entry_id"] for row in rows(settings, "delayed_index")] == [0]
 

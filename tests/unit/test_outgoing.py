@@ -14,6 +14,7 @@ from streaming.sender import Assignment, Attempt, _plan
 from tests.messages import TOPIC, messages
 from tracker.messages import MESSAGES, pack
 
+MOST = 5_000_000
 OWN = {"delaylake.source": TOPIC, "delaylake.messageId": "7:3:-1:-1"}
 
 
@@ -67,22 +68,25 @@ def test_a_key_of_bytes_says_so_in_a_property() -> None:
 
 
 def test_a_rejected_message_has_its_reason_and_goes_as_it_came() -> None:
-    message = rejected(columns(reason="x" * 5_000, key="k", payload=b"p", properties=[("a", "b")]), 0, 1)
+    message = rejected(columns(reason="x" * 5_000, key="k", payload=b"p", properties=[("a", "b")]), 0, 1, MOST)
     assert message.properties() == {**OWN, "a": "b", "delaylake.reason": "x" * 1_000}
     assert (message.data(), message.partition_key()) == (b"p", "k")
 
 
-@pytest.mark.parametrize(
-    "large",
-    [
-        {"payload": b"x" * (MAX_REJECTED_BYTES + 1)},
-        {"key": "ü" * MAX_REJECTED_BYTES},
-        {"ordering_key_bytes": b"\xff" * (MAX_REJECTED_BYTES + 1)},
-        {"properties": [("a", "ü" * MAX_REJECTED_BYTES)]},
-    ],
-)
-def test_a_rejected_message_goes_without_what_makes_it_too_large_to_send(large: dict[str, Any]) -> None:
-    message = rejected(columns(reason="too large", **large), 0, 1)
+@pytest.mark.parametrize("max_size", [MOST, 60_000])
+@pytest.mark.parametrize("kind", ["payload", "key", "ordering_key_bytes", "properties", "names"])
+def test_a_rejected_message_goes_without_what_makes_it_too_large_to_send(kind: str, max_size: int) -> None:
+    n = min(max_size - 3_000, MAX_REJECTED_BYTES + 1)
+    large: dict[str, Any] = {
+        "payload": b"x" * n,
+        "key": "ü" * (n // 2 + 1),
+        "ordering_key_bytes": b"\xff" * n,
+        "properties": [("a", "ü" * (n // 2 + 1))],
+        "names": [("", "")] * (n // 12 + 1),
+    }
+    message = rejected(
+        columns(reason="too large", **{kind.replace("names", "properties"): large[kind]}), 0, 1, max_size
+    )
     assert message.has_null_value()
     assert (message.partition_key(), ordering_key(message)) == ("", b"")
     assert message.properties() == {**OWN, "delaylake.reason": "too large"}

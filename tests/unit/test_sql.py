@@ -83,8 +83,9 @@ def test_the_funnel_counts_what_became_of_all_messages(settings: Settings, write
     write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE)
     write("outcomes", entry_id=1, subscription="b", sequence=1, result="APPLIED", operation="CANCEL")
     write("rejects", entry_id=2, reason="negative")
+    write("rejects", entry_id=3, reason="not seen: the broker no longer has it")
     funnel = Warehouse(settings).sql("SELECT * FROM funnel").to_pylist()
-    counts = {"taken_in": 3, "rejected": 1}
+    counts = {"taken_in": 3, "rejected": 1, "not_seen": 1}
     assert funnel == [
         {"topic": TOPIC, "subscription": "a", "delivered": 1, "taken_back": 0, "pending": 1, **counts},
         {"topic": TOPIC, "subscription": "b", "delivered": 0, "taken_back": 1, "pending": 0, **counts},
