@@ -56,7 +56,7 @@ class BackgroundMaintenance:
             except OSError as error:
                 status, words = 1, str(error)
             if status and not self._stopping.is_set():
-                _log.warning("maintenance of the tables failed, the job goes on: %s", words)
+                _log.warning("maintenance of the tables failed, the job goes on: %s", words or f"exit status {status}")
             elif words:
                 _log.debug("tables maintained: %s", words)
 

@@ -104,6 +104,22 @@ class KillJvm(Fault):
         return None
 
 
+class KillExecutor(Fault):
+    """An executor of a cluster, with its Python workers. Spark starts another one."""
+
+    name, weight = "kill executor", 30
+
+    def apply(self, world: World) -> str | None:
+        executors = world.executors()
+        if not executors:
+            return "there is none without CLUSTER=1"
+        executor = world.chance.choice(executors)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [*executor.children(recursive=True), executor]:
+                _signal(process, signal.SIGKILL)
+        return None
+
+
 class KillBroker(Fault):
     name, weight = "kill broker", 12
 
@@ -331,8 +347,8 @@ def _index(route: dict[str, Any], name: str) -> int:
 ALL: list[Fault] = [
     kind()
     for kind in (
-        KillWorker, KillMaintenance, KillApi, KillDriver, KillJvm, KillBroker, PauseWorker, PauseDriver, PauseJvm,
-        PauseBroker, UnloadSource, UnloadDestination, UnloadControl, AddPartition, LoseCheckpoint, FillDisk,
+        KillWorker, KillMaintenance, KillApi, KillDriver, KillJvm, KillExecutor, KillBroker, PauseWorker, PauseDriver,
+        PauseJvm, PauseBroker, UnloadSource, UnloadDestination, UnloadControl, AddPartition, LoseCheckpoint, FillDisk,
         RollBackCheckpoint, SwapSubscriptions, AddAndRemoveSubscription, RouteOutAndBack, TerminateDestination,
     )
 ]  # fmt: skip

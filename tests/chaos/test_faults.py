@@ -1,7 +1,7 @@
 """Faults at random moments under load, and every message checked at the consumers and by the audit.
 
-`make chaos FAULTS=1000 SEED=7 KINDS="kill worker,fill disk"` draws as many, of these kinds or of all. What was found is
-printed as JSON.
+`make chaos FAULTS=1000 SEED=7 KINDS="kill worker,fill disk"` draws as many, of these kinds or of all; with CLUSTER=1
+the job runs on two executors. What was found is printed as JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.chaos.world import World
 _SECONDS_A_FAULT = 15  # at most, in the mean: so many messages there is room for
 _REPORT_EVERY = 10
 _NEAR_MILLIS = 30_000
+_CLUSTER = "local-cluster[2,12,1024]"
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -36,7 +37,13 @@ def drawn(chance: random.Random, n: int, kinds: Sequence[str]) -> list[Fault]:
 
 
 def run(
-    folder: Path, schedule: Sequence[Fault], seed: int, rate: int, pause_seconds: float, say: Say
+    folder: Path,
+    schedule: Sequence[Fault],
+    seed: int,
+    rate: int,
+    pause_seconds: float,
+    say: Say,
+    master: str | None = None,
 ) -> dict[str, Any]:
     """Does faults to a job one after another; returns what was sent and delivered, and what was wrong.
 
@@ -44,9 +51,10 @@ def run(
         rate: messages a second.
         pause_seconds: between two faults, in the mean.
         say: is told how far it is.
+        master: Spark's; None: the default.
     """
     chance = random.Random(seed)
-    world = World(folder, random.Random(seed + 1), rate, max(60_000, rate * len(schedule) * _SECONDS_A_FAULT))
+    world = World(folder, random.Random(seed + 1), rate, max(60_000, rate * len(schedule) * _SECONDS_A_FAULT), master)
     done: list[tuple[int, str]] = []
     not_done: Counter[str] = Counter()
     try:
@@ -121,4 +129,6 @@ def test_many_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             print(json.dumps(told), flush=True)
 
     say({"seed": seed, "faults": len(schedule), "drawn": Counter(fault.name for fault in schedule)})
-    check(run(tmp_path, schedule, seed, int(os.environ.get("RATE") or 1_000), pause_seconds=1.2, say=say))
+    rate = int(os.environ.get("RATE") or 1_000)
+    master = _CLUSTER if os.environ.get("CLUSTER") else None
+    check(run(tmp_path, schedule, seed, rate, pause_seconds=1.2, say=say, master=master))

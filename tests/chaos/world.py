@@ -48,9 +48,10 @@ class World:
         chance: draws times, keys and commands.
         rate: messages a second.
         size: how many messages there can be.
+        master: Spark's; None: the default.
     """
 
-    def __init__(self, folder: Path, chance: random.Random, rate: int, size: int) -> None:
+    def __init__(self, folder: Path, chance: random.Random, rate: int, size: int, master: str | None = None) -> None:
         self.folder, self.chance, self.rate = folder, chance, rate
         self.disk = folder / "disk"
         self.disk.mkdir()
@@ -69,6 +70,7 @@ class World:
             ],
             tracker={"max_seal_interval_millis": 1_500, "load_ahead_millis": 8_000},
             maintain={"interval_millis": 5_000, "min_small_files": 3, "retention_interval_millis": 30_000},
+            **({"spark": {"master": master}} if master else {}),
         )
         self.client = connect(self.broker.settings)
         self.ledger = Ledger(DESTINATIONS, size)
@@ -129,6 +131,10 @@ class World:
 
     def jvm(self) -> psutil.Process | None:
         return next((p for p in self._children() if "java" in _command(p).partition(" ")[0]), None)
+
+    def executors(self) -> list[psutil.Process]:
+        """The JVMs of a cluster's executors."""
+        return [p for p in self._children() if "CoarseGrainedExecutorBackend" in _command(p)]
 
     def maintenance(self) -> psutil.Process | None:
         return next((p for p in self._children() if "jobs.maintaining" in _command(p)), None)
