@@ -322,21 +322,22 @@ class RouteOutAndBack(Fault):
         return None
 
 
-class TerminateDestination(Fault):
-    """A destination can't be written for some seconds; then it is made anew."""
+class CloseDestination(Fault):
+    """A destination takes no producer for some seconds: somebody else has the only one that it may have."""
 
-    name, weight = "terminate destination", 6
+    name, weight = "close destination", 6
 
     def apply(self, world: World) -> str | None:
         topic = DESTINATIONS["c"]
         path = topic.replace("://", "/")
-        code = world.put(f"{path}/terminate", "POST")
+        code = world.put(f"{path}/maxProducers", "POST", json=1)
         if code not in (200, 204):
             return f"the broker answered {code}"
-        time.sleep(world.chance.uniform(1, 8))
-        # What it has is the consumers' before it goes.
-        wait_until(lambda: world.admin.backlog(topic, "chaos") == 0, 30, "what was delivered is read")
-        world.put(f"{path}?force=true", "DELETE")
+        try:
+            world.put(f"{path}/unload")
+            time.sleep(world.chance.uniform(2, 12))
+        finally:
+            world.put(f"{path}/maxProducers", "DELETE")
         return None
 
 
@@ -349,6 +350,6 @@ ALL: list[Fault] = [
     for kind in (
         KillWorker, KillMaintenance, KillApi, KillDriver, KillJvm, KillExecutor, KillBroker, PauseWorker, PauseDriver,
         PauseJvm, PauseBroker, UnloadSource, UnloadDestination, UnloadControl, AddPartition, LoseCheckpoint, FillDisk,
-        RollBackCheckpoint, SwapSubscriptions, AddAndRemoveSubscription, RouteOutAndBack, TerminateDestination,
+        RollBackCheckpoint, SwapSubscriptions, AddAndRemoveSubscription, RouteOutAndBack, CloseDestination,
     )
 ]  # fmt: skip

@@ -187,13 +187,15 @@ class Commands:
 def follow_outcomes(
     client: pulsar.Client, topic: str, commands: Commands, stopped: threading.Event
 ) -> threading.Thread:
-    """Reads the outcome topic from its end, in a thread."""
+    """Consumes the outcome topic, in a thread: a reader would pass over what the broker drops when it unloads it."""
 
     def run() -> None:
-        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        consumer = client.subscribe(topic, "chaos", initial_position=pulsar.InitialPosition.Earliest)
         while not stopped.is_set():
             try:
-                commands.take(reader.read_next(300).data())
+                message = consumer.receive(300)
+                commands.take(message.data())
+                consumer.acknowledge(message)
             except pulsar.Timeout:
                 continue
             except pulsar.PulsarException:

@@ -98,7 +98,7 @@ class World:
         self._stopped.set()
         self._receivers.stop()
         self.job.stop()
-        shutil.copy(self.job.folder / "job.log", self.folder)  # the disk goes
+        shutil.copytree(self.disk, self.folder / "left", ignore=shutil.ignore_patterns("ballast"))  # the disk goes
         if self.api is not None:
             self.api.process.kill()
             self.api.process.wait()
