@@ -119,6 +119,8 @@ class ReleaseSettings(Section):
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
     max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000
     retry_max_millis: Annotated[int, Field(ge=1_000)] = 30_000
+    unwritable: Literal["wait", "reject"] = "wait"
+    unwritable_after_millis: PositiveMillis = 3_600_000
 
     @model_validator(mode="after")
     def _floor_below_ceiling(self) -> ReleaseSettings:

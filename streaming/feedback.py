@@ -20,7 +20,8 @@ class Feedback:
     in_flight: int = 0  # messages handed to the senders and not written down yet
     is_stopping: bool = False  # no more ticks
     # By source topic and subscription ("" for rejects) whose destination can't be written: `since`, ms since the epoch,
-    # and `open`, the releases [tick, is planned] that have not arrived there. None: not known yet in this run.
+    # `open`, the releases [tick, is planned] that have not arrived there, and `rejects`, why what is due for it is
+    # rejected; not there: it waits. None: not known yet in this run.
     unwritable: dict[str, dict[str, Any]] | None = None
 
 

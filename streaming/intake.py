@@ -458,5 +458,5 @@ class Intake:
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Source topics and subscriptions of which an offset says that their destinations can't be written."""
-    return {(topic, name) for topic, names in unwritable.items() for name in names}
+    """Source topics and subscriptions for which an offset says that what is due waits until they can be written."""
+    return {(topic, name) for topic, names in unwritable.items() for name, one in names.items() if "rejects" not in one}

@@ -125,6 +125,7 @@ class Releaser:
             self._confirm_now,
             troubles,
             self._stopped,
+            settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None,
         )
         self._recorded: Mapping[str, Any] | None = None  # what the last offset has of them; None: no offset yet
         self._held_since: dict[Target, int] = {}  # the first tick whose offset has them
@@ -178,6 +179,7 @@ class Releaser:
             if self._recorded is None and unwritable:
                 self._unwritable.begin(unwritable, jobs)
             self._recorded = unwritable or {}
+            self._unwritable.forget_rejected(self._recorded)
             held = {(source, name) for source, names in self._recorded.items() for name in names}
             self._held_since = {target: self._held_since.get(target, tick) for target in held}
             for release, job in jobs.items():

@@ -38,6 +38,7 @@ class _Stuck:
     reason: str
     destination: str
     parts: dict[Release, Part] = field(default_factory=dict)
+    rejects: str = ""  # why what is due is rejected; empty: it waits
     delay: float = _FIRST_DELAY_SECONDS
 
 
@@ -55,6 +56,7 @@ class Unwritable:
         probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
         is_on_its_way: whether something for a subscription may still be in a lane, of before it was held back.
         on_change: is told that `recorded` is another one.
+        reject_after_millis: after so long what is due for a subscription is rejected; None: it waits.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Unwritable:
         on_change: Callable[[], None],
         troubles: Troubles,
         stopped: threading.Event,
+        reject_after_millis: int | None = None,
     ) -> None:
         self._destinations = destinations
         self._retry_max_seconds = retry_max_seconds
@@ -76,6 +79,7 @@ class Unwritable:
         self._on_change = on_change
         self._troubles = troubles
         self._stopped = stopped
+        self._reject_after_millis = reject_after_millis
         self._lock = threading.RLock()
         self._stuck: dict[Target, _Stuck] = {}
 
@@ -92,7 +96,8 @@ class Unwritable:
             found: dict[str, dict[str, Any]] = {}
             for (source, subscription), stuck in sorted(self._stuck.items()):
                 open_releases = sorted([tick, int(planned)] for tick, planned in stuck.parts)
-                found.setdefault(source, {})[subscription] = {"since": stuck.since, "open": open_releases}
+                one: dict[str, Any] = {"since": stuck.since, "open": open_releases}
+                found.setdefault(source, {})[subscription] = one | ({"rejects": stuck.rejects} if stuck.rejects else {})
             return found
 
     def begin(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
@@ -106,16 +111,25 @@ class Unwritable:
                 target = (source, subscription)
                 open_releases = [(tick, bool(planned)) for tick, planned in stuck["open"]]
                 parts = [Part(jobs[release], target) for release in open_releases if release in jobs]
-                self.add(target, "so it was before the start", parts, stuck["since"])
+                self.add(target, "so it was before the start", parts, stuck["since"], stuck.get("rejects", ""))
 
-    def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None) -> None:
+    def forget_rejected(self, recorded: Mapping[str, Any]) -> None:
+        """Lets go of parts that are rejected, as an offset says."""
+        with self._lock:
+            for source, of_source in recorded.items():
+                for subscription, stuck in of_source.items():
+                    if "rejects" in stuck and (known := self._stuck.get((source, subscription))) is not None:
+                        for tick, planned in stuck["open"]:
+                            known.parts.pop((tick, bool(planned)), None)
+
+    def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None, rejects: str = "") -> None:
         """Notes that a destination can't be written, and keeps parts of releases for it."""
         with self._lock:
             stuck = self._stuck.get(target)
             if stuck is None:
                 destination = self._destinations.get(target, target[0])
                 now = time.time_ns() // 1_000_000
-                stuck = self._stuck[target] = _Stuck(since or now, reason, destination)
+                stuck = self._stuck[target] = _Stuck(since or now, reason, destination, rejects=rejects)
                 _log.warning("%s can't be written, and what is due for it waits: %s", destination, reason)
                 thread = threading.Thread(target=self._retry, args=(target,), name=f"retry {destination}", daemon=True)
                 thread.start()
@@ -132,7 +146,20 @@ class Unwritable:
 
     def _tell(self, stuck: _Stuck, reason: str) -> None:
         stuck.reason = reason
-        self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}")
+        what = "; what is due for it is rejected" if stuck.rejects else ""
+        self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
+
+    def _reject_in_time(self, target: Target, stuck: _Stuck) -> None:
+        """Begins to reject what is due for a subscription when that has lasted long enough, or will be tried then."""
+        if self._reject_after_millis is None or stuck.rejects or not target[1]:
+            return
+        left = stuck.since + self._reject_after_millis - time.time_ns() // 1_000_000
+        if left > 0:
+            stuck.delay = min(stuck.delay, left / 1000)
+            return
+        _log.warning("%s can't be written for too long, and what is due for it is rejected", stuck.destination)
+        stuck.rejects = f"{stuck.destination} can't be written: {stuck.reason}"
+        self._on_change()
 
     def _retry(self, target: Target) -> None:
         while not self._stopped.wait(self._stuck[target].delay):
@@ -144,8 +171,10 @@ class Unwritable:
             if self._stopped.is_set():
                 return
             if reason:
+                stuck.delay = min(max(2 * stuck.delay, _FIRST_DELAY_SECONDS), self._retry_max_seconds)
+                stuck.reason = reason
+                self._reject_in_time(target, stuck)
                 self._tell(stuck, reason)
-                stuck.delay = min(2 * stuck.delay, self._retry_max_seconds)
                 continue
             stuck.delay = 0.0
             while self._is_on_its_way(target):
@@ -153,6 +182,7 @@ class Unwritable:
                     return
             with self._lock:
                 if stuck.parts:
+                    stuck.delay = _POLL_SECONDS if stuck.rejects else 0.0
                     continue
                 del self._stuck[target]
                 if all(other.destination != stuck.destination for other in self._stuck.values()):
@@ -165,7 +195,7 @@ class Unwritable:
         """Sends what is open, the oldest first; without any, tries whether the destination takes a producer."""
         with self._lock:
             parts = [stuck.parts[release] for release in sorted(stuck.parts)]
-        if not parts:
+        if not parts or stuck.rejects:
             return self._probe(stuck.destination)
         for part in parts:
             if self._stopped.is_set():

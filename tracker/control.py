@@ -272,7 +272,7 @@ class Control:
         for subscription in range(int(wants.max(initial=0)).bit_length()):
             chosen = typed(rows.take(pa.array(np.flatnonzero(wants >> subscription & 1))), MESSAGES)
             if chosen.num_rows:
-                self._move(chosen, subscription, int64(chosen, "deliver_at"), self._next_sequence(moment))
+                self._move(chosen, subscription, int64(chosen, "deliver_at"), self.next_sequence(moment))
         moved, self._moves = concat(self._moves), others
         return moved
 
@@ -375,7 +375,7 @@ class Control:
         again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
         answers = self._answer(where(commands, is_answer))
-        sequences = pa.array([self._next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
+        sequences = pa.array([self.next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
         outcomes = [with_columns(answers, sequence=sequences)]
         commands = where(commands, ~is_answer)
 
@@ -458,7 +458,7 @@ class Control:
         index, names = _each_subscription(taking, self._subscriptions.names)
         due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-        self._add_operations("CANCEL", rows, self._next_sequence(moment), due)
+        self._add_operations("CANCEL", rows, self.next_sequence(moment), due)
         return outcomes
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:
@@ -493,11 +493,11 @@ class Control:
 
     def _next_sequences(self, moment: Moment, n: int) -> Int64Array:
         """Rising ones, by which it is known in which order messages were due."""
-        sequences = self._next_sequence(moment) + np.minimum(np.arange(n), _MAX_IN_ORDER)
+        sequences = self.next_sequence(moment) + np.minimum(np.arange(n), _MAX_IN_ORDER)
         self._sequence = int(sequences.max(initial=self._sequence))
         return sequences
 
-    def _next_sequence(self, moment: Moment) -> int:
+    def next_sequence(self, moment: Moment) -> int:
         self._sequence = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
         return self._sequence
 
@@ -540,7 +540,7 @@ class Control:
         wanted = self._left_by_commands(originals) != 0
         outcomes = []
         for subscription in range(int(masks.max(initial=0)).bit_length()):
-            sequence = self._next_sequence(moment)
+            sequence = self.next_sequence(moment)
             chosen = np.flatnonzero(masks >> subscription & 1)
             at = ledgers[chosen], entries[chosen], indexes[chosen]
             taken = self.taken_back.contains(subscription, *at)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import int64, is_rejected, pack, unpack, where
+from tracker.messages import MESSAGES, concat, int64, is_rejected, pack, unpack, where
 from tracker.store import Store
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
@@ -22,6 +22,8 @@ PLACE = "place"
 OpenReleases = Mapping[tuple[int, bool], Mapping[str, int]]
 
 REJECTED = -(1 << 63)  # what is to go to the topic of rejected messages
+
+_HANDED_OUT = MESSAGES.append(pa.field("wants", pa.int64()))
 
 _TABLE = "in_flight"
 _LIST = "in_flight_list"
@@ -93,9 +95,28 @@ class InFlight:
         self._releases = kept
         return opened
 
+    def take_open(self, given_up: OpenReleases) -> pa.Table:
+        """Removes from releases, also from such as are not confirmed, what will not be sent; the rest keeps its places.
+
+        Returns:
+            it, with the column `wants`, that has only the bits that are given up.
+        """
+        taken: list[pa.Table] = []
+        for i, entry in enumerate(self._releases):
+            mask = given_up.get((entry.tick, bool(entry.planned)))
+            if not mask:
+                continue
+            rows = self._get(entry)
+            taken.append(_open_rows(rows, mask).drop_columns([PLACE]))
+            left = _open_rows(rows, {topic: ~mask.get(topic, 0) for topic in rows["topic"].unique().to_pylist()})
+            self._store.put(_TABLE, entry.key, pack(left))
+            is_open = entry.open and {topic: bits & ~mask.get(topic, 0) for topic, bits in entry.open.items()}
+            self._releases[i] = _Entry(entry.tick, entry.planned, left.num_rows, is_open)
+        return concat(taken, _HANDED_OUT)
+
     def all(self) -> list[Release]:
         """All that is not confirmed or open, oldest first."""
-        return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases]
+        return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases if entry.rows]
 
     def _get(self, entry: _Entry) -> pa.Table:
         data = self._store.get(_TABLE, entry.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from tracker.commands import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
 from tracker.control import CANCELS, KNOWN, PAST, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
+from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
 from tracker.messages import (
     MESSAGES,
@@ -55,7 +57,7 @@ class Tick:
     passed: int = 0  # what was published before the commands of this tick and earlier ones has come in
     sending: str = "{}"  # how releases of this tick are to be sent, also when they are handed out again
     # By source topic and subscription ("" for rejects) whose destination can't be written: `open`, the releases
-    # [tick, is planned] that have not arrived there.
+    # [tick, is planned] that have not arrived there, and `rejects`, why what is due is rejected; not there: it waits.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -127,8 +129,13 @@ class Shard:
             moment = replace(moment, ahead=ahead, waiting=self._tracker.waiting(released + 1, ahead))
         effects = Effects()
         self._control.unwritable = self._unwritable(tick)
-        opened = self._in_flight.confirm(tick.confirmed, self._open_releases(tick))
+        open_releases = self._open_releases(tick)
+        opened = self._in_flight.confirm(tick.confirmed, open_releases)
         kept_open = concat([self._control.keep_open(release.rows, moment) for release in opened])
+        giving_up = GivingUp(tick.unwritable, self._names, tick.tick, tick.now)
+        rows = self._in_flight.take_open(giving_up.of(open_releases))
+        next_sequence = functools.partial(self._control.next_sequence, moment)
+        given_up = [giving_up.take(rows, int64(rows, "wants"), next_sequence)[0]]
         if tick.run != last_run:
             effects.releases += self._in_flight.all()
 
@@ -176,17 +183,18 @@ class Shard:
         if is_turn:
             outcomes.append(self._control.expire(moment))
             effects.entries = self._entries.take(tick.booked)
-        effects.outcomes = concat(outcomes, OUTCOMES)
 
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
         # What is left out goes nowhere, not to the rejects topic either.
         left_out = is_left_out(effects.rejects)
-        told = where(effects.rejects, ~left_out)
+        told = concat([where(effects.rejects, ~left_out), given_up[0].rejects])
         at_once = in_order(pa.concat_tables([told, short_notice, moved]))
-        n_short = self._release(tick, effects, False, at_once, moment)
-        n_planned = self._release(tick, effects, True, planned, moment)
+        n_short, short_given_up = self._release(tick, effects, False, at_once, moment, giving_up)
+        n_planned, planned_given_up = self._release(tick, effects, True, planned, moment, giving_up)
+        given_up += [short_given_up, planned_given_up]
+        effects.outcomes = concat([*outcomes, *(one.outcomes for one in given_up)], OUTCOMES)
         self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
-        effects.rejects = concat([effects.rejects, intake.no_commands])
+        effects.rejects = concat([effects.rejects, intake.no_commands, *(one.rejects for one in given_up)])
         if is_turn:
             # Not before what is due has been handed out: after a long pause it may be long due.
             self._tracker.drop_expired(tick.cutoff)
@@ -248,23 +256,31 @@ class Shard:
             return MESSAGES.empty_table()
         return concat([held(intake.kept), held(self._tracker.find(()))])
 
-    def _release(self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment) -> int:
-        """Hands rows out to the subscriptions that want them; returns how many."""
+    def _release(
+        self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment, giving_up: GivingUp
+    ) -> tuple[int, GivenUp]:
+        """Hands rows out to the subscriptions that want them; returns how many, and what of them is given up."""
         if not rows.num_rows:
-            return 0
+            return 0, GivenUp()
         wants = self._control.hand_out(rows, moment)
+        given_up, wants = giving_up.take(rows, wants, functools.partial(self._control.next_sequence, moment))
         is_wanted = is_rejected(rows) | (wants != 0)
         rows = where(rows.append_column("wants", pa.array(wants)), is_wanted)
+        n = rows.num_rows
+        if given_up.rejects.num_rows:
+            rejects = given_up.rejects.append_column("wants", pa.array(np.zeros(given_up.rejects.num_rows, np.int64)))
+            rows = in_order(concat([rows, rejects], rows.schema))
         if rows.num_rows:
             release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))
             self._in_flight.add(release)
             effects.releases.append(release)
-        return rows.num_rows
+        return n, given_up
 
     def _unwritable(self, tick: Tick) -> dict[str, int]:
-        """By topic the subscriptions whose destinations can't be written, as bits."""
+        """By topic the subscriptions for which what is due waits until their destinations can be written, as bits."""
         return {
-            topic: sum(self._bit(topic, name) for name in names if name) for topic, names in tick.unwritable.items()
+            topic: sum(self._bit(topic, name) for name, one in names.items() if name and "rejects" not in one)
+            for topic, names in tick.unwritable.items()
         }
 
     def _open_releases(self, tick: Tick) -> OpenReleases:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from proto.delaylake_pb2 import Result
 from tests.messages import TOPIC, command, commands, messages, positions
@@ -167,3 +168,63 @@ def test_one_that_is_paused_too_stays_so() -> None:
     service.step(5, unwritable=stuck)
     assert sent(service.step(6, back={TOPIC}, kept=held(concat(service.stored)))) == []
     assert positions(held(concat(service.stored))) == [(1, 0)]
+
+
+REJECTS = {"b": {"open": [[1, 0]], "rejects": "b's topic can't be written: terminated"}}
+REASON = "not delivered to b: b's topic can't be written: terminated"
+
+
+def rejected(effects: Effects) -> list[int]:
+    """Entries that go to the topic of rejects; the table has the same, and they are cancelled for b."""
+    rows = [row for release in effects.releases for row in release.rows.to_pylist() if row["reason"] is not None]
+    assert {(row["wants"], row["reason"]) for row in rows} <= {(0, REASON)}
+    entries = [row["entry_id"] for row in rows]
+    assert sorted(effects.rejects["entry_id"].to_pylist()) == sorted(entries)
+    outcomes = effects.outcomes.to_pylist()
+    assert sorted(outcome["entry_id"] for outcome in outcomes) == sorted(entries)
+    assert {(o["subscription"], o["result"], o["operation"], o["sequence"] is None) for o in outcomes} <= {
+        ("b", Result.APPLIED, "CANCEL", False)
+    }
+    return entries
+
+
+@pytest.mark.parametrize("confirmed", [1, 0])
+def test_what_is_rejected_after_a_while_is_what_was_handed_out_held_back_and_comes_due(confirmed: int) -> None:
+    service = Service()
+    assert sent(service.step(10, messages([(1, 0, 5), (1, 1, 30), (1, 2, 40), (1, 3, 50)]))) == [(0, 3)]
+    stuck = {"b": {"open": [[1, 0]]}}
+    assert sent(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
+
+    effects = service.step(40, confirmed=confirmed, unwritable=REJECTS, back={TOPIC}, kept=held(concat(service.stored)))
+    assert sorted(rejected(effects)) == [0, 1, 2]
+    assert [pair for pair in sent(effects) if pair[1]] == [(2, 1)]
+    # The offset may go on naming the release for a while, and another run may begin.
+    effects = service.step(45, confirmed=confirmed, unwritable=REJECTS)
+    assert (rejected(effects), sent(effects)) == ([], [])
+    effects = service.step(46, confirmed=4, unwritable=REJECTS, run="run2")
+    assert (rejected(effects), sent(effects)) == ([], [])
+    assert rejected(service.step(50, confirmed=5, unwritable={"b": {**REJECTS["b"], "open": []}})) == [3]
+    assert sent(service.step(60, messages([(1, 4, 55)]), confirmed=7)) == [(4, 3)]
+
+
+def test_what_others_want_of_a_release_keeps_its_places_when_the_rest_is_rejected() -> None:
+    service = Service()
+    service.step(10, messages([(1, 0, 5), (1, 1, 6)]))
+    service.step(11, unwritable=REJECTS)
+    again = service.step(12, unwritable=REJECTS, run="run2")
+    release = next(release for release in again.releases if release.tick == 1)
+    rows = release.rows.to_pylist()
+    assert [(row["entry_id"], row["wants"], row[PLACE]) for row in rows] == [(0, 1, 0), (1, 1, 1)]
+
+
+def test_what_is_cancelled_or_paused_is_not_rejected() -> None:
+    service = Service()
+    rows = messages([(1, 0, 5), (1, 1, 6)])
+    requests = commands([command("r", 1, 0, [1])])
+    service.step(0, rows, commands=requests, request_ids={"r": 0})
+    assert rejected(service.step(5, unwritable={"b": {**REJECTS["b"], "open": []}})) == []
+    pause = [Switch("p", TOPIC, 2, True)]
+    effects = service.step(
+        6, unwritable={"b": {**REJECTS["b"], "open": []}}, commands=commands([]), request_ids={"p": 0}, switches=pause
+    )
+    assert rejected(effects) == []

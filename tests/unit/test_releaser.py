@@ -83,7 +83,7 @@ class Spark:
 class Job:
     """A releaser on a fake Spark and fake destinations."""
 
-    def __init__(self, folder: Path, tables: Tables | None = None) -> None:
+    def __init__(self, folder: Path, tables: Tables | None = None, **changes: Any) -> None:
         self.tables = tables or Tables()
         self.feedback = Recorded()
         self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
@@ -94,7 +94,7 @@ class Job:
         self.lock = threading.Lock()
         settings = Settings(
             checkpoint=f"file:{folder}",
-            release={"lanes": 2, "retry_max_millis": 1_000},
+            release={"lanes": 2, "retry_max_millis": 1_000, **changes},
             routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],
         )
         self.releaser = Releaser(
@@ -168,8 +168,8 @@ class Job:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def one(tables: Tables | None = None) -> Job:
-        job = Job(tmp_path, tables)
+    def one(tables: Tables | None = None, **changes: Any) -> Job:
+        job = Job(tmp_path, tables, **changes)
         made.append(job)
         monkeypatch.setattr(release, "send_releases", job.send)
         monkeypatch.setattr(release, "can_write", job.probe)
@@ -280,3 +280,40 @@ def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Ca
     wait_until(lambda: third.open("a") is None, 10, "it can be written")
     third.has_confirmed(5)
     assert sorted(third.tables.delivered) == sorted(rows)
+
+
+def test_what_is_open_for_too_long_is_left_to_the_shards_to_reject_once_an_offset_says_so(
+    make: Callable[..., Job],
+) -> None:
+    job = make(unwritable="reject", unwritable_after_millis=2_500)
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2)
+
+    def rejects() -> str:
+        text: str = (job.feedback.last.unwritable or {})[TOPIC]["a"].get("rejects", "")
+        return text
+
+    assert not rejects()
+    wait_until(rejects, 10, "it is rejected")
+    assert rejects() == f"{TOPIC}-a can't be written: TopicTerminated"
+    assert "rejected" in job.troubles.current()[0].text
+    # The destination is there again, but what is open is on its way to be rejected, as soon as an offset says so.
+    recorded = job.feedback.last.unwritable
+    job.broken.clear()
+    assert job.open("a") == [1]
+    job.submit(3, unwritable=recorded)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    job.submit(4, [4])
+    job.has_confirmed(4)
+    assert sorted(job.tables.delivered) == [(1, "b", 1), (4, "a", 4), (4, "b", 4)]
+
+
+def test_another_run_goes_on_rejecting(make: Callable[..., Job]) -> None:
+    job = make(unwritable="reject", unwritable_after_millis=3_600_000)
+    job.broken["a"] = "TopicTerminated"
+    recorded = {TOPIC: {"a": {"since": 1, "open": [[1, 1]], "rejects": "gone"}}}
+    job.submit(7, [1], unwritable=recorded, wants={1: 2})
+    wait_until(lambda: job.open("a") == [], 5, "nothing is open any more")
+    assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}}
