@@ -11,6 +11,7 @@ import typer
 from conf.errors import DelayLakeError
 from jobs.options import Output, OutputOption, global_options, show
 from streaming.troubles import NOT_SEEN_REASON
+from tracker.giving_up import NOT_DELIVERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,8 +33,10 @@ _WIDTH = 1_000
 _KEY = "topic, partition, ledger_id, entry_id, message"
 _MESSAGE = "CAST(greatest(batch_index, 0) AS BIGINT) AS message"
 
-# A row of `rejects` for what was not seen is of no message that was taken in.
-_IS_TAKEN_IN = f"coalesce(reason, '') NOT LIKE '{NOT_SEEN_REASON}%'"
+# A row of `rejects` for what was not seen is of no message that was taken in; one for what a destination did not take
+# is of a message that is cancelled there, and may have gone to others.
+_IS_SEEN = f"coalesce(reason, '') NOT LIKE '{NOT_SEEN_REASON}%'"
+_IS_REJECTED = f"{_IS_SEEN} AND coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%'"
 
 # What the settings say: who is to get the messages of a topic.
 _SUBSCRIPTIONS = """
@@ -61,7 +64,7 @@ FROM (
     FROM deliveries
     UNION ALL
     SELECT 'rejects', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, NULL
-    FROM rejects WHERE {_IS_TAKEN_IN}
+    FROM rejects WHERE {_IS_REJECTED}
 ) AS seen
 GROUP BY {_KEY}
 """  # noqa: S608
@@ -98,7 +101,7 @@ _FINDINGS = {
     # A message was rejected and delivered.
     "reject_delivered": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_rejected AND times > 0",  # noqa: S608
     # The job was never handed the entry: for all subscriptions.
-    "not_seen": f"SELECT topic, '' AS subscription, position FROM rejects WHERE NOT ({_IS_TAKEN_IN})",  # noqa: S608
+    "not_seen": f"SELECT topic, '' AS subscription, position FROM rejects WHERE NOT ({_IS_SEEN})",  # noqa: S608
 }
 
 # What became of the messages, by topic and subscription.

@@ -89,7 +89,7 @@ class OutcomePublisher:
         producer.flush()
         if producer.last_sequence_id() < first_id:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
-        return self._rows(outcomes, tick, now)
+        return to_table(outcomes, tick, now)
 
     def last_tick(self) -> int:
         """The last tick of which earlier runs have told outcomes; -1: of none. Nothing can be published afterwards.
@@ -126,19 +126,24 @@ class OutcomePublisher:
                 time.sleep(0.1)
         return self._producer
 
-    @staticmethod
-    def _rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
-        outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
-        n = outcomes.num_rows
-        names = [Result.Name(number) for number in range(len(Result.keys()))]
-        values = {
-            **{name: outcomes[name] for name in outcomes.column_names},
-            "position": positions(outcomes),
-            "result": pa.array(names).take(outcomes["result"].combine_chunks()),
-            "applied_at": pa.array([now] * n, pa.int64()),
-            "batch_id": pa.array([tick] * n, pa.int64()),
-        }
-        return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
+
+def to_table(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
+    """OUTCOMES as rows of the table `outcomes`, but for those that it has.
+
+    Args:
+        now: ms since the epoch.
+    """
+    outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
+    n = outcomes.num_rows
+    names = [Result.Name(number) for number in range(len(Result.keys()))]
+    values = {
+        **{name: outcomes[name] for name in outcomes.column_names},
+        "position": positions(outcomes),
+        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "applied_at": pa.array([now] * n, pa.int64()),
+        "batch_id": pa.array([tick] * n, pa.int64()),
+    }
+    return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
 
 
 def told(outcomes: pa.Table) -> pa.Table:

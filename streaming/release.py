@@ -21,13 +21,17 @@ from pyspark.sql import SparkSession
 
 from conf.settings import Settings
 from streaming.feedback import Feedback, FeedbackFile
+from streaming.outcomes import to_table
 from streaming.producer_names import ProducerNames
 from streaming.pulsar_client import AdminClient, PulsarError
 from streaming.segments import to_rejects
 from streaming.sender import Assignment, Attempt, Failed, Sent, Target, can_write, send_releases
-from streaming.tables import DELIVERIES, REJECTS, Tables
+from streaming.tables import DELIVERIES, Tables
 from streaming.troubles import Troubles
 from streaming.unwritable import Part, Unwritable
+from tracker.commands import OUTCOMES
+from tracker.control import SEQUENCE_BITS
+from tracker.giving_up import cancelled
 from tracker.in_flight import SENDING
 from tracker.messages import MESSAGES, concat, int64, unpack
 from tracker.time_slots import SLOT_MILLIS
@@ -356,6 +360,9 @@ class Releaser:
             self._names.renew(failed, part.job.tick)
             return failed[0].reason
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
+        refused = concat(unpack(one.refused) for one in sent if one.refused)
+        if not self._write_refused(refused, name, part.job.tick):
+            return "stopped"
         if rows.num_rows:
             self._tables.append("deliveries", rows, {name: part.job.tick})
             self._on_deliveries(rows)
@@ -437,20 +444,15 @@ class Releaser:
     def _write_down(self, done: list[_Done]) -> None:
         rows = concat([one.deliveries for one in done], DELIVERIES)
         versions: dict[str, int] = {}
-        refused: dict[str, int] = {}
         for one in done:
+            # Before its deliveries, by which a release is known to be done.
+            if not self._write_refused(one.refused, self._writer_name(one.job.lane), one.job.tick):
+                return
             if one.deliveries.num_rows:
                 name = self._writer_name(one.job.lane)
                 versions[name] = max(versions.get(name, 0), one.job.tick)
-            if one.refused.num_rows:
-                name = f"{self._writer_name(one.job.lane)}:refused"
-                refused[name] = max(refused.get(name, 0), one.job.tick)
         if rows.num_rows and not self._append("deliveries", rows, versions):
             return
-        if refused:
-            rejects = concat([to_rejects(one.refused, one.job.tick) for one in done if one.refused.num_rows], REJECTS)
-            if not self._append("rejects", rejects, refused):
-                return
         if rows.num_rows:
             self._on_deliveries(rows)
         with self._lock:
@@ -458,6 +460,20 @@ class Releaser:
                 self._outstanding.pop((one.job.tick, one.job.is_planned), None)
             self._confirm()
             self._lock.notify_all()
+
+    def _write_refused(self, refused: pa.Table, writer: str, tick: int) -> bool:
+        """Writes down what no producer takes: it is rejected, and cancelled there. False: told to stop."""
+        if not refused.num_rows:
+            return True
+        now, version = time.time_ns() // 1_000_000, {f"{writer}:refused": tick}
+        outcomes = []
+        for row in range(refused.num_rows):
+            one = refused.slice(row, 1)
+            name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
+            outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
+        return self._append("rejects", to_rejects(refused, tick), version) and self._append(
+            "outcomes", to_table(concat(outcomes, OUTCOMES), tick, now), version
+        )
 
     def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
         """Appends rows, again and again until it works; returns false when told to stop."""

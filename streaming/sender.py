@@ -25,6 +25,7 @@ from streaming.lines import Line, send_on_time
 from streaming.message_schemas import DestinationSchemas, producer_with_schema, version_number
 from streaming.pulsar_client import AdminClient, connect
 from streaming.tables import DELIVERIES, Tables
+from tracker.giving_up import NOT_DELIVERED
 from tracker.in_flight import PLACE, SENDING
 from tracker.messages import MESSAGES, concat, pack, typed, unpack, with_columns
 
@@ -51,6 +52,8 @@ PRODUCER_OPTIONS: dict[str, Any] = {
     "max_pending_messages": 0,  # any number: a release is in memory as a whole
     "send_timeout_millis": 0,
 }
+
+_REJECT_MILLIS = 5_000  # how long the rejects topic is waited for
 
 _MARGIN_MILLIS = 60_000  # by which the clocks of machines may differ
 
@@ -148,7 +151,8 @@ class Sent:
     done: tuple[tuple[str, str], ...] = ()  # topics and producers' names whose messages have arrived
     failed: tuple[Failed, ...] = ()
     skipped: frozenset[Target] = frozenset()  # those of the attempt that have messages in the release
-    refused: bytes = b""  # messages that the client does not take, packed, with the reason; they are not delivered
+    # Messages that the client does not take, packed, with the subscription and the reason; they are not delivered.
+    refused: bytes = b""
 
 
 @dataclass(slots=True)
@@ -443,13 +447,15 @@ def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: Pause
         _forget_client()  # it may hang
     arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
     taken = [i for i in arrived if i not in refused] if refused else arrived
+    not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
+    _reject(settings, not_taken)
     return Sent(
         pack(_deliveries([pending[i] for i in taken], [sent_at[i] for i in taken])),
         max((line.opened_at for line in lines.values()), default=0),
         tuple(key for key, line in lines.items() if not line.has_failed),
         failed,
         frozenset(target for plan in plans for target in plan.skipped),
-        _refused([pending[i] for i in arrived if i in refused], [refused[i] for i in arrived if i in refused]),
+        _refused(not_taken),
     )
 
 
@@ -514,12 +520,41 @@ def _position(columns: dict[str, list[Any]], row: int) -> str:
     return ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
 
 
-def _refused(pending: list[tuple[_Send, _Plan]], reasons: list[str]) -> bytes:
-    """Messages that no producer takes, with the reason."""
-    if not pending:
+def _refused(messages: list[tuple[_Send, _Plan, str]]) -> bytes:
+    """Messages that the client does not take, with the reason, packed."""
+    if not messages:
         return b""
-    rows = concat([typed(plan.rows.slice(send.row, 1), MESSAGES) for send, plan in pending])
-    return pack(with_columns(rows, reason=pa.array(reasons, pa.string())))
+    rows = concat([typed(plan.rows.slice(send.row, 1), MESSAGES) for send, plan, _ in messages])
+    names = [send.subscription for send, *_ in messages]
+    reasons = [_reason(send, why) for send, _, why in messages]
+    return pack(with_columns(rows, subscription=pa.array(names, pa.string()), reason=pa.array(reasons, pa.string())))
+
+
+def _reason(send: _Send, why: str) -> str:
+    return f"{NOT_DELIVERED}{send.subscription}: {why}"
+
+
+def _reject(settings: Settings, messages: list[tuple[_Send, _Plan, str]]) -> None:
+    """Sends messages that the client does not take to the rejects topic; where that fails the table alone has them."""
+    producers: dict[tuple[str, str], Any] = {}
+    try:
+        for send, plan, why in sorted(messages, key=lambda message: message[0].sequence_id):
+            key = (rejects_topic(plan.columns["topic"][send.row]), f"{send.producer}-refused")
+            if key not in producers:
+                options = PRODUCER_OPTIONS | {"send_timeout_millis": _REJECT_MILLIS}
+                producers[key] = _client(settings).create_producer(
+                    key[0], producer_name=key[1], batching_enabled=False, **options
+                )
+            reasons: list[Any] = [_reason(send, why)] * (send.row + 1)
+            message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id)
+            producers[key]._producer.send_async(message, None)
+        for producer in producers.values():
+            producer.flush()
+    except pulsar.PulsarException as error:
+        _log.warning("what the client does not take did not reach the rejects topic: %s", error)
+    finally:
+        for producer in producers.values():
+            _close(producer)
 
 
 def _message(settings: Settings, send: _Send, plan: _Plan) -> Any:
@@ -585,7 +620,7 @@ def _forget_client() -> None:
     _shared.clear()
 
 
-def _close(client: pulsar.Client) -> None:
+def _close(client: pulsar.Client | pulsar.Producer) -> None:
     try:
         client.close()
     except Exception as error:

@@ -11,6 +11,7 @@ from conf.settings import Settings, local_path
 from streaming.pending_rule import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 from streaming.tables import SCHEMAS, literal, run_sql
 from streaming.troubles import NOT_SEEN_REASON
+from tracker.giving_up import NOT_DELIVERED
 from tracker.moved import HELD_MILLIS
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
@@ -98,7 +99,8 @@ LEFT JOIN (SELECT topic, subscription, count(*) AS pending FROM pending GROUP BY
     ON p.topic = s.topic AND p.subscription = s.subscription
 LEFT JOIN (
     SELECT topic, count(*) FILTER (WHERE NOT is_not_seen) AS rejected, count(*) FILTER (WHERE is_not_seen) AS not_seen
-    FROM (SELECT topic, coalesce(reason, '') LIKE '{NOT_SEEN_REASON}%' AS is_not_seen FROM rejects) AS r GROUP BY topic
+    FROM (SELECT topic, coalesce(reason, '') LIKE '{NOT_SEEN_REASON}%' AS is_not_seen FROM rejects
+          WHERE coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%') AS r GROUP BY topic
 ) AS r ON r.topic = s.topic
 ORDER BY s.topic, s.subscription
 """,  # noqa: S608

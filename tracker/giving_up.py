@@ -84,25 +84,32 @@ class GivingUp:
                         found = typed(where(rows, chosen), MESSAGES)
                         reason = f"{NOT_DELIVERED}{name}: {reason}"
                         rejects.append(_rejected(found, reason))
-                        outcomes.append(self._cancelled(found, name, reason, next_sequence()))
+                        outcomes.append(cancelled(found, name, reason, next_sequence(), self._tick, self._now))
         return GivenUp(concat(rejects), concat(outcomes, OUTCOMES)), wants
 
-    def _cancelled(self, rows: pa.Table, name: str, reason: str, sequence: int) -> pa.Table:
-        n = rows.num_rows
-        constants: dict[str, Any] = {
-            "request_id": f"not-delivered-{self._tick}",
-            "subscription": name,
-            "result": int(Result.APPLIED),
-            "reason": reason,
-            "operation": "CANCEL",
-            "sequence": sequence,
-            "issued_by": ISSUED_BY,
-            "issued_at": self._now,
-            "sum_up": True,
-        }
-        values = {field: pa.array([value] * n) for field, value in constants.items()}
-        values |= {field: rows[field] for field in ("topic", "partition", "ledger_id", "entry_id", "batch_index")}
-        return typed(values, OUTCOMES)
+
+def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, now: int) -> pa.Table:
+    """OUTCOMES that say of messages that they do not go to a subscription any more.
+
+    Args:
+        sequence: a place among commands.
+        now: ms since the epoch.
+    """
+    n = rows.num_rows
+    constants: dict[str, Any] = {
+        "request_id": f"not-delivered-{tick}",
+        "subscription": name,
+        "result": int(Result.APPLIED),
+        "reason": reason,
+        "operation": "CANCEL",
+        "sequence": sequence,
+        "issued_by": ISSUED_BY,
+        "issued_at": now,
+        "sum_up": True,
+    }
+    values = {field: pa.array([value] * n) for field, value in constants.items()}
+    values |= {field: rows[field] for field in ("topic", "partition", "ledger_id", "entry_id", "batch_index")}
+    return typed(values, OUTCOMES)
 
 
 def _rejected(rows: pa.Table, reason: str) -> pa.Table:

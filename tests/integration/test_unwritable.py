@@ -86,3 +86,49 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
     assert found.is_clean, found
     in_order = [int(m.payload) for m in collector.received[stuck_to]]
     assert in_order == sorted(in_order)
+
+
+def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_and_goes_to_the_other_subscription(
+    broker: EmbeddedBroker,
+    pulsar_client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    collector: Collector,
+) -> None:
+    job = Job(
+        tmp_path,
+        broker.settings,
+        [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}],
+        release={"unwritable": "reject", "unwritable_after_millis": 4_000, "retry_max_millis": 1_000},
+    )
+    admin = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=60)
+    path = f"{topic}-a".replace("://", "/")
+    admin.put(path).raise_for_status()
+    admin.put(f"{path}/subscription/keeps-it").raise_for_status()
+    admin.post(f"{path}/terminate").raise_for_status()
+    collector.collect(f"{topic}-b").collect(f"{topic}-rejects")
+    try:
+        job.start()
+        producer = pulsar_client.create_producer(topic)
+        begin, sent = now() + 2_000, {}
+        for i in range(600):
+            sent[f"{i}"] = due = begin + i * 20
+            producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(collector.received[f"{topic}-rejects"]) >= 300, 20, job.log)
+        job.kill9()
+        job.start()
+        for name in ("b", "rejects"):
+            wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 600, 20, f"{name}\n{job.log}")
+            check_exactly_once(sent, collector.received[f"{topic}-{name}"])
+        reasons = {m.properties["delaylake.reason"] for m in collector.received[f"{topic}-rejects"]}
+        assert len(reasons) == 1
+        assert reasons.pop().startswith(f"not delivered to a: {topic}-a can't be written: TopicTerminated")
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+    found = run_audit(job.settings)
+    assert found.is_clean, found
+    counts = {row["subscription"]: row for row in found.counts}
+    assert (counts["a"]["taken_back"], counts["a"]["delivered"], counts["b"]["delivered"]) == (600, 0, 600)
+    assert len(job.rows("rejects")) == 600

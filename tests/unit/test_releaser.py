@@ -22,7 +22,7 @@ from streaming.troubles import Troubles
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
-from tracker.messages import pack, unpack
+from tracker.messages import MESSAGES, pack, unpack
 
 NAMES = ["a", "b"]
 
@@ -34,6 +34,7 @@ class Tables:
     epoch = 1
     versions: dict[str, int] = field(default_factory=dict)
     delivered: list[tuple[int, str, int]] = field(default_factory=list)  # tick, subscription, entry
+    appended: list[tuple[str, pa.Table]] = field(default_factory=list)
 
     def written(self, table: str, name: str) -> int:
         return self.versions.get(name, -1)
@@ -42,7 +43,10 @@ class Tables:
         pass
 
     def append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> None:
+        self.appended.append((table, rows))
         self.versions |= versions
+        if table != "deliveries":
+            return
         columns = (rows[name].to_pylist() for name in ("batch_id", "subscription", "entry_id"))
         self.delivered += list(zip(*columns, strict=True))
 
@@ -87,6 +91,7 @@ class Job:
         self.tables = tables or Tables()
         self.feedback = Recorded()
         self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
+        self.refused: dict[str, str] = {}  # by subscription why the client does not take its messages
         self.is_silent = False  # they do not answer, rather than refuse
         self.is_broker_there = True
         self.attempts: list[tuple[int, frozenset[str]]] = []
@@ -116,7 +121,7 @@ class Job:
     ) -> Iterator[Sent]:
         for assignment in assignments:
             rows = unpack(assignment.body)
-            delivered, failed, done, skipped = [], [], [], set()
+            delivered, failed, done, skipped, refused = [], [], [], set(), []
             for number, name in enumerate(NAMES):
                 target, line = (TOPIC, name), (f"{TOPIC}-{name}", "producer")
                 chosen = [row for row in rows.to_pylist() if row["wants"] >> number & 1]
@@ -126,13 +131,17 @@ class Job:
                     skipped.add(target)
                 elif name in self.broken:
                     failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None))
+                elif name in self.refused:
+                    done.append(line)
+                    refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
                 else:
                     done.append(line)
                     delivered += [{**row, "subscription": name, "batch_id": assignment.tick} for row in chosen]
             with self.lock:
                 self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
             table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
-            yield Sent(pack(table), 1, tuple(done), tuple(failed), frozenset(skipped))
+            not_taken = pack(pa.Table.from_pylist(refused, schema=MESSAGES)) if refused else b""
+            yield Sent(pack(table), 1, tuple(done), tuple(failed), frozenset(skipped), not_taken)
 
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
         for topic in topics:
@@ -280,6 +289,37 @@ def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Ca
     wait_until(lambda: third.open("a") is None, 10, "it can be written")
     third.has_confirmed(5)
     assert sorted(third.tables.delivered) == sorted(rows)
+
+
+def test_what_the_client_does_not_take_is_rejected_and_cancelled_before_the_rest_counts_as_delivered(
+    make: Callable[..., Job],
+) -> None:
+    """Else a crash in between would leave it pending for ever."""
+    job = make()
+    job.refused["a"] = "not delivered to a: MessageTooBig"
+    job.submit(1, [1])
+    job.has_confirmed(1)
+    assert [name for name, _ in job.tables.appended] == ["rejects", "outcomes", "deliveries"]
+    rejects, outcomes = (rows.to_pylist()[0] for _, rows in job.tables.appended[:2])
+    assert (rejects["position"], rejects["reason"]) == ("1:1:-1:-1", "not delivered to a: MessageTooBig")
+    told = {name: outcomes[name] for name in ("subscription", "position", "operation", "result", "issued_by")}
+    assert told == {
+        "subscription": "a",
+        "position": "1:1:-1:-1",
+        "operation": "CANCEL",
+        "result": "APPLIED",
+        "issued_by": "delaylake",
+    }
+    assert job.tables.delivered == [(1, "b", 1)]
+
+    # The same where it is sent only when its destination is there again.
+    job.broken["a"] = "TopicTerminated"
+    job.submit(2, [2])
+    wait_until(lambda: job.open("a") == [2], 5, "it is open")
+    job.submit(3)
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [name for name, _ in job.tables.appended[3:]] == ["deliveries", "rejects", "outcomes"]
 
 
 def test_what_is_open_for_too_long_is_left_to_the_shards_to_reject_once_an_offset_says_so(
