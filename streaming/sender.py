@@ -546,7 +546,8 @@ def _reject(settings: Settings, messages: list[tuple[_Send, _Plan, str]]) -> Non
                     key[0], producer_name=key[1], batching_enabled=False, **options
                 )
             reasons: list[Any] = [_reason(send, why)] * (send.row + 1)
-            message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id)
+            # Without what makes it large: it is the broker's limit that it is beyond.
+            message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id, max_size=0)
             producers[key]._producer.send_async(message, None)
         for producer in producers.values():
             producer.flush()
