@@ -27,6 +27,8 @@ BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
 
 _AGAIN_SECONDS = 1.0
+_REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
+_MOST_REDIRECTS = 5
 _NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone, and for one that its ledger has not
 
 
@@ -341,13 +343,23 @@ class AdminClient:
     def _request(self, method: str, path: str, json: Any = None) -> httpx.Response:
         import httpx
 
-        try:
-            return self._http.request(method, path, json=json)
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise PulsarError(
-                f"no answer from {self.url} ({reason}): start a broker (delaylake broker start) or set pulsar.admin_url"
-            ) from error
+        url: httpx.URL | str = path
+        for _ in range(_MOST_REDIRECTS + 1):
+            try:
+                # httpx follows, too, but without the token.
+                response = self._http.request(method, url, json=json)
+            except httpx.HTTPError as error:
+                reason = str(error) or type(error).__name__
+                raise PulsarError(
+                    f"no answer from {self.url} ({reason}): "
+                    "start a broker (delaylake broker start) or set pulsar.admin_url"
+                ) from error
+            if response.status_code not in _REDIRECTS or "Location" not in response.headers:
+                break
+            url = response.url.join(response.headers["Location"])
+            if url.scheme != "https" and (response.url.scheme == "https" or url.scheme != "http"):
+                raise PulsarError(f"{response.url} redirects to {url}: the token is not sent there")
+        return response
 
     def _refused(self, response: httpx.Response) -> PulsarError:
         try:
