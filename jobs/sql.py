@@ -35,7 +35,7 @@ def sql(
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Query the tables (delayed_index, deliveries, outcomes, entries, rejects) and views.
+    """Query the tables (delayed_index, deliveries, outcomes, entries, rejects, schemas) and views.
 
     The views: pending, schedule, lateness, cancellations, funnel, subscriptions. SQL as DataFusion has it. With
     --output json a row is an object, one a line.

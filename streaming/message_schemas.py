@@ -16,9 +16,8 @@ import pulsar
 import pyarrow as pa
 
 from streaming.pulsar_client import AdminClient
+from streaming.tables import MESSAGE_SCHEMAS as TABLE
 from streaming.tables import Tables, exists, literal
-
-TABLE = "schemas"
 
 COLUMNS = pa.schema(
     [

@@ -147,6 +147,9 @@ STATISTICS = {
     "schemas": "topic",
 }
 
+# Versions of source topics' schemas: there once a message has had one. Few rows, which do not age.
+MESSAGE_SCHEMAS = "schemas"
+
 # The column by which a table's rows age, and by which its files are kept sorted.
 TIME = {
     "delayed_index": "deliver_at",

@@ -9,7 +9,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from conf.settings import Settings, local_path
 from streaming.pending_rule import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
-from streaming.tables import SCHEMAS, literal, run_sql
+from streaming.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, run_sql
 from streaming.troubles import NOT_SEEN_REASON
 from tracker.giving_up import NOT_DELIVERED
 from tracker.moved import HELD_MILLIS
@@ -122,6 +122,8 @@ class Warehouse:
         # `entries` first: what it has is in the other tables already, also while the job runs.
         for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
             self._builder.register(name, _table(settings, name, as_of))
+        if exists(settings.warehouse, MESSAGE_SCHEMAS):
+            self._builder.register(MESSAGE_SCHEMAS, _table(settings, MESSAGE_SCHEMAS, as_of))
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
         for name, sql in VIEWS.items():

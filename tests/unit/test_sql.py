@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import yaml
+from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings, load_settings
+from streaming.message_schemas import SchemaKeeper
 from streaming.tables import SCHEMAS, Tables
 from streaming.views import VIEWS, Warehouse
 from tests.conftest import PROGRAM, RUN_SECONDS
@@ -98,6 +101,18 @@ def test_lateness_is_apart_for_what_was_not_planned(settings: Settings, write: W
         write("deliveries", entry_id=entry, subscription="a", **sent)
     rows = Warehouse(settings).sql("SELECT short_notice, messages, max_millis FROM lateness ORDER BY 1").to_pylist()
     assert [tuple(row.values()) for row in rows] == [(False, 2, 10), (True, 1, 700)]
+
+
+def test_schemas_are_there_once_a_message_has_had_one(settings: Settings) -> None:
+    count = "SELECT count(*) AS n FROM schemas"
+    with pytest.raises(DeltaError, match="schemas"):
+        Warehouse(settings).sql(count)
+    then = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    admin: Any = SimpleNamespace(schema=lambda registry, version: ("JSON", "{}", {}))
+    SchemaKeeper(settings.warehouse, admin).keep(TOPIC, b"\0" * 8, TOPIC)
+    assert Warehouse(settings).sql(count).to_pylist() == [{"n": 1}]
+    assert Warehouse(settings, as_of=then).sql(count).to_pylist() == [{"n": 0}]
 
 
 def test_an_earlier_time_shows_what_was_then(settings: Settings, write: Write) -> None:
