@@ -364,8 +364,11 @@ class Intake:
         back = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if back:
             back |= {(topic, name) for topic, name in offset.back}
-            version = self._tables.version("delayed_index")
-            offset = replace(offset, back=[list(pair) for pair in sorted(back)], held_version=version)
+            versions = self._tables.version("delayed_index"), self._tables.version("rejects")
+            pairs = [list(pair) for pair in sorted(back)]
+            offset = replace(offset, back=pairs, held_version=versions[0], rejects_version=versions[1])
+        held = [topic for topic, names in offset.unwritable.items() if "" in names]
+        offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
         if offset.turn != last.turn:
             self._turn_positions[offset.turn] = positions
         return offset

@@ -17,6 +17,7 @@ SWITCHES = "switches"  # body: JSON
 FOUND = "found"
 KEPT = "kept"
 NO_COMMANDS = "no_commands"
+REJECTED = "rejected"  # what was rejected while the topic for that could not be written
 REBUILT = "rebuilt"  # body: JSON
 REBUILT_TAKEN = "rebuilt_taken"
 REBUILT_DELIVERED = "rebuilt_delivered"

@@ -27,6 +27,7 @@ from streaming.parts import (
     REBUILT_MOVED,
     REBUILT_TAKEN,
     REBUILT_WAITING,
+    REJECTED,
     REQUEST_IDS,
     SEGMENT,
     SWITCHES,
@@ -62,6 +63,7 @@ _TABLES = (
     FOUND,
     KEPT,
     NO_COMMANDS,
+    REJECTED,
     REBUILT_TAKEN,
     REBUILT_DELIVERED,
     REBUILT_MOVED,
@@ -183,6 +185,7 @@ class Operator:
             concat(tables[NO_COMMANDS]),
             first_answers,
             back={topic for topic, _ in offset.back},
+            rejected=concat(tables[REJECTED]),
         )
         effects = shard.apply(offset.to_tick(), intake)
 

@@ -25,7 +25,7 @@ from streaming.lines import Line, send_on_time
 from streaming.message_schemas import DestinationSchemas, producer_with_schema, version_number
 from streaming.pulsar_client import AdminClient, connect
 from streaming.tables import DELIVERIES, Tables
-from tracker.giving_up import NOT_DELIVERED
+from tracker.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.in_flight import PLACE, SENDING
 from tracker.messages import MESSAGES, concat, pack, typed, unpack, with_columns
 
@@ -531,7 +531,7 @@ def _refused(messages: list[tuple[_Send, _Plan, str]]) -> bytes:
 
 
 def _reason(send: _Send, why: str) -> str:
-    return f"{NOT_DELIVERED}{send.subscription}: {why}"
+    return f"{NOT_DELIVERED}{send.subscription}{NOT_TAKEN}{why}"
 
 
 def _reject(settings: Settings, messages: list[tuple[_Send, _Plan, str]]) -> None:

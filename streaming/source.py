@@ -20,6 +20,7 @@ from pyspark.sql.datasource import InputPartition
 from conf.settings import Settings, local_path
 from streaming.clock import Offset
 from streaming.feedback import FeedbackFile
+from streaming.held_rejects import find_rejects
 from streaming.intake import Intake
 from streaming.parts import (
     ARROW_SCHEMA,
@@ -28,6 +29,7 @@ from streaming.parts import (
     KEPT,
     NO_COMMANDS,
     REBUILT,
+    REJECTED,
     REQUEST_IDS,
     SEGMENT,
     SWITCHES,
@@ -76,6 +78,14 @@ class HeldPart(InputPartition):
 
 
 @dataclass
+class RejectsPart(InputPartition):
+    """What was rejected while the topics for that could not be written: of each source since a tick."""
+
+    version: int
+    since: dict[str, int]
+
+
+@dataclass
 class SegmentPart(InputPartition):
     """A slice of delayed_index: what is due from `start` to before `end`, in one version of the table."""
 
@@ -108,6 +118,11 @@ class SourceReader:
             parts.append(RebuiltPart(last.index_version, self._routes(last).to_json()))
         elif last.back:
             parts.append(HeldPart(last.held_version or last.index_version, last.back))
+        since = {
+            topic: first.rejects_since[topic] for topic, name in last.back if not name and topic in first.rejects_since
+        }
+        if since:
+            parts.append(RejectsPart(last.rejects_version, since))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
             parts.append(CommandsPart(messages, last.lookup_versions, self._routes(last).to_json()))
@@ -124,6 +139,9 @@ class SourceReader:
         elif isinstance(partition, HeldPart):
             chosen = [(topic, name) for topic, name in partition.subscriptions]
             parts = split(find_held(self._tables, partition.version, chosen), KEPT, self._shard_keys)
+        elif isinstance(partition, RejectsPart):
+            rows = find_rejects(self._tables, partition.version, partition.since)
+            parts = split(rows, REJECTED, self._shard_keys)
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows

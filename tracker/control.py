@@ -75,7 +75,7 @@ _NO_MESSAGES = MESSAGES.empty_table()
 _NO_OUTCOMES = OUTCOMES.empty_table()
 
 # Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
-_RELEASED_A_SECOND = 5_000
+RELEASED_A_SECOND = 5_000
 
 # Of what is held back in one tick, so many messages keep their order.
 _MAX_IN_ORDER = 1 << 19
@@ -311,7 +311,7 @@ class Control:
                 due = np.minimum(due, last_due)
                 order = np.lexsort([*message_ids(chosen)[::-1], order_known, due])
                 chosen = with_columns(chosen.take(pa.array(order)), was_due=pa.array(due[order]))
-                times = np.maximum(moment.now + np.arange(len(due)) // _RELEASED_A_SECOND * 1000, due[order])
+                times = np.maximum(moment.now + np.arange(len(due)) // RELEASED_A_SECOND * 1000, due[order])
                 self._move(chosen, subscription, times, self._next_sequences(moment, len(due)))
                 self._unwanted_moves += len(due)  # the rows that were held back
 

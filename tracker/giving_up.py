@@ -18,6 +18,7 @@ from tracker.messages import MESSAGES, Int64Array, concat, typed, where, with_co
 
 # Begins the reason of their rows in `rejects`. Other subscriptions may have got them.
 NOT_DELIVERED = "not delivered to "
+NOT_TAKEN = ": the client does not take it: "  # follows the subscription where the destination could be written
 
 ISSUED_BY = "delaylake"
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
-from tracker.control import CANCELS, KNOWN, PAST, Control, Moment, with_released
+from tracker.control import CANCELS, KNOWN, PAST, RELEASED_A_SECOND, Control, Moment, with_released
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.giving_up import GivenUp, GivingUp
@@ -75,6 +75,7 @@ class Intake:
     rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
     no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
     first_answers: FirstAnswers = no_answers  # in the version of the tables in which `found` was found
+    rejected: pa.Table = field(default_factory=MESSAGES.empty_table)  # before, and not told to the topic of rejects yet
     back: Collection[str] = ()  # topics to which messages go out again: `kept` has what was held back for them
 
 
@@ -187,7 +188,8 @@ class Shard:
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
         # What is left out goes nowhere, not to the rejects topic either.
         left_out = is_left_out(effects.rejects)
-        told = concat([where(effects.rejects, ~left_out), given_up[0].rejects])
+        told = self._told(tick, concat([where(effects.rejects, ~left_out), given_up[0].rejects]))
+        told = concat([told, self._tell_again(tick, intake.rejected)])
         at_once = in_order(pa.concat_tables([told, short_notice, moved]))
         n_short, short_given_up = self._release(tick, effects, False, at_once, moment, giving_up)
         n_planned, planned_given_up = self._release(tick, effects, True, planned, moment, giving_up)
@@ -268,13 +270,24 @@ class Shard:
         rows = where(rows.append_column("wants", pa.array(wants)), is_wanted)
         n = rows.num_rows
         if given_up.rejects.num_rows:
-            rejects = given_up.rejects.append_column("wants", pa.array(np.zeros(given_up.rejects.num_rows, np.int64)))
-            rows = in_order(concat([rows, rejects], rows.schema))
+            told = self._told(tick, given_up.rejects)
+            told = told.append_column("wants", pa.array(np.zeros(told.num_rows, np.int64)))
+            rows = in_order(concat([rows, told], rows.schema))
         if rows.num_rows:
             release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))
             self._in_flight.add(release)
             effects.releases.append(release)
         return n, given_up
+
+    def _told(self, tick: Tick, rejects: pa.Table) -> pa.Table:
+        """What of new rejects goes to the topics for them: of those that can't be written the table keeps it."""
+        held = [topic for topic, names in tick.unwritable.items() if "" in names]
+        return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
+
+    def _tell_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
+        """What of held back rejects goes out now; of many the rest waits for some seconds."""
+        times = tick.now + np.arange(rejects.num_rows) // RELEASED_A_SECOND * 1000
+        return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
     def _unwritable(self, tick: Tick) -> dict[str, int]:
         """By topic the subscriptions for which what is due waits until their destinations can be written, as bits."""

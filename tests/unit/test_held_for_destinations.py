@@ -13,7 +13,7 @@ from tests.messages import TOPIC, command, commands, messages, positions
 from tracker.commands import Switch
 from tracker.control import KNOWN
 from tracker.in_flight import PLACE
-from tracker.messages import concat
+from tracker.messages import concat, with_columns
 from tracker.moved import held
 from tracker.shard import Effects, Intake, Shard, Tick
 from tracker.store import MemoryStore
@@ -228,3 +228,25 @@ def test_what_is_cancelled_or_paused_is_not_rejected() -> None:
         6, unwritable={"b": {**REJECTS["b"], "open": []}}, commands=commands([]), request_ids={"p": 0}, switches=pause
     )
     assert rejected(effects) == []
+
+
+def test_while_the_topic_of_rejects_is_unwritable_the_table_alone_has_them_and_nothing_grows() -> None:
+    service = Service()
+    bad = with_columns(messages([(1, 0, 5), (1, 1, 5)]), reason=pa.array(["bad", None]))
+    assert sorted(sent(service.step(10, bad))) == [(0, 0), (1, 3)]
+    stuck = {"": {"open": [[1, 0]]}}
+    kept: list[pa.Table] = []
+    for entry in range(2, 30):
+        rows = with_columns(messages([(1, entry, 0)]), reason=pa.array(["bad"]))
+        effects = service.step(10 + entry, rows, confirmed=service.tick, unwritable=stuck)
+        assert effects.releases == []
+        kept.append(effects.rejects)
+        assert effects.rejects["entry_id"].to_pylist() == [entry]
+    assert effects.status["in_flight"] == 0
+    assert sum("in_flight" in key for key, *_ in service.store.values) <= 2  # the list, and what was open before
+
+    back = service.step(50, confirmed=service.tick, rejected=concat(kept))
+    assert [(row["entry_id"], row["reason"]) for row in back.releases[0].rows.to_pylist()] == [
+        (entry, "bad") for entry in range(2, 30)
+    ]
+    assert back.rejects.num_rows == 0, "the table has them"
