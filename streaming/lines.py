@@ -323,7 +323,7 @@ def send_on_time(
         end = min(bisect_right(due, now), done + _SENT_AT_ONCE) if done < len(sends) else done
         if end > done:
             n_built = build_to(end)
-            behind = {line.topic for line in lines if line.waiting}
+            behind = {line.topic for line in lines if line.waiting and not line.error}
             for i in range(done, end):
                 line = sends[i].line
                 if line.error:
