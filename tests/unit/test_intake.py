@@ -20,7 +20,7 @@ from conf.settings import Settings, local_path
 from streaming.batch_input import BatchInput, Received
 from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
-from streaming.feedback import FeedbackFile
+from streaming.feedback import Feedback, FeedbackFile
 from streaming.intake import Intake
 from streaming.new_cluster import NewClusterError
 from streaming.parts import MESSAGES, TICK
@@ -277,3 +277,25 @@ def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
     assert str(error).startswith(f"{OTHER} was read up to entry 2:7, and ends with 1:2: the topic is of a new cluster")
     with pytest.raises(NewClusterError):
         intake.next_offset(last)
+
+
+def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_they_can_again(
+    start: Any, tmp_path: Path
+) -> None:
+    intake = start(settings(orders=["a"]), "now")
+    waits: dict[str, Any] = {"since": 1, "open": []}
+
+    def after(last: Offset, unwritable: dict[str, Any]) -> Offset:
+        FeedbackFile(tmp_path / "feedback").write(Feedback(unwritable={ORDERS: unwritable} if unwritable else {}))
+        new: Offset = intake.next_offset(last)
+        return new
+
+    first = after(offset(settings(orders=["a"])), {"": waits, "a": waits})
+    assert (first.back, first.rejects_since) == ([], {ORDERS: first.tick})
+    second = after(first, {"": waits, "a": {**waits, "open": [[3, 1]]}})
+    assert (second.back, second.rejects_since) == ([], {ORDERS: first.tick})
+    # One can be written again, and for the other it is rejected from now on: what was held back of both goes out.
+    third = after(second, {"a": {**waits, "rejects": "gone"}})
+    assert (third.back, third.rejects_since) == ([[ORDERS, ""], [ORDERS, "a"]], {})
+    fourth = after(third, {})
+    assert fourth.back == []
