@@ -42,6 +42,9 @@ OUTPUT_SCHEMA = StructType(
 _KEY = StructType(
     [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]
 )
+# What Spark may take to answer for a value of the state: milliseconds are usual.
+_STATE_SECONDS = 30.0
+
 _VALUE = StructType([StructField("value", BinaryType())])
 
 
@@ -112,6 +115,9 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         self._options = shard_keys, dict(routes), settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        # Spark's side of the state ends without a word when the disk is full: the task would wait for ever, and with it
+        # the query. Failed, it is run again.
+        handle._statefulProcessorApiClient._client_socket.settimeout(_STATE_SECONDS)
         self._state = handle.getMapState("tracker", _KEY, _VALUE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
