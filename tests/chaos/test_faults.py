@@ -1,7 +1,7 @@
 """Faults at random moments under load, and every message checked at the consumers and by the audit.
 
-`make chaos FAULTS=1000 SEED=7 KINDS="kill worker,fill disk"` draws as many, of these kinds or of all; with CLUSTER=1
-the job runs on two executors. What was found is printed as JSON.
+`make chaos FAULTS=1000 SEED=7 KINDS="kill worker,fill disk"` draws as many, of these kinds or of all, PAUSE seconds apart
+in the mean; with CLUSTER=1 the job runs on two executors. What was found is printed as JSON.
 """
 
 from __future__ import annotations
@@ -131,4 +131,5 @@ def test_many_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     say({"seed": seed, "faults": len(schedule), "drawn": Counter(fault.name for fault in schedule)})
     rate = int(os.environ.get("RATE") or 1_000)
     master = _CLUSTER if os.environ.get("CLUSTER") else None
-    check(run(tmp_path, schedule, seed, rate, pause_seconds=1.2, say=say, master=master))
+    pause = float(os.environ.get("PAUSE") or 1.2)
+    check(run(tmp_path, schedule, seed, rate, pause_seconds=pause, say=say, master=master))

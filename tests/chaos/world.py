@@ -250,11 +250,16 @@ class World:
 
     def settle(self, seconds: float) -> Audit:
         """Waits until all that must come has come; the audit of the tables."""
+
+        def running(condition: Callable[[], bool]) -> bool:
+            self.keep_running()
+            return condition()
+
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: self.commands.unanswered() == 0, seconds, "answers")
+            wait_until(lambda: running(lambda: self.commands.unanswered() == 0), seconds, "answers")
         self.commands.settle(self.ledger)
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: self.ledger.missing(self.number) == 0, seconds, "deliveries")
+            wait_until(lambda: running(lambda: self.ledger.missing(self.number) == 0), seconds, "deliveries")
         time.sleep(3)  # for what would come twice
         with contextlib.suppress(AssertionError):
             wait_until(lambda: run_audit(self.job.settings).taken_in >= self.ledger.sent, seconds / 2, "entries")
