@@ -1,7 +1,7 @@
 """Faults at random moments under load, and every message checked at the consumers and by the audit.
 
-`make chaos FAULTS=1000 SEED=7 KINDS="kill worker,fill disk"` draws as many, of these kinds or of all, PAUSE seconds apart
-in the mean; with CLUSTER=1 the job runs on two executors. What was found is printed as JSON.
+`make chaos FAULTS=1000 SEED=7 KINDS="kill worker,fill disk"` draws as many, of these kinds or of all, with PAUSE
+seconds between them in the mean; with CLUSTER=1 the job runs on two executors. What was found is printed as JSON.
 """
 
 from __future__ import annotations
