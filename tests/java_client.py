@@ -25,6 +25,7 @@ def produce(service_url: str, messages: Iterable[dict[str, Any]], has_transactio
             make a value of the `schema` of. Optional: `schema`, `key`, `key_bytes` and `ordering_key` in base64,
             `properties`, `event_time`, `compression`, `batch` (how many at most), `chunk` (of how many bytes),
             `encrypted` (by name the URI of a public key), `transaction` (a name that begins with commit or abort).
+            With `end` alone: that transaction ends here, not behind the last message.
     """
     options = ["transactions"] if has_transactions else []
     told = _run(["produce", service_url, *options], messages)

@@ -5,12 +5,15 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
+import java.util.ArrayList;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.CompressionType;
@@ -126,6 +129,7 @@ public class Messages {
         private final PulsarClient client;
         private final Map<String, Producer<Object>> producers = new HashMap<>();
         private final Map<String, Transaction> transactions = new LinkedHashMap<>();
+        private final Map<String, List<CompletableFuture<MessageId>>> sends = new HashMap<>(); // by transaction
         private final Semaphore inFlight = new Semaphore(MOST_IN_FLIGHT);
 
         Sender(PulsarClient client) {
@@ -134,6 +138,10 @@ public class Messages {
 
         /** Sends what a line describes, and prints its id when the broker has it. */
         void take(JsonNode line) throws Exception {
+            if (line.has("end")) {
+                end(line.get("end").asText());
+                return;
+            }
             inFlight.acquire();
             String name = line.path("name").asText();
             send(line).whenComplete((messageId, error) -> {
@@ -156,12 +164,24 @@ public class Messages {
                 producer.flush();
             }
             inFlight.acquire(MOST_IN_FLIGHT);
-            for (Map.Entry<String, Transaction> transaction : transactions.entrySet()) {
-                if (transaction.getKey().startsWith("commit")) {
-                    transaction.getValue().commit().get();
-                } else {
-                    transaction.getValue().abort().get();
+            for (String transaction : List.copyOf(transactions.keySet())) {
+                end(transaction);
+            }
+        }
+
+        /** Commits a transaction, or aborts it, and prints the error where that fails. */
+        private void end(String name) throws Exception {
+            Transaction transaction = transactions.remove(name);
+            if (transaction == null) {
+                return;
+            }
+            try {
+                for (CompletableFuture<MessageId> send : sends.remove(name)) {
+                    send.get();
                 }
+                (name.startsWith("commit") ? transaction.commit() : transaction.abort()).get();
+            } catch (ExecutionException error) {
+                print(Map.of("name", name, "error", String.valueOf(error.getCause())));
             }
         }
 
@@ -178,7 +198,7 @@ public class Messages {
                         .compressionType(CompressionType.valueOf(line.path("compression").asText("NONE")))
                         .enableBatching(batch > 0)
                         .blockIfQueueFull(true)
-                        .sendTimeout(line.has("transaction") ? 0 : 60, TimeUnit.SECONDS)
+                        .sendTimeout(0, TimeUnit.SECONDS) // what is not told to be sent is not there
                         .enableChunking(line.path("chunk").asInt(0) > 0);
                 if (batch > 0) {
                     builder.batchingMaxMessages(batch).batchingMaxPublishDelay(200, TimeUnit.MILLISECONDS);
@@ -227,7 +247,11 @@ public class Messages {
                 message.eventTime(line.get("event_time").asLong());
             }
             line.path("properties").fields().forEachRemaining(p -> message.property(p.getKey(), p.getValue().asText()));
-            return message.sendAsync();
+            CompletableFuture<MessageId> sent = message.sendAsync();
+            if (line.has("transaction")) {
+                sends.computeIfAbsent(line.get("transaction").asText(), name -> new ArrayList<>()).add(sent);
+            }
+            return sent;
         }
     }
 
