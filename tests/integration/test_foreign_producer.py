@@ -1,0 +1,125 @@
+"""Somebody publishes under the name of one of the job's producers: nothing is lost or comes twice, and it is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pyarrow as pa
+import pytest
+
+from jobs.broker import EmbeddedBroker
+from streaming.checkpoint import Checkpoint, CheckpointError
+from streaming.clock import Offset
+from streaming.producer_names import ProducerNames, read_generations
+from streaming.release import Releaser
+from streaming.sender import Assignment, Attempt, Failed, producer_name, send_releases
+from streaming.start import check_sent
+from streaming.tables import Tables
+from streaming.troubles import FOREIGN_PRODUCER, Troubles
+from tests.harness import now, wait_until
+from tests.integration.test_going_on import begun, made
+from tests.messages import messages
+from tests.unit.test_releaser import Recorded, Spark
+from tracker.in_flight import SENDING
+from tracker.messages import pack
+
+N = 40
+HUGE = 1 << 60
+
+
+def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kills(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    settings, _ = made(broker, topic, tmp_path)
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    offset = Offset(tick=9, now=now(), batch_millis=5)
+    begun(checkpoint, offset)
+    tables = Tables(settings.warehouse)
+    destination = f"{topic}-a"
+    own = producer_name(checkpoint.application, "a", 0, "planned0", True)
+    reader = pulsar_client.create_reader(destination, pulsar.MessageId.earliest)
+    received: Counter[str] = Counter()
+
+    def body(tick: int, rows: int = N) -> bytes:
+        """The first rows of a release; each is in a batch of its own."""
+        table = messages([(tick, i, start + 20 * i) for i in range(rows)], topic=topic)
+        table = table.append_column("wants", pa.array([1] * rows, pa.int64()))
+        return pack(table.replace_schema_metadata({SENDING: '{"lanes": 1, "batch_millis": 5}'}))
+
+    def sent_before_the_kill(tick: int, rows: int) -> None:
+        """Sends the first rows of a release, which nobody comes to write down."""
+        attempt = Attempt(generations=read_generations(checkpoint.folder))
+        what = Assignment(checkpoint.application, 0, tick, True, body(tick, rows))
+        [sent] = send_releases(settings.model_dump_json(), attempt, [what])
+        assert not sent.failed
+
+    def steal(name: str) -> None:
+        producer = pulsar_client.create_producer(destination, producer_name=name)
+        producer.send(b"foreign", sequence_id=HUGE)
+        producer.close()
+
+    def run(tick: int, of_tick: int) -> list[Any]:
+        """A run of the job hands a release out, again where it is of an earlier tick; returns the troubles."""
+        troubles, feedback = Troubles(), Recorded()
+        releaser = Releaser(
+            Spark(),  # type: ignore[arg-type]
+            settings,
+            tables,
+            feedback,  # type: ignore[arg-type]
+            checkpoint.application,
+            lambda rows: None,
+            troubles,
+        )
+        try:
+            releaser.submit(tick, now(), now(), now(), [(0, of_tick, True, body(of_tick))], {})
+            wait_until(lambda: feedback.last.confirmed >= tick, 60, f"{releaser.failure} {troubles.current()}")
+        finally:
+            releaser.stop()
+        return troubles.current()
+
+    def arrived() -> Counter[str]:
+        while reader.has_message_available():
+            message = reader.read_next(10_000)
+            if message.data() != b"foreign":
+                received[message.properties()["delaylake.messageId"]] += 1
+        return received
+
+    def all_of(*ticks: int) -> Counter[str]:
+        return Counter(f"{tick}:{i}:-1:-1" for tick in ticks for i in range(N))
+
+    start = now()
+    assert run(1, 1) == []
+    assert arrived() == all_of(1)
+
+    # Between two releases.
+    steal(own)
+    [trouble] = run(2, 2)
+    assert (trouble.kind, trouble.name) == (FOREIGN_PRODUCER, destination)
+    assert f"somebody else has published as {own}, up to the sequence id {HUGE}" in trouble.text
+    assert arrived() == all_of(1, 2)
+
+    # While the job is down, which was killed in the midst of a release: what it had sent is known under the new name.
+    sent_before_the_kill(3, N // 2)
+    steal(f"{own}-1")
+    assert [t.kind for t in run(4, 3)] == [FOREIGN_PRODUCER]
+    assert arrived() == all_of(1, 2, 3)
+
+    # It is killed when it has taken a new name, and has sent a part under it.
+    steal(f"{own}-2")
+    failed = Failed(destination, own, (topic, "a"), "", is_refused=True, foreign_id=HUGE)
+    assert ProducerNames(settings, Troubles()).renew([failed], 5) == []
+    sent_before_the_kill(5, N // 2)
+    assert run(6, 5) == []
+    assert arrived() == all_of(1, 2, 3, 5)
+    rows = tables.query("deliveries", "SELECT position FROM deliveries")["position"].to_pylist()
+    assert Counter(rows) == all_of(1, 2, 3, 5)
+
+    # A start is stopped by what was sent under the new name, and not by what somebody else did.
+    check_sent(settings, checkpoint)
+    begun(checkpoint, replace(offset, tick=4))
+    with pytest.raises(CheckpointError, match=f"{destination} with 5"):
+        check_sent(settings, checkpoint)
