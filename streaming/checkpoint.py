@@ -19,7 +19,6 @@ from streaming.durable import sync, write_durably
 
 # Rises when state or offsets mean something else than before. Without a number: 0.1.0's, which is 1.
 VERSION = 2
-OLDEST = 1  # that this program goes on from
 
 _REPAIR = (
     "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
@@ -94,10 +93,10 @@ class Checkpoint:
                 f"a newer delaylake has written the checkpoint {self.folder} (version {version}, this one knows "
                 f"{VERSION}): start that one, or {_REPAIR}"
             )
-        if version < OLDEST:
+        if version < VERSION:
             raise CheckpointError(
-                f"the checkpoint {self.folder} is of version {version}, and this delaylake goes on from {OLDEST} and "
-                f"later: {_REPAIR}"
+                f"an older delaylake has written the checkpoint {self.folder} (version {version}, this one goes on "
+                f"from {VERSION}): {_REPAIR}"
             )
 
     def write_version(self) -> None:

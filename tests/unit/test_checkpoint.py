@@ -139,7 +139,7 @@ def test_the_number_of_shards_outlives_a_kill_in_mid_write(settings: Settings, t
         Start(more, tmp_path / "c")
 
 
-def test_an_older_program_refuses_a_newer_checkpoint(settings: Settings, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path: Path) -> None:
     Start(settings, tmp_path / "c").batch(1)
     version = tmp_path / "c" / "query" / "version"
     assert version.read_text() == str(VERSION)
@@ -147,7 +147,15 @@ def test_an_older_program_refuses_a_newer_checkpoint(settings: Settings, tmp_pat
     with pytest.raises(CheckpointError, match=r"newer delaylake .* start that one, or run `delaylake rebuild"):
         Start(settings, tmp_path / "c")
     version.unlink()  # of 0.1.0
-    Start(settings, tmp_path / "c")
+    with pytest.raises(
+        CheckpointError, match=r"older delaylake .* \(version 1, .* from 2\): run `delaylake rebuild --disc"
+    ):
+        Start(settings, tmp_path / "c")
+    tables = Tables(settings.warehouse)
+    assert tables.newest_epoch() == 1, "it has not taken the warehouse over"
+    with mock.patch("streaming.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
+        rebuild_checkpoint(settings.model_copy(update={"checkpoint": f"file:{tmp_path}/c"}), discards_checkpoint=True)
+    assert Start(settings, tmp_path / "c").tables.epoch == 3
 
 
 def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
@@ -231,7 +239,7 @@ def test_nothing_of_a_batch_is_released_before_its_offset_is_on_the_disk_nor_by_
     settings: Settings, tmp_path: Path, synced: list[str]
 ) -> None:
     job = Start(settings, tmp_path / "c")
-    status = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r", "unwritable": {}}
+    status = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r", "unwritable": {}, "changed": {}}
     row = {"shard": 0, "kind": "status", "tick": 1, "body": json.dumps(status).encode()}
     batch = mock.Mock()
     batch.toArrow.return_value.to_pylist.return_value = [row]
