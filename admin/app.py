@@ -57,6 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
         " `/admin/persistent/{property}/{cluster}/{namespace}/{topic}/...`, also after `/admin/v1`.",
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # the framework's page loads scripts from elsewhere
         redoc_url=None,
     )
     app.state.settings = settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,7 +35,12 @@ def host_check(settings: Settings) -> Callable[[str, str | None], bool] | None:
     """
     if settings.auth.enabled and not settings.api.allowed_hosts:
         return None
-    names = fitting([name.lower() for name in ("localhost", settings.api.host, *settings.api.allowed_hosts)])
+    return names_check((settings.api.host, *settings.api.allowed_hosts))
+
+
+def names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
+    """Whether a name may be served: one of these, a loopback one, or the address at which the call came in."""
+    names = fitting([name.lower() for name in ("localhost", *own)])
 
     def is_allowed(name: str, reached_at: str | None) -> bool:
         if names.fullmatch(name):

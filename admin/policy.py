@@ -25,7 +25,7 @@ ANONYMOUS = "anonymous"
 TOKEN_COOKIE = "delaylake_token"  # noqa: S105
 
 # Of the framework, which takes no dependencies.
-OPEN_PATHS = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect"})
+OPEN_PATHS = frozenset({"/openapi.json"})
 
 # So that the API's description tells of tokens; the policy itself reads them.
 _BEARER = HTTPBearer(bearerFormat="JWT", auto_error=False, description="A token of Pulsar's, where they are required.")

@@ -232,17 +232,14 @@ def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) 
 @contextmanager
 def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
     """Serves the job's metrics, if that is set. That it can't be served does not stop the job."""
-    from prometheus_client import CollectorRegistry, start_http_server
-
+    from jobs.metrics_server import serve_metrics
     from streaming.metrics import JobCollector
 
     if not settings.metrics.port:
         yield
         return
-    registry = CollectorRegistry()
-    registry.register(JobCollector(status.status))
     try:
-        server, thread = start_http_server(settings.metrics.port, settings.metrics.host, registry)
+        server, thread = serve_metrics(settings, JobCollector(status.status))
     except OSError as error:
         _log.warning("no metrics on %s:%d: %s", settings.metrics.host, settings.metrics.port, error)
         yield

@@ -52,6 +52,12 @@ def static(rest: str) -> Response:
     return static_file(rest)
 
 
+@router.get("/docs", dependencies=[Depends(open_to_all)])
+def api_description(request: Request) -> Response:
+    """What /openapi.json says, to be read."""
+    return page(request, "docs.html", described=request.app.openapi())
+
+
 @router.get("/ui/login", dependencies=[Depends(open_to_all)])
 def login_page(request: Request) -> Response:
     return page(request, "login.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -187,6 +188,28 @@ def test_every_route_is_described_with_its_errors_and_v1_paths_are_not(client: h
     cancel = described["paths"][f"{TOPIC_PATH}/cancelDelayedMessage"]["post"]
     assert {"204", "401", "403", "404", "405", "412", "500", "504"} <= set(cancel["responses"])
     assert {p["name"] for p in cancel["parameters"]} >= {"ledgerId", "entryId", "deliverAt", "subscriptionNames"}
+
+
+def test_the_description_is_a_page_that_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
+    shown = client.get("/docs")
+    assert shown.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", shown.text)
+    assert f"POST {TOPIC_PATH}/cancelDelayedMessage" in shown.text
+    assert "deliverAt" in shown.text
+
+
+def test_a_topic_without_a_route_is_404_whatever_the_call(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()["paths"]
+    calls = [(method, path) for path, methods in described.items() if path.startswith(TOPIC_PATH) for method in methods]
+    assert len(calls) >= 12
+    for method, path in calls:
+        names = {"tenant": "public", "namespace": "default", "topic": "nobody", "subscription": "a", "n": "5"}
+        there = path.format(**names)
+        for query in ("", MESSAGE):
+            for body in (None, b"{", b'["1:2:3"]'):
+                answer = client.request(method, there + query, content=body)
+                assert answer.status_code == 404, (method, there, body, answer.text)
+                assert "no such topic" in answer.json()["reason"]
 
 
 def entries(*rows: tuple[int, int, int, int | None, int]) -> pa.Table:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client import ProcessCollector
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from admin.app import create_app
 from admin.hosts import host_name
-from conf.settings import ApiSettings, Settings
+from conf.settings import ApiSettings, MetricsSettings, Settings
+from jobs.metrics_server import serve_metrics
 from streaming.tables import Tables
 from tests.tokens import SECRET, encoded, token
 
@@ -73,6 +77,27 @@ def test_a_name_that_only_points_here_is_not(tmp_path: Path, host: str, path: st
     assert answer.status_code == 421
     assert list(answer.json()) == ["reason"]
     assert "api.allowed_hosts" in answer.json()["reason"]
+
+
+def test_the_jobs_metrics_are_served_under_the_same_names(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = settings(tmp_path).model_copy(
+        update={"metrics": MetricsSettings(port=port), "api": ApiSettings(allowed_hosts=("*.monitoring",))}
+    )
+    server, thread = serve_metrics(made, ProcessCollector(registry=None))
+    try:
+        for host, code in (
+            ("localhost", 200), (f"127.0.0.1:{port}", 200), ("job.monitoring:9", 200),
+            ("evil.example", 421), (f"127.0.0.1.evil.example:{port}", 421), ("", 421),
+        ):  # fmt: skip
+            answer = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
+            assert answer.status_code == code, host
+            assert ("api.allowed_hosts" in answer.text, "# HELP" in answer.text) == (code == 421, code == 200)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_a_rebound_page_changes_nothing_and_is_written_down(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""The job's own metrics over HTTP, under its own names: a page of the web can have a name of its own point here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.registry import Collector
+
+from admin.hosts import MISDIRECTED, host_name, names_check
+from conf.settings import Settings
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    def get_environ(self) -> dict[str, Any]:
+        return super().get_environ() | {"delaylake.reached_at": self.connection.getsockname()[0]}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+
+def serve_metrics(settings: Settings, collector: Collector) -> tuple[WSGIServer, threading.Thread]:
+    """Serves what a collector gives at `metrics.host` and `metrics.port`, in a thread; returns both.
+
+    Under the names that the API may be called by, and its own; others are answered 421.
+
+    Raises:
+        OSError: it can't be served there.
+    """
+    registry = CollectorRegistry()
+    registry.register(collector)
+    metrics = make_wsgi_app(registry)
+    is_allowed = names_check((settings.metrics.host, *settings.api.allowed_hosts))
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        name = host_name(environ.get("HTTP_HOST", ""))
+        if is_allowed(name, environ["delaylake.reached_at"]):
+            return metrics(environ, start_response)
+        start_response(f"{MISDIRECTED} Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"not served under the name {name[:200]!r}: add it to api.allowed_hosts\n".encode()]
+
+    server = make_server(settings.metrics.host, settings.metrics.port, app, _Server, _Handler)
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    return server, thread
