@@ -116,9 +116,11 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
         rebuild(made, tables, folder)
     names = subscription_names(made)[TOPIC]
     read = {
-        kind: pq.read_table(folder / f"query/rebuild/rebuilt_{kind}.parquet").to_pylist() for kind in ("taken", "moved")
+        kind: pq.read_table(folder / f"query/rebuild/rebuilt_{kind}.parquet").to_pylist()
+        for kind in ("taken", "delivered", "moved")
     }
-    taken = {(names[r["subscription"]], r["ledger_id"], r["entry_id"], r["batch_index"]) for r in read["taken"]}
+    done = [*read["taken"], *read["delivered"]]
+    taken = {(names[r["subscription"]], r["ledger_id"], r["entry_id"], r["batch_index"]) for r in done}
     moved = {
         (names[r["subscription"]], r["ledger_id"], r["entry_id"], max(r["batch_index"], 0)): r["sequence"]
         for r in read["moved"]
