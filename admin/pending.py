@@ -25,6 +25,7 @@ from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from streaming.pending_rule import is_cancelled, is_moved_on, join_commands, last
 from streaming.tables import Snapshot, any_of, literal, ranges_of
+from streaming.tenure import Tenures
 from tracker.commands import resolve_topic
 from tracker.moved import HELD_MILLIS
 
@@ -448,8 +449,14 @@ class Pending:
             f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
         )
         is_taken_back = self._filter.state is State.TAKEN_BACK
+        tenures = Tenures.of(self._warehouse)
+
+        def missed(name: str) -> str:
+            return f"i.subscription IS NULL AND {tenures.sql('i', 'i.deliver_at', literal(self.topic), literal(name))}"
+
         bits = [
-            f"CASE WHEN {_is_left(i, name, is_taken_back)} THEN {1 << i} ELSE 0 END" for i, name in enumerate(names)
+            f"CASE WHEN {_is_left(i, name, is_taken_back)} AND NOT ({missed(name)}) THEN {1 << i} ELSE 0 END"
+            for i, name in enumerate(names)
         ]
         return f"""
             SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {join_commands("done", "i")}

@@ -48,22 +48,25 @@ _MESSAGES = f"""
 CREATE TABLE messages AS
 SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN message ELSE -1 END) AS batch_index,
        max(deliver_at) AS deliver_at,
+       coalesce(min(deliver_at) FILTER (WHERE in_table = 'delayed_index' AND NOT is_moved), min(deliver_at))
+           AS first_due,
        bool_or(in_table = 'entries') AS is_booked,
        bool_or(in_table = 'delayed_index') AS is_sealed,
        bool_or(in_table = 'rejects') AS is_rejected
 FROM (
     SELECT 'entries' AS in_table, topic, partition, ledger_id, entry_id,
            unnest(range(0, CAST(batch_size AS BIGINT))) AS message,
-           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at
+           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved
     FROM entries
     UNION ALL
-    SELECT 'delayed_index', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at
+    SELECT 'delayed_index', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at,
+           subscription IS NOT NULL
     FROM delayed_index WHERE operation = 'DELAY'
     UNION ALL
-    SELECT 'deliveries', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at
+    SELECT 'deliveries', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at, false
     FROM deliveries
     UNION ALL
-    SELECT 'rejects', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, NULL
+    SELECT 'rejects', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, NULL, false
     FROM rejects WHERE {_IS_REJECTED}
 ) AS seen
 GROUP BY {_KEY}
@@ -168,6 +171,7 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     from streaming.broker_comparison import compare, read_broker
     from streaming.missing_routes import missing_routes
     from streaming.tables import SCHEMAS, Tables, literal
+    from streaming.tenure import Tenures
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
@@ -192,7 +196,8 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     routes = [*settings.routes, *missing]
     rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in routes for s in r.subscriptions)))
     rows(_MESSAGES)
-    rows(_fates())
+    tenures = Tenures.of(settings.warehouse)
+    rows(_fates(tenures.sql("m", "m.first_due", "s.topic", "s.subscription")))
     found = {}
     for kind, sql in _FINDINGS.items():
         topics = ", ".join(literal(topic) for topic in ("", *(route.source for route in missing)))
@@ -217,8 +222,12 @@ def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, know
         of_kind["examples"] = (of_kind["examples"] + examples)[:EXAMPLES]
 
 
-def _fates() -> str:
-    """A row a message and subscription: what became of it there, and when it is due there."""
+def _fates(missed: str) -> str:
+    """A row a message and subscription: what became of it there, and when it is due there.
+
+    Args:
+        missed: the condition that the message (m) was handed out while the subscription (s) was not there.
+    """
     from streaming.pending_rule import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 
     return f"""
@@ -246,6 +255,7 @@ LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND 
 LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
 {join_commands("commands", "m", "{of}.subscription = s.subscription", "m.message")}
+WHERE d.times > 0 OR NOT {missed}
     """  # noqa: S608
 
 

@@ -48,6 +48,7 @@ class Offset:
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
     rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
     rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `back`
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # subscriptions, as `streaming.tenure.Changes`
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 
     @property

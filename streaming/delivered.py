@@ -19,6 +19,7 @@ from streaming.message_set import MessageSet
 from streaming.position import Position
 from streaming.pulsar_client import connect
 from streaming.tables import DELIVERIES, OnProgress, Tables, literal
+from streaming.tenure import Tenures
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -59,10 +60,14 @@ class Delivered:
     Args:
         names: for each source topic the names of its subscriptions.
         booked: by topic partition the last entry that does not come again from the source topics.
+        tenures: what was handed out while a subscription was not there counts as delivered to it.
     """
 
-    def __init__(self, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position]) -> None:
+    def __init__(
+        self, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position], tenures: Tenures | None = None
+    ) -> None:
         self._names = names
+        self._tenures = tenures or Tenures()
         self._booked = booked
         self._messages = MessageSet()
         self._unbooked: list[pa.Table] = []
@@ -85,6 +90,9 @@ class Delivered:
         is_again = is_unbooked(rows, self._booked) & (numbers >= 0)
         again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
         self._unbooked.append(as_done(again, numbers[is_again]))
+        of_all = again.drop_columns("subscription")
+        for number, is_missed in self.missed(of_all):
+            self._unbooked.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
         """Which messages have been delivered to a topic's subscription of a number."""
@@ -94,6 +102,17 @@ class Delivered:
         """For each number of a subscription, which of the messages have been delivered to it."""
         for number in self._messages.subscriptions:
             yield number, self.contains(number, rows)
+
+    def missed(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
+        """For each number of a subscription that was away at some time, which rows are of messages handed out then.
+
+        Args:
+            rows: as of `Tenures.were_missed`.
+        """
+        for topic, names in self._names.items():
+            for name in self._tenures.of_topic(topic):
+                if name in names:
+                    yield list(names).index(name), self._tenures.were_missed(rows, topic, name)
 
 
 def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
@@ -126,10 +145,14 @@ def partition_name(topic: str, partition: int) -> str:
 
 
 def read_delivered(
-    tables: Tables, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position], on_progress: OnProgress
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    booked: Mapping[str, Position],
+    tenures: Tenures,
+    on_progress: OnProgress,
 ) -> Delivered:
     """What `deliveries` has."""
-    delivered = Delivered(names, booked)
+    delivered = Delivered(names, booked, tenures)
     n = 0
     for rows in tables.stream(_DELIVERIES):
         delivered.add(rows)

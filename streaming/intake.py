@@ -19,6 +19,7 @@ import pulsar
 import pyarrow as pa
 
 from conf.settings import Settings, local_path
+from streaming import tenure
 from streaming.batch_input import BatchInput, Received
 from streaming.broker_side import BrokerSide
 from streaming.checkpoint import Checkpoint
@@ -357,9 +358,10 @@ class Intake:
             destinations=self._destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
-            lookup_versions=[] if barrier is None else [self._tables.version(name) for name in LOOKED_UP],
             **self._routes(last),
         )
+        if barrier is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
+            offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
         offset = self._passed(last, offset, barrier)
         back = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if back:
@@ -384,8 +386,16 @@ class Intake:
                 "be of the subscriptions in the order in which the settings have them now"
             )
         routes = (before or KnownRoutes({})).taken_on(self._settings)
-        back = [] if before is None else [list(pair) for pair in routes.back_since(before)]
-        return {"routes": routes.to_json(), "back": back}
+        if before is None:
+            changed = tenure.changes(KnownRoutes({}), routes, -1, {}) if not last.tick else {}
+            return {"routes": routes.to_json(), "changed": changed}
+        back = [list(pair) for pair in routes.back_since(before)]
+        # After a rebuild what is due from the load horizon on is handed out again.
+        handed_out = last.cutoff if last.run else last.load_horizon - 1
+        changed = tenure.changes(before, routes, handed_out, last.positions)
+        # What a rebuild has found new is new to the commands, too.
+        changed = changed if last.run else last.changed | changed
+        return {"routes": routes.to_json(), "back": back, "changed": changed}
 
     def _receiver(self, name: str, after: Position) -> Receiver:
         """The receiver of a topic partition, begun after an entry where there is none yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from tracker.messages import Int64Array, int64, where, with_columns
 from tracker.moved import HELD_MILLIS
 
 DELAYS = """
-SELECT topic, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence
+SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence
 FROM delayed_index WHERE operation = 'DELAY'
 """
 
@@ -84,7 +85,7 @@ def wants_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[In
     """For each row the subscriptions that still want it, as bits; and what has been delivered, as DONE."""
     wants = control.wants(rows)
     found = []
-    for number, is_delivered in delivered.find(rows):
+    for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
         wants[is_delivered] &= ~(1 << number)
         done = rows.filter(pa.array(is_delivered))  # a copy: a slice would keep all rows in memory
         # A row that was held back is never loaded.

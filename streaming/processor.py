@@ -204,4 +204,5 @@ class Operator:
                 yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run, "unwritable": offset.unwritable}
+        status |= {"changed": offset.changed}
         yield _output(number, STATUS, offset.tick, json.dumps(status).encode())

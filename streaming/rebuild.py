@@ -28,8 +28,10 @@ from streaming.missing_routes import with_missing_routes
 from streaming.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from streaming.position import Position
-from streaming.routes import known_routes, subscription_names
+from streaming.routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from streaming.tables import OnProgress, Tables
+from streaming.tenure import Changes as SubscriptionChanges
+from streaming.tenure import Tenures, changes, write_changes
 from tracker.commands import COMMANDS
 from tracker.control import Control
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, typed, where
@@ -42,8 +44,9 @@ from tracker.store import MemoryStore
 # Inside the query's folder, so that it is lost with it and never taken for a later one's.
 _FOLDER = Path("query/rebuild")
 
-_BOOKED = f"""
-SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries WHERE ledger_id < {FIRST_IMPORTED_LEDGER}
+# By ledger the last entry in a table.
+_LAST = f"""
+SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM {{table}} WHERE ledger_id < {FIRST_IMPORTED_LEDGER}
 GROUP BY topic, partition, ledger_id
 """  # noqa: S608
 
@@ -80,9 +83,10 @@ def rebuild(
     # What waits for a route that is missing now goes on waiting.
     known = with_missing_routes(settings)
     names = subscription_names(known)
-    booked = _booked(tables)
-    delivered = read_delivered(tables, names, booked, on_progress)
+    booked = _last(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
+    changed = _write_changes(known, tables, now)
+    delivered = read_delivered(tables, names, booked, Tenures.of(settings.warehouse), on_progress)
     commands = find_commands(tables, names, booked, now, on_progress)
     control = _control(known, commands.changes(delivered), now)
     overdue = first_overdue(tables, names, control, commands, delivered, now, on_progress)
@@ -112,6 +116,7 @@ def rebuild(
         load_horizon=found.first,
         positions={name: str(p) for name, p in booked.items()},
         routes=known_routes(known).taken_on(settings).to_json(),
+        changed=changed,
     )
     meta = {
         "offset": offset.to_json(),
@@ -186,10 +191,30 @@ def _control(settings: Settings, changes: Changes, now: int) -> Control:
     return control
 
 
-def _booked(tables: Tables) -> dict[str, Position]:
-    """By topic partition the last entry that is booked."""
+def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
+    """Notes, and returns, which subscriptions the settings have only now, or no more: what was due is not for them.
+
+    Args:
+        settings: with the missing routes.
+    """
+    known = {
+        topic: KnownRoute(tuple(KnownSubscription(name, "", "") for name in sorted(names)))
+        for topic, names in Tenures.of(settings.warehouse).last.items()
+    }
+    before, after = KnownRoutes(known), known_routes(settings)
+    found = changes(before, after, now, {})
+    if found:
+        taken_in = [_last(tables, "entries"), _last(tables, "deliveries")]
+        positions = {name: str(max(t[name] for t in taken_in if name in t)) for name in {**taken_in[0], **taken_in[1]}}
+        found = changes(before, after, now, positions)
+        write_changes(tables, found, _last_tick(tables), now, f"rebuild-{time.time_ns()}")
+    return found
+
+
+def _last(tables: Tables, table: str) -> dict[str, Position]:
+    """By topic partition the last entry that a table has."""
     last: dict[str, Position] = {}
-    for row in tables.sql(_BOOKED).to_pylist():
+    for row in tables.sql(_LAST.format(table=table)).to_pylist():
         name = partition_name(row["topic"], row["partition"])
         position = Position(row["ledger_id"], row["entry_id"])
         last[name] = max(position, last.get(name, position))

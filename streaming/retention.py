@@ -21,6 +21,7 @@ from streaming.pending_rule import are_cancelled, are_moved_on
 from streaming.routes import subscription_names
 from streaming.table_files import DataFile, TableFiles, new_run
 from streaming.tables import SCHEMAS, Tables, run_sql
+from streaming.tenure import Tenures
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
 from tracker.request_log import ANSWERS_KEPT_MILLIS
 
@@ -69,6 +70,7 @@ class Retention:
 
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
         self._names = subscription_names(settings)
+        self._tenures = Tenures.of(settings.warehouse)
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A request that comes again is answered from here, and a rebuild takes the ids from here.
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
@@ -146,6 +148,7 @@ class Retention:
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
                     | are_moved_on(rows, moves)
+                    | self._tenures.were_missed(rows, topic, subscription)
                 )
             settled |= is_of_topic
         return settled

@@ -17,6 +17,7 @@ from streaming.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, REL
 from streaming.release import Releaser
 from streaming.segments import cancels_to_index, to_index, to_rejects
 from streaming.tables import DELAYED_INDEX, Tables
+from streaming.tenure import write_changes
 from tracker.commands import OUTCOMES as OUTCOME_ROWS
 from tracker.control import CANCELS as CANCEL_ROWS
 from tracker.entry_log import EMPTY_ENTRIES
@@ -66,6 +67,7 @@ class BatchSink:
         tick, now, cutoff = (statuses[0][name] for name in ("tick", "now", "cutoff"))
 
         self._checkpoint.sync_begun(batch_id)
+        write_changes(self._tables, statuses[0]["changed"], tick, now, self._application)
         # Due messages first: what is written down can wait some milliseconds more.
         releases = [
             (o["shard"], o["tick"], kind == RELEASE, o["body"])

@@ -145,6 +145,7 @@ STATISTICS = {
     "refusals": "refused_at,role,topic",
     "expired": "topic,partition,first_index,end_index",
     "schemas": "topic",
+    "subscription_changes": "topic",
 }
 
 # Versions of source topics' schemas: there once a message has had one. Few rows, which do not age.

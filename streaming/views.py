@@ -10,6 +10,7 @@ from deltalake import DeltaTable, QueryBuilder
 from conf.settings import Settings, local_path
 from streaming.pending_rule import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 from streaming.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, run_sql
+from streaming.tenure import Tenures
 from streaming.troubles import NOT_SEEN_REASON
 from tracker.giving_up import NOT_DELIVERED
 from tracker.moved import HELD_MILLIS
@@ -57,6 +58,7 @@ LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_i
     AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
+    AND NOT (i.subscription IS NULL AND {{missed}})
 """,  # noqa: S608
     # How many messages go out in each minute.
     "schedule": """
@@ -126,8 +128,11 @@ class Warehouse:
             self._builder.register(MESSAGE_SCHEMAS, _table(settings, MESSAGE_SCHEMAS, as_of))
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
+        missed = Tenures.of(settings.warehouse)
+        missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription")
         for name, sql in VIEWS.items():
-            run_sql(self._builder, f"CREATE VIEW {name} AS {sql.replace('{subscriptions}', values)}")
+            sql = sql.replace("{subscriptions}", values).replace("{missed}", missed_sql)
+            run_sql(self._builder, f"CREATE VIEW {name} AS {sql}")
 
     def sql(self, sql: str) -> pa.Table:
         """The rows of a query.
