@@ -21,6 +21,7 @@ from proto.delaylake_pb2 import (
     ResumeSubscriptions,
     SkipEntry,
 )
+from tracker.subscriptions import ALSO_LATER
 
 _SHOWN_IDS = 5
 
@@ -276,12 +277,13 @@ class RequestFactory:
 
     def _names(self) -> list[str]:
         """The subscriptions that will answer."""
-        if self.subscriptions:
+        others = [ALSO_LATER] if ALSO_LATER in self.subscriptions else []
+        if self.subscriptions and not others:
             return list(self.subscriptions)
         name = self.topic.rpartition("-partition-")[0] or self.topic
         route = self.settings.route(self.topic) or self.settings.route(name)
         # Of a topic without a route nothing is known but that there will be one answer.
-        return [s.name for s in route.subscriptions] if route else [""]
+        return [*others, *(s.name for s in route.subscriptions)] if route else others or [""]
 
 
 def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:

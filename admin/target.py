@@ -12,6 +12,7 @@ from admin.errors import AdminError
 from admin.policy import topic_name
 from conf.settings import Route, Settings
 from tracker.commands import resolve_topic
+from tracker.subscriptions import ALSO_LATER
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Target:
     def check_subscriptions(self, names: Sequence[str]) -> None:
         """Raises AdminError (404) where the topic has no subscription of one of the names."""
         known = {subscription.name for subscription in self.route.subscriptions}
-        if unknown := [name for name in names if name not in known]:
+        if unknown := [name for name in names if name not in known and name != ALSO_LATER]:
             raise AdminError(404, f"the topic {self.name} has no such subscription: {unknown[0][:300]!r}")
 
 

@@ -184,7 +184,7 @@ class MaintainSettings(Section):
 
 
 class Subscription(Section):
-    name: Annotated[str, Field(pattern=r"^[^/\s]+$")]
+    name: Annotated[str, Field(pattern=r"^([^/\s*]|[^/\s]{2,})$")]  # `*` is all of them
     type: SubscriptionType = SubscriptionType.SHARED
     destination: Topic
 

@@ -29,7 +29,10 @@ _SHOWN = 20
 
 Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
 Subscriptions = Annotated[
-    str | None, typer.Option("-s", "--subscriptionNames", help="Subscriptions, separated by commas; none: all.")
+    str | None,
+    typer.Option(
+        "-s", "--subscriptionNames", help="Subscriptions, separated by commas; none: all; *: later ones, too."
+    ),
 ]
 FromFile = Annotated[
     typer.FileText | None, typer.Option("--from-file", help="Read ids from a file, one a line; - is standard input.")

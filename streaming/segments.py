@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from streaming.tables import DELAYED_INDEX, REJECTS, Tables, any_of, literal, ranges_of
 from tracker.commands import CANCEL, RESCHEDULE, RESTORE, SKIP, command_positions
 from tracker.control import KNOWN
-from tracker.messages import MESSAGES, concat, of_entries, typed
+from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed
 from tracker.moved import HELD_MILLIS
 from tracker.time_slots import SLOT_MILLIS
 
@@ -91,6 +91,20 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
     if wanted.num_rows:
         found.append(look_up(1, _ENTRY_AS_KNOWN, _near(wanted)))
     return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
+
+
+def in_index_or_unbooked(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
+    """Which rows are of entries that the delayed index has due after a time, or that are not booked yet.
+
+    Args:
+        versions: of the tables LOOKED_UP.
+        rows: with ledger_id and entry_id.
+    """
+    condition = f"{_near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
+    sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
+    waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
+    booked = tables.query("entries", sql.format("entries", _near(rows)), versions[1])
+    return is_among(rows, waiting, _ENTRY) | ~is_among(rows, booked, _ENTRY)
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:

@@ -22,6 +22,7 @@ from streaming.clock import Offset
 from streaming.feedback import FeedbackFile
 from streaming.held_rejects import find_rejects
 from streaming.intake import Intake
+from streaming.later_commands import later_commands
 from streaming.parts import (
     ARROW_SCHEMA,
     COMMANDS,
@@ -40,6 +41,7 @@ from streaming.routes import KnownRoutes, known_routes
 from streaming.segments import find_entries, find_held, find_rows, read_segment
 from streaming.tables import Tables
 from streaming.troubles import Troubles
+from tracker.commands import COMMANDS as COMMAND_ROWS
 from tracker.commands import decode
 from tracker.messages import concat, int64, pack, unpack, where
 from tracker.moved import HELD_MILLIS
@@ -59,6 +61,7 @@ class CommandsPart(InputPartition):
     messages: bytes
     versions: list[int]
     routes: dict[str, Any]
+    changed: dict[str, Any]  # subscriptions, for which commands for later ones are now
 
 
 @dataclass
@@ -125,7 +128,7 @@ class SourceReader:
             parts.append(RejectsPart(last.rejects_version, since))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
-            parts.append(CommandsPart(messages, last.lookup_versions, self._routes(last).to_json()))
+            parts.append(CommandsPart(messages, last.lookup_versions, self._routes(last).to_json(), last.changed))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -167,8 +170,10 @@ class SourceReader:
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
         decoded = decode(unpack(partition.messages), routes.command_routes)
-        found = find_entries(self._tables, partition.versions, decoded.commands)
-        kept = find_rows(self._tables, partition.versions, decoded.commands)
+        later, switches = later_commands(self._tables, partition.versions, partition.changed, routes)
+        commands, switches = concat([later, decoded.commands], COMMAND_ROWS), switches + decoded.switches
+        found = find_entries(self._tables, partition.versions, commands)
+        kept = find_rows(self._tables, partition.versions, commands)
         resumed: dict[str, int] = defaultdict(int)
         for switch in decoded.switches:
             resumed[switch.topic] |= 0 if switch.is_paused else switch.subscriptions
@@ -176,12 +181,12 @@ class SourceReader:
             others = where(kept, int64(kept, "deliver_at") < HELD_MILLIS)
             kept = concat([others, self._held(partition.versions[0], routes, resumed)])
         request_ids = json.dumps(decoded.request_ids).encode()
-        switches = json.dumps([asdict(switch) for switch in decoded.switches]).encode()
+        switches_json = json.dumps([asdict(switch) for switch in switches]).encode()
         return [
             *((key, REQUEST_IDS, request_ids) for key in self._shard_keys),
-            *((key, SWITCHES, switches) for key in self._shard_keys if decoded.switches),
+            *((key, SWITCHES, switches_json) for key in self._shard_keys if switches),
             *split(kept, KEPT, self._shard_keys),
-            *split(decoded.commands, COMMANDS, self._shard_keys),
+            *split(commands, COMMANDS, self._shard_keys),
             *split(found, FOUND, self._shard_keys),
             *split(decoded.rejects, NO_COMMANDS, self._shard_keys),
         ]

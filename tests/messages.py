@@ -83,6 +83,7 @@ def command(
         "subscription": None,
         "result": None,
         "reason": None,
+        "also_later": None,
     }
 
 

@@ -17,6 +17,7 @@ from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
 from tracker.index_bits import MAX_ENTRY_ID
 from tracker.messages import MESSAGES, Int64Array, typed
 from tracker.schedule import MAX_TIME_MILLIS
+from tracker.subscriptions import ALSO_LATER
 
 # Kinds of commands, as the fields of ControlCommand.
 CANCEL = "cancel"
@@ -60,6 +61,7 @@ COMMANDS = pa.schema(
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
         ("reason", pa.string()),  # of an answer
+        ("also_later", pa.bool_()),  # also for subscriptions that are added later; null: no
     ]
 )
 
@@ -211,9 +213,11 @@ def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tup
     subscriptions = {i: s for i, s in enumerate(routes[topic]) if not s.is_removed}
     rows: list[_Part] = []
     known = {s.name for s in subscriptions.values()}
-    unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in known]
+    also_later = ALSO_LATER in command.subscriptions
+    unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
-    chosen = {i: s for i, s in subscriptions.items() if not command.subscriptions or s.name in command.subscriptions}
+    is_for_all = also_later or not command.subscriptions
+    chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
     if operation == SKIP:
         refused = [s.name for s in chosen.values() if s.is_cumulative]
         reason = "the subscription acknowledges cumulatively: no single message"
@@ -221,9 +225,10 @@ def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tup
         chosen = {i: s for i, s in chosen.items() if not s.is_cumulative}
     mask = sum(1 << i for i in chosen)
     if operation in (PAUSE, RESUME):
-        rows += _answers(command, topic, [s.name for s in chosen.values()], Result.APPLIED, "")
+        names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
+        rows += _answers(command, topic, names, Result.APPLIED, "")
         return rows, Switch(command.request_id, topic, mask, operation == PAUSE) if mask else None
-    if not mask:
+    if not mask and not also_later:
         return rows, None
     if partition >= 0:
         is_other = ~np.isin(positions[:, 0], (-1, partition))
@@ -236,7 +241,8 @@ def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tup
         positions = positions[~is_other]
         positions[:, 0] = partition
     if len(positions):
-        rows.append(_Part(_shared(command, operation, topic, mask), positions))
+        shared = _shared(command, operation, topic, mask)
+        rows.append(_Part(shared | {"also_later": True} if also_later else shared, positions))
     return rows, None
 
 

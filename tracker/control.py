@@ -34,7 +34,7 @@ from tracker.rebuilt import Rebuilt, take_back
 from tracker.repeats import FirstAnswers, Repeats, no_answers
 from tracker.request_log import RequestLog
 from tracker.store import Store
-from tracker.subscriptions import Subscriptions, by_topic
+from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
 from tracker.taken_back import Compression, TakenBack
 from tracker.waiting import WaitingCommands
 
@@ -330,9 +330,15 @@ class Control:
         if not commands.num_rows:
             return OUTCOMES.empty_table()
         known = messages.select(KNOWN.names)
-        commands = commands.drop_columns("tick")
+        commands = self._with_added(commands.drop_columns("tick"))
         outcomes, unmatched = self._apply(commands, known, is_rejected(messages), messages, moment)
         return concat([outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOMES)
+
+    def _with_added(self, commands: pa.Table) -> pa.Table:
+        """Commands that waited, for the subscriptions that were added since, too, where they say so."""
+        later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
+        masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.wanted), 0)
+        return with_columns(commands, subscriptions=pa.array(masks))
 
     def apply(
         self,
@@ -591,10 +597,31 @@ class Control:
                 operation = "RESTORE" if kind == RESTORE else "CANCEL"
                 ends = _times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
                 self._add_operations(operation, done, sequence, ends)
+        outcomes.append(self._for_later(pairs, kind, is_whole, moment))
         still_wanted = self._left_by_commands(originals) != 0
         self._count_unwanted(where(originals, wanted & ~still_wanted), 1)
         self._count_unwanted(where(originals, ~wanted & still_wanted), -1)
         return outcomes
+
+    def _for_later(self, pairs: _Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
+        """Outcomes for subscriptions that are added later: by these the commands are applied to them then."""
+        later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
+        chosen = np.flatnonzero(later[pairs.command])
+        if not len(chosen):
+            return OUTCOMES.empty_table()
+        is_late = pairs.is_released[pairs.row[chosen]]
+        result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
+        reason = np.where(is_late, "released", "").tolist()
+        shared, starts = _entry_results(pairs.command[chosen], is_whole[chosen], result)
+        told = self._outcomes(pairs, chosen, result, reason, shared, starts, ALSO_LATER)
+        is_applied = pc.equal(told["result"], int(Result.APPLIED))
+        times = np.maximum(int64(pairs.commands, "deliver_at")[pairs.command[chosen]], moment.now)
+        of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
+        return with_columns(
+            told,
+            sequence=pc.if_else(is_applied, self._next_sequence(moment), None),
+            deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else told["deliver_at"],
+        )
 
     def _out_of_batch(
         self, commands: pa.Table, command: Int64Array, batch_index: Int64Array, size: Int64Array, is_named: BoolArray
@@ -617,13 +644,16 @@ class Control:
         reason: Sequence[str],
         collapsed: BoolArray,
         starts: BoolArray,
-        subscription: int,
+        subscription: int | str,
     ) -> pa.Table:
         """A row for each chosen command and message, and one for an entry whose messages share a result."""
         kept = np.flatnonzero(starts | ~collapsed)
         of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
         of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
-        names = [self._subscriptions.names[topic][subscription] for topic in of_command["topic"].to_pylist()]
+        names = [
+            subscription if isinstance(subscription, str) else self._subscriptions.names[topic][subscription]
+            for topic in of_command["topic"].to_pylist()
+        ]
         # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
         is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
         values = {
@@ -807,15 +837,17 @@ def _each_subscription(
     """A row for each command and subscription that it is for: the command's index, and the subscription's name."""
     index: list[int] = []
     names: list[str | None] = []
-    for i, (topic, mask, own) in enumerate(
+    for i, (topic, mask, own, also_later) in enumerate(
         zip(
             commands["topic"].to_pylist(),
             commands["subscriptions"].to_pylist(),
             commands["subscription"].to_pylist(),
+            commands["also_later"].to_pylist(),
             strict=True,
         )
     ):
-        of_command = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1] or [own]
+        of_command: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
+        of_command = of_command + [ALSO_LATER] * bool(also_later) or [own]
         index += [i] * len(of_command)
         names += of_command
     return np.array(index, dtype=np.int64), names

@@ -13,6 +13,9 @@ from tracker.messages import Int64Array
 # A subscription is a bit of an int64 that is never negative.
 MAX_SUBSCRIPTIONS = 63
 
+# In a command: all subscriptions, and those that are added later. In outcomes: that those will get it, too.
+ALSO_LATER = "*"
+
 
 @dataclass(frozen=True)
 class Subscriptions:

@@ -147,6 +147,12 @@ def test_without_a_broker_a_right_call_is_answered_503(client: httpx.Client, pat
     assert "broker" in reason(client.get("/readyz"), 503)
 
 
+def test_later_subscriptions_can_be_named(client: httpx.Client) -> None:
+    there = f"{CANCEL}{MESSAGE}&deliverAt=3&subscriptionNames="
+    assert client.post(there + "*").status_code == 503, "there is no broker"
+    assert client.post(there + "**").status_code == 404
+
+
 def test_parameters_come_in_the_query_a_form_or_json(client: httpx.Client) -> None:
     given = {"ledgerId": "1", "entryId": "2", "deliverAt": "3"}
     names = {"subscriptionNames": ["a", "nobody"]}

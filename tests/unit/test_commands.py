@@ -10,6 +10,7 @@ from proto.delaylake_pb2 import (
     CancelDelayedMessage,
     CancelDelayedMessages,
     ControlCommand,
+    PauseSubscriptions,
     Result,
     SkipEntry,
     SkipMessages,
@@ -55,6 +56,22 @@ def cancel(ledger: int = 1, entry: int = 2, deliver_at: int = 3, **fields: objec
 def skip(*entries: SkipEntry, **fields: object) -> ControlCommand:
     values = {"request_id": "r", "topic": ORDERS, **fields}
     return ControlCommand(skip=SkipMessages(entries=entries), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", [["*"], ["*", "shared"], ["shared", "*", "nobody"]])
+def test_a_star_names_all_subscriptions_and_later_ones(names: list[str]) -> None:
+    decoded = read(cancel(subscriptions=names))
+    rows = decoded.commands.to_pylist()
+    [row] = [row for row in rows if row["kind"] == CANCEL]
+    assert (row["subscriptions"], row["also_later"]) == (0b11, True)
+    assert [r["subscription"] for r in rows if r["kind"] == ANSWER] == [n for n in names if n == "nobody"]
+    [none_named] = read(cancel()).commands.to_pylist()
+    assert (none_named["subscriptions"], none_named["also_later"]) == (0b11, None)
+    assert decoded.request_ids != read(cancel()).request_ids, "it is another command"
+
+    paused = read(ControlCommand(request_id="p", topic=ORDERS, subscriptions=["*"], pause=PauseSubscriptions()))
+    assert [row["subscription"] for row in paused.commands.to_pylist()] == ["shared", "exclusive", "*"]
+    assert [(switch.subscriptions, switch.is_paused) for switch in paused.switches] == [(0b11, True)]
 
 
 def test_a_cancel_is_a_row_for_all_subscriptions() -> None:

@@ -123,6 +123,36 @@ def test_a_cancel_need_not_name_the_right_time(desk: Desk) -> None:
     assert desk.control.take_cancels().num_rows == 0
 
 
+def test_what_a_command_says_to_later_subscriptions_is_an_outcome_of_its_own(desk: Desk) -> None:
+    star = command("r", 1, 7, [0, 1]) | {"also_later": True}
+    told = desk.outcomes(star, known=ALONE)
+    assert results(told) == [("a", Result.APPLIED), ("b", Result.APPLIED), ("*", Result.APPLIED)]
+    assert None not in told["sequence"].to_pylist()
+    desk.at(2, 60_000)
+    late = desk.apply(command("s", 1, 7, [0]) | {"also_later": True}, known=ALONE)
+    assert late == [("a", Result.ALREADY_APPLIED), ("*", Result.TOO_LATE)]
+    assert sorted(desk.apply(star, known=ALONE)) == [(name, Result.APPLIED) for name in "*ab"]
+    # To another time, and of a batch that was named whole.
+    desk.at(3, 1_000)
+    moved = command("m", 1, 8, [0], kind=RESCHEDULE, cancel_at=90_000) | {"also_later": True}
+    star_rows = [row for row in desk.outcomes(moved, known=BATCH).to_pylist() if row["subscription"] == "*"]
+    assert [(row["batch_index"], row["deliver_at"]) for row in star_rows] == [(i, 90_000) for i in range(3)]
+    whole = command("w", 1, 8, [0]) | {"also_later": True}
+    assert [r["batch_index"] for r in desk.outcomes(whole, known=BATCH).to_pylist()] == [-1, -1]
+
+
+def test_a_command_for_later_subscriptions_that_waits_is_for_those_that_were_added_meanwhile(desk: Desk) -> None:
+    desk.at(1, 1_000, passed=0)
+    waits = command("r", 1, 7, [0, 1], cancel_at=50_000) | {"also_later": True}
+    assert desk.apply(waits) == [("a", Result.WAITING), ("b", Result.WAITING), ("*", Result.WAITING)]
+    assert len(desk.apply(command("s", 1, 8, [0, 1], cancel_at=50_000))) == 2
+    desk.control.save()
+    desk.control = Control(desk.store, {TOPIC: ["a", "b", "c"]}, TICK_MILLIS)
+    desk.at(2, 1_100)
+    assert desk.arrive(ALONE) == [(name, Result.APPLIED) for name in ("a", "b", "c", "*")]
+    assert {name for name, _ in desk.arrive(BATCH)} == {"a", "b"}
+
+
 def test_what_was_taken_back_before_is_already_applied(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     assert desk.apply(command("s", 1, 7, [0, 1]), known=ALONE) == [("a", Result.ALREADY_APPLIED), ("b", Result.APPLIED)]
