@@ -619,7 +619,7 @@ class Control:
         of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
         return with_columns(
             told,
-            sequence=pc.if_else(is_applied, self._next_sequence(moment), None),
+            sequence=pc.if_else(is_applied, self.next_sequence(moment), None),
             deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else told["deliver_at"],
         )
 
