@@ -49,6 +49,7 @@ class Send(Protocol):
     first_id: int  # the sequence id of its batch's first message
     is_batched: bool
     is_last: bool  # of its batch
+    is_large: bool  # the client may refuse it
     line: Line
 
 
@@ -161,14 +162,27 @@ class Line:
         # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the
         # last one's tells whether the broker took it for a repetition.
         is_end = send.first_id == self.last_id and send.is_last
+        refused: list[str] = []
+        callback = self._acknowledged if is_end else None
+        if send.is_large:
+            callback = functools.partial(self._large_acknowledged, refused, is_end)
         try:
-            self.producer._producer.send_async(message, self._acknowledged if is_end else None)
+            self.producer._producer.send_async(message, callback)
+            if refused:
+                raise pulsar.MessageTooBig("the broker takes none of this size")
             self._handed = send.first_id
             self._needs_flush = True
         finally:
             self._is_in_batch = send.is_batched and not send.is_last
             if send.is_batched and send.is_last:
                 self._flush()  # cuts the batch, and sends it
+
+    def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
+        """Is told, while a message is handed over, that it is too large; else when it has arrived."""
+        if getattr(result, "name", str(result)) == "MessageTooBig":
+            refused.append("MessageTooBig")
+        elif is_end:
+            self._acknowledged(result, message_id)
 
     def _acknowledged(self, result: Any, message_id: Any) -> None:
         try:

@@ -167,6 +167,7 @@ class _Send:
     at: int  # when it is handed over: its batch's last message's time
     was_at: int  # the same of what was held back and goes out late: when it would have been
     first_id: int  # the sequence id of its batch's first message
+    is_large: bool = False  # the client may refuse it
     is_last: bool = True  # of its batch
     line: Line = None  # type: ignore[assignment]  # set when all are planned
 
@@ -281,9 +282,9 @@ def _plan(
             if (destination, name) in attempt.done:
                 continue
             was_at = due if was_due[row] is None else was_due[row]
-            sends.append(
-                _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, was_at, sequence_id)
-            )
+            send = _Send(due, sequence_id, destination, name, row, subscription, is_batched, due, was_at, sequence_id)
+            send.is_large = not is_batched and _size(columns, row) >= _BATCH_BYTES
+            sends.append(send)
     for (topic, name), n in dropped.items():
         _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
     if batch_millis:
