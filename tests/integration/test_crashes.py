@@ -18,7 +18,8 @@ import pytest
 from jobs.audit import run_audit
 from jobs.broker import EmbeddedBroker
 from streaming.pulsar_client import AdminClient, connect
-from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests import java_client
+from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 
 
 @pytest.fixture
@@ -125,6 +126,70 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
 
 def test_every_kind_of_crash_loses_doubles_and_hurries_nothing(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
     crash_run(tmp_path, own_broker, ["driver", "worker", "broker", "jvm", "driver"], 12_000, seed=7, pause=5)
+
+
+def test_what_is_cleared_at_a_crash_and_a_message_of_which_some_chunks_had_come(
+    own_broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    topic, chunked = "persistent://public/default/cleared", "persistent://public/slow/chunked"
+    api = f"{own_broker.settings.admin_url}/admin/v2"
+    http.put(f"{api}/namespaces/public/slow", json={}).raise_for_status()
+    rate = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
+    http.post(f"{api}/namespaces/public/slow/publishRate", json=rate).raise_for_status()
+    routes = [
+        {"source": topic, "subscriptions": [{"name": "a"}]},
+        {"source": chunked, "subscriptions": [{"name": "a", "destination": f"{topic}-chunked"}]},
+    ]
+    job = Job(tmp_path, own_broker.settings, routes, tracker={"max_seal_interval_millis": 1_000})
+    client, admin = connect(own_broker.settings), AdminClient(own_broker.settings)
+    collector = Collector(client).collect(f"{topic}-a").collect(f"{topic}-chunked")
+    n, size = 3_000, 200_000
+    spec = {"topic": chunked, "name": "chunked", "size": size, "chunk": 1_000}
+    chunks = threading.Thread(target=java_client.produce, args=(own_broker.settings.service_url, [spec]))
+    try:
+        job.start()
+        producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+        received = collector.received[f"{topic}-a"]
+        sent = {"m0": 0}
+        producer.send(b"m0")
+        wait_until(lambda: received, 60, "the first message: what is gone before it the job can't know of")
+        chunks.start()
+        wait_until(lambda: (found := admin.internal_stats(chunked)) and found.end[1] >= 20, 60, "some chunks")
+        for i in range(1, n):
+            if i == n // 2:
+                producer.flush()
+                job.kill9()
+                assert chunks.is_alive(), "all chunks had come before the crash"
+            sent[f"m{i}"] = due = now() + 20_000
+            producer.send_async(f"m{i}".encode(), None, properties={"deliverAt": str(due)})
+        producer.flush()
+        http.post(f"{api}/{topic.replace('://', '/')}/subscription/delaylake/skip_all").raise_for_status()
+        job.start()
+        for i in range(n, n + 100):
+            sent[f"m{i}"] = 0
+            producer.send_async(f"m{i}".encode(), None)
+        producer.flush()
+
+        def lost() -> list[str]:
+            rows = job.rows("rejects", "SELECT entry_id FROM {table} WHERE reason LIKE 'not seen%'")
+            return [f"m{row['entry_id']}" for row in rows]
+
+        wait_until(lambda: len(received) + len(lost()) >= len(sent), 90, f"all\n{len(received)} {job.log}")
+        assert len(lost()) >= n // 2
+        check_exactly_once({m: due for m, due in sent.items() if m not in set(lost())}, received)
+        assert len(set(lost())) == len(lost())
+        wait_until(lambda: collector.received[f"{topic}-chunked"], 60, f"the chunked message\n{job.log}")
+        time.sleep(1)
+        assert [len(m.payload) for m in collector.received[f"{topic}-chunked"]] == [size]
+        wait_until(lambda: run_audit(job.settings).taken_in == len(received) + 1, 60, f"all booked\n{job.log}")
+        assert list(run_audit(job.settings).findings) == ["not_seen"]
+        assert job.terminate() == 0
+    finally:
+        chunks.join(60)
+        collector.stop()
+        job.stop()
+        admin.close()
+        client.close()
 
 
 @pytest.mark.chaos
