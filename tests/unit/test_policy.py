@@ -199,7 +199,7 @@ def test_no_kind_of_route_goes_without_a_policy(tmp_path: Path, method: str) -> 
 def test_what_is_open_is_little(calls: Calls) -> None:
     found = {route.path for route, _ in calls.routes() if policy_of(route) is None}
     health = {"/healthz", "/readyz", "/metrics"}
-    ui = {"/ui/login", "/ui/logout", "/ui/static/{rest}"}
+    ui = {"/docs", "/ui/login", "/ui/logout", "/ui/static/{rest}"}
     assert found == OPEN_PATHS | health | ui | {"/admin/v2/non-persistent/{rest:path}"}
 
 
