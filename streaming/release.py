@@ -58,6 +58,7 @@ class Job:
     rows: int
     first_due: int
     is_new: bool = False  # it has not been handed out before
+    is_in_order: bool = False  # it has what was held back: one task sends all shards, by when it was due
 
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
@@ -314,7 +315,7 @@ class Releaser:
 
     def _run(self, job: Job, attempt: Attempt, checked_at: float) -> list[Sent]:
         started = time.time_ns() // 1_000_000
-        tasks = len(job.assignments) if job.rows > _ROWS_A_TASK else 1
+        tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
         sent: list[Sent] = (
             self._spark.sparkContext.parallelize(job.assignments, tasks)
             .mapPartitions(
@@ -550,7 +551,9 @@ def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: boo
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
     lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
     first_due = min(int(int64(table, "deliver_at").min()) for table in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), sum(t.num_rows for t in tables), first_due, is_new)
+    rows = sum(table.num_rows for table in tables)
+    is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
+    return Job(tick, is_planned, lane, tuple(assignments), rows, first_due, is_new, is_in_order)
 
 
 def _cause(error: Exception) -> str:

@@ -22,7 +22,7 @@ from streaming.troubles import Troubles
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
-from tracker.messages import MESSAGES, pack, unpack
+from tracker.messages import MESSAGES, pack, unpack, with_columns
 
 NAMES = ["a", "b"]
 
@@ -66,11 +66,14 @@ class Spark:
 
     def __init__(self) -> None:
         self.sparkContext = self
+        self.tasks: list[int] = []
 
     def setLocalProperty(self, name: str, value: str) -> None:
         pass
 
     def parallelize(self, items: Iterable[Any], tasks: int) -> Any:
+        self.tasks.append(tasks)
+
         @dataclass
         class Rdd:
             made: list[Any]
@@ -102,8 +105,9 @@ class Job:
             release={"lanes": 2, "retry_max_millis": 1_000, **changes},
             routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],
         )
+        self.spark = Spark()
         self.releaser = Releaser(
-            Spark(),  # type: ignore[arg-type]
+            self.spark,  # type: ignore[arg-type]
             settings,
             self.tables,  # type: ignore[arg-type]
             self.feedback,  # type: ignore[arg-type]
@@ -357,3 +361,16 @@ def test_another_run_goes_on_rejecting(make: Callable[..., Job]) -> None:
     job.submit(7, [1], unwritable=recorded, wants={1: 2})
     wait_until(lambda: job.open("a") == [], 5, "nothing is open any more")
     assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}}
+
+
+@pytest.mark.parametrize(("was_due", "tasks"), [(None, 2), (7, 1)])
+def test_what_was_held_back_is_sent_by_one_task_for_all_shards_however_much_it_is(
+    make: Callable[..., Job], was_due: int | None, tasks: int
+) -> None:
+    """Tasks side by side, or one after the other, would mix up the order in which it was due."""
+    job = make()
+    rows = with_columns(messages([(1, i, 1) for i in range(3_000)]), was_due=pa.array([was_due] * 3_000, pa.int64()))
+    rows = rows.append_column("wants", pa.repeat(3, 3_000)).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+    job.releaser.submit(1, 1, 1, 1, [(shard, 1, False, pack(rows)) for shard in range(2)], {})
+    job.has_confirmed(1)
+    assert job.spark.tasks == [tasks]
