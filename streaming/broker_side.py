@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streaming.position import Position
-from streaming.pulsar_client import AdminClient, PulsarError
+from streaming.pulsar_client import AdminClient, NoAnswerError, PulsarError
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,11 @@ class BrokerSide:
         return self._admin.message_index(topic, position.ledger_id, position.entry_id)
 
     def is_first_chunk(self, topic: str, position: Position) -> bool:
-        """Whether an entry is the beginning of a message in several chunks; False where it is gone."""
-        entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
+        """Whether an entry is the beginning of a message in several chunks, or may be; False where it is gone."""
+        try:
+            entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
+        except NoAnswerError:
+            return True
         return entry is not None and entry.is_first_chunk
 
     def cursor(self, topic: str) -> Cursor:

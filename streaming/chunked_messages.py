@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from streaming.broker_side import BrokerSide
@@ -15,7 +16,8 @@ _log = logging.getLogger(__name__)
 
 # The client gives up a message whose chunks do not come within a minute: it acknowledges the ones it has.
 _INCOMPLETE_SECONDS = 90.0
-_MAX_QUESTIONS = 500  # to the broker at once
+_MAX_QUESTIONS = 100  # to the broker, until it is asked again
+_ASKED_AT_ONCE = 8
 
 Gaps = Sequence[tuple[Position, Position]]
 
@@ -65,7 +67,9 @@ class ChunkedMessages:
                 if end is not None and end <= last:
                     del self._begun[first], self._whole[first]
                 elif end is None and self._clock() - since > _INCOMPLETE_SECONDS:
-                    _log.warning("%s: of the chunked message that begins with %s not all came", self._topic, first)
+                    _log.warning(
+                        "%s: of what may be a chunked message that begins with %s not all came", self._topic, first
+                    )
                     del self._begun[first]
                 else:
                     allowed = min(allowed, before)
@@ -77,11 +81,14 @@ class ChunkedMessages:
         if gaps:
             cursor = self._broker.cursor(self._topic)
             missing = _missing(gaps, max(self._examined, cursor.acknowledged), last, cursor.ledgers)
-            for before, entry in islice(missing, _MAX_QUESTIONS):
-                if self._broker.is_first_chunk(self._topic, entry):
-                    with self._lock:
-                        self._begun.setdefault(entry, (before, self._clock()))
-                self._examined = entry
+            asked = list(islice(missing, _MAX_QUESTIONS))
+            with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+                firsts = pool.map(lambda place: self._broker.is_first_chunk(self._topic, place[1]), asked)
+                for (before, entry), is_first in zip(asked, firsts, strict=True):
+                    if is_first:
+                        with self._lock:
+                            self._begun.setdefault(entry, (before, self._clock()))
+                    self._examined = entry
             if next(missing, None) is not None:
                 return self._examined
         self._examined = max(self._examined, last)

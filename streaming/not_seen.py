@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from streaming.continuity import Gap, missing_ranges, positions_in
 from streaming.position import Position, SourceTopic
-from streaming.pulsar_client import AdminClient, BrokerEntry
+from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError
 from streaming.tables import REJECTS, Tables, literal
 from streaming.troubles import NOT_SEEN_REASON
 
@@ -27,6 +27,8 @@ _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unrea
 _ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
+_NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed"
+_MAX_NOT_TOLD = 64  # of a gap: each takes seconds
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,23 @@ def find_not_seen(
     named = itertools.islice(positions_in(ranges), _MAX_ROWS)
     asked = list(itertools.islice(named, _MAX_ASKED))
     rows: list[dict[str, Any]] = []
-    passed = messages = kept_bytes = 0
+    passed = kept_bytes = 0
+    not_told: list[Position] = []
+
+    def ask(position: Position) -> BrokerEntry | str | None:
+        if len(not_told) >= _MAX_NOT_TOLD:
+            return _NOT_ASKED
+        try:
+            return admin.entry_metadata(source.name, position.ledger_id, position.entry_id)
+        except NoAnswerError:
+            not_told.append(position)
+            return _NOT_TOLD
+
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        entries = pool.map(lambda p: admin.entry_metadata(source.name, p.ledger_id, p.entry_id), asked)
-        for position, entry in zip(asked, entries, strict=True):
-            messages += 1 if entry is None else entry.batch_size
+        for position, entry in zip(asked, pool.map(ask, asked), strict=True):
+            if isinstance(entry, str):
+                rows.append(_row(source, position, entry))
+                continue
             if entry is not None and entry.is_no_message:
                 passed += 1
                 continue
@@ -73,6 +87,8 @@ def find_not_seen(
                 payload = None if content is None else content[1]
                 kept_bytes += len(payload or b"")
             rows.append(_row(source, position, _why(entry), entry, payload))
+    if not_told:
+        admin.internal_stats(source.name)  # raises where it is the broker that does not answer, and not for these alone
     rows += [_row(source, position, _NOT_ASKED) for position in named]
     n = sum(last - first + 1 for _, first, last in ranges)
     if n > _MAX_ROWS:

@@ -27,6 +27,7 @@ BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
 
 _AGAIN_SECONDS = 1.0
+_ENTRY_SECONDS = 2.0  # milliseconds are usual
 _REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
 _MOST_REDIRECTS = 5
 _NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone, and for one that its ledger has not
@@ -34,6 +35,10 @@ _NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone,
 
 class PulsarError(DelayLakeError):
     """Pulsar can't be reached, or refused a request."""
+
+
+class NoAnswerError(PulsarError):
+    """A request was not answered in time."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,7 @@ class AdminClient:
 
     def __init__(self, settings: PulsarSettings, timeout_seconds: float = DEFAULT_ADMIN_TIMEOUT_SECONDS) -> None:
         self.url = settings.admin_url.rstrip("/")
+        self._timeout_seconds = timeout_seconds
         self._http = http_client(settings, base_url=f"{self.url}/admin/v2/", timeout=timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -252,7 +258,7 @@ class AdminClient:
         of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
         partition: name the partition (`...-partition-0`).
         """
-        response = self._request("GET", _entry_path(topic, ledger_id, entry_id))
+        response = self._request("GET", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
         if response.status_code != 200:
             raise self._refused(response)
         index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
@@ -321,11 +327,16 @@ class AdminClient:
         return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
-        """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it."""
-        response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id))
+        """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it.
+
+        Raises:
+            NoAnswerError: the broker tells nothing of this entry, as of one that is encrypted and compressed (it takes
+                what is encrypted for what is compressed, and the request is never answered), or of none.
+        """
+        response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
         if response.status_code == 500:  # also while the topic moves to another broker
             time.sleep(_AGAIN_SECONDS)
-            response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id))
+            response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
         if response.status_code in _NOTHING:
             return None
         if response.status_code != 200:
@@ -340,17 +351,18 @@ class AdminClient:
             raise self._refused(response)
         return response.json()
 
-    def _request(self, method: str, path: str, json: Any = None) -> httpx.Response:
+    def _request(self, method: str, path: str, json: Any = None, timeout: float | None = None) -> httpx.Response:
         import httpx
 
         url: httpx.URL | str = path
         for _ in range(_MOST_REDIRECTS + 1):
             try:
                 # httpx follows, too, but without the token.
-                response = self._http.request(method, url, json=json)
+                response = self._http.request(method, url, json=json, timeout=timeout or self._timeout_seconds)
             except httpx.HTTPError as error:
                 reason = str(error) or type(error).__name__
-                raise PulsarError(
+                kind = NoAnswerError if isinstance(error, httpx.TimeoutException) else PulsarError
+                raise kind(
                     f"no answer from {self.url} ({reason}): "
                     "start a broker (delaylake broker start) or set pulsar.admin_url"
                 ) from error

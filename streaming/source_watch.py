@@ -17,7 +17,7 @@ from conf.settings import Settings
 from streaming.continuity import Continuity, Gap
 from streaming.not_seen import booked_index, find_not_seen, record
 from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, PulsarError
+from streaming.pulsar_client import AdminClient, NoAnswerError, PulsarError
 from streaming.receiver import Receiver
 from streaming.standing import Standing
 from streaming.tables import Tables
@@ -186,7 +186,10 @@ class SourceWatch:
         if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
             return False
         entries = (self._admin.entry_metadata(name, *Position(last.ledger_id, n)) for n in _after(last, end))
-        return all(entry is not None and entry.is_no_message for entry in entries)
+        try:
+            return all(entry is not None and entry.is_no_message for entry in entries)
+        except NoAnswerError:
+            return False
 
     def _why(self, receiver: Receiver) -> str:
         if receiver.problem is not None:

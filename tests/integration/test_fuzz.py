@@ -20,6 +20,7 @@ from tests.harness import PATIENCE, Job, wait_until
 
 SPAN_MILLIS = 30_000
 UNLOAD_SECONDS = 3
+QUIET_SECONDS = 25  # what was not seen is asked for every ten seconds
 
 
 @pytest.fixture
@@ -73,17 +74,22 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
         producers.wait(60)
         took = time.monotonic() - started
         n_readable = len(producers.sent) - len(producers.unreadable)
-        n_unreadable = len(set(producers.unreadable.values()))  # entries
+
+        last: tuple[int, ...] = ()
+        since = 0.0
 
         def done() -> bool:
-            """All that was sent is booked, and what is booked has been delivered or rejected."""
+            """All that was sent is booked, what is booked has been delivered or rejected, and no more comes to it."""
+            nonlocal last, since
             count = f"SELECT count(*) AS n, count(*) FILTER (WHERE reason LIKE '{NOT_SEEN_REASON}%') AS not_seen "
             [rejected] = job.rows("rejects", count + "FROM {table}")
-            if rejected["not_seen"] < n_unreadable:
-                return False
-            [taken_in] = job.rows("entries", "SELECT sum(batch_size) AS n FROM {table}")
+            [taken_in] = job.rows("entries", "SELECT coalesce(sum(batch_size), 0) AS n FROM {table}")
             [delivered] = job.rows("deliveries", "SELECT count(*) AS n FROM {table}")
-            return bool(delivered["n"] + rejected["n"] - rejected["not_seen"] >= taken_in["n"] >= n_readable)
+            counts = (rejected["n"], rejected["not_seen"], taken_in["n"], delivered["n"])
+            if counts != last:
+                last, since = counts, time.monotonic()
+            is_all = delivered["n"] + rejected["n"] - rejected["not_seen"] >= taken_in["n"] >= n_readable
+            return bool(is_all and time.monotonic() - since > QUIET_SECONDS)
 
         wait_until(done, SPAN_MILLIS / 1000 + 60 + fuzz.n / 1_000, f"all came\n{job.log}")
         rejects = {

@@ -10,8 +10,11 @@ from typing import Any, cast
 import pytest
 
 from conf.settings import Settings
+from streaming.broker_side import BrokerSide
+from streaming.continuity import Gap
+from streaming.not_seen import find_not_seen
 from streaming.position import Position, SourceTopic
-from streaming.pulsar_client import BrokerEntry
+from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError, TopicLedgers
 from streaming.receiver import Receiver
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
@@ -31,6 +34,7 @@ class FakeReceiver:
     last_received: Position = LAST
     problem: str | None = None
     waiting: int = 0
+    is_idle: bool = False
 
     def end(self) -> Position:
         return Position(7, 5)
@@ -42,11 +46,17 @@ class FakeAdmin:
 
     parts: set[int]
     url: str = "http://broker"
+    not_told: frozenset[int] = frozenset()
 
     def backlog(self, topic: str, subscription: str) -> int:
         return 2
 
+    def internal_stats(self, topic: str) -> TopicLedgers:
+        return TopicLedgers({7: 6}, {}, {}, Position(7, 5))
+
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
+        if entry_id in self.not_told:
+            raise NoAnswerError("no answer")
         is_no_message = entry_id in self.parts
         return BrokerEntry(1, 1, None, None, {}, False, is_first_chunk=False, is_no_message=is_no_message)
 
@@ -90,3 +100,13 @@ def test_what_has_come_in_and_is_in_no_batch_waits(watched: Watched) -> None:
     watched.receiver.waiting = 3
     watched.receiver.last_received = Position(7, 5)
     assert watched.look(4, 5) == ["messages wait, and none was taken in: they have come in, and no batch takes them"]
+
+
+def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside_and_may_begin_a_chunked_message() -> None:
+    admin = cast("AdminClient", FakeAdmin({2}, not_told=frozenset({3, 4})))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    found = find_not_seen(admin, source, Gap(Position(7, 1), Position(7, 5)), lambda _: None)
+    assert found.rows["entry_id"].to_pylist() == [3, 4]
+    assert all("the broker does not tell what it is" in reason for reason in found.rows["reason"].to_pylist())
+    assert found.passed == 1
+    assert BrokerSide(admin, "delaylake").is_first_chunk(ORDERS, Position(7, 3))
