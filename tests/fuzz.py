@@ -127,6 +127,8 @@ class Fuzz:
             message |= producer
             kinds = producer["keys"]
             size = self._size(chance, is_large, bool(producer["chunk"]))
+            if not is_java and producer["compression"] == "ZLIB" and not producer["batch"]:
+                size = max(size, 1)  # the C++ client can't read an empty one that it has compressed itself
             if size:
                 message["size"] = size
             elif chance.random() < 0.5:
