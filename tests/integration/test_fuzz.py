@@ -74,6 +74,7 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
         producers.wait(60)
         took = time.monotonic() - started
         n_readable = len(producers.sent) - len(producers.unreadable)
+        n_unreadable = len(set(producers.unreadable.values()) - {""})  # entries
 
         last: tuple[int, ...] = ()
         since = 0.0
@@ -89,6 +90,7 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
             if counts != last:
                 last, since = counts, time.monotonic()
             is_all = delivered["n"] + rejected["n"] - rejected["not_seen"] >= taken_in["n"] >= n_readable
+            is_all = is_all and rejected["not_seen"] >= n_unreadable
             return bool(is_all and time.monotonic() - since > QUIET_SECONDS)
 
         wait_until(done, SPAN_MILLIS / 1000 + 60 + fuzz.n / 1_000, f"all came\n{job.log}")
