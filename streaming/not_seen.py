@@ -27,7 +27,7 @@ _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unrea
 _ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
-_NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed"
+NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed"
 _MAX_NOT_TOLD = 64  # of a gap: each takes seconds
 
 
@@ -71,7 +71,7 @@ def find_not_seen(
             return admin.entry_metadata(source.name, position.ledger_id, position.entry_id)
         except NoAnswerError:
             not_told.append(position)
-            return _NOT_TOLD
+            return NOT_TOLD
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         for position, entry in zip(asked, pool.map(ask, asked), strict=True):

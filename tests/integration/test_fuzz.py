@@ -64,6 +64,9 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
             client.subscribe(kept, "keep", initial_position=pulsar.InitialPosition.Earliest).close()
     job.start()
     try:
+        for source in fuzz.plain:  # what comes before the first message that can be read is not known to be missing
+            for partition in client.get_topic_partitions(source):
+                client.create_producer(partition).send(b"first")
         producers = Producers(fuzz, broker.settings.service_url, client)
         chance = random.Random(fuzz.seed)
         started = time.monotonic()
