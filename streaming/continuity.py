@@ -35,8 +35,9 @@ class Gap:
 class Continuity:
     """Follows the entries of a topic partition, and names the gaps between them.
 
-    Entries follow each other by their ids within a ledger. From one ledger to the next only their indexes tell; where
-    the broker keeps none that is a gap, too, for who can ask the broker how the ledger ended.
+    Entries follow each other by their ids within a ledger: there indexes may hide a gap, since the broker counts a
+    batch of a transaction as one message. From one ledger to the next only indexes tell; where the broker keeps none
+    that is a gap, too, for who can ask the broker how the ledger ended.
 
     Args:
         after: the entry before the first that comes; START: not known.
@@ -68,7 +69,8 @@ class Continuity:
         before_entries = np.concatenate(([self._last.entry_id], entries[:-1]))
         before_lasts = np.concatenate(([self._last_index], lasts[:-1]))
         follows = (ledgers == before_ledgers) & (entries == before_entries + 1)
-        follows |= (before_lasts != _NOT_KNOWN) & (firsts == before_lasts + 1)
+        is_next_ledger = ledgers != before_ledgers
+        follows |= is_next_ledger & (before_lasts != _NOT_KNOWN) & (firsts == before_lasts + 1)
         follows[0] |= self._last == START
         found = [
             Gap(

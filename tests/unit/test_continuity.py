@@ -32,6 +32,12 @@ def test_entries_of_a_ledger_follow_each_other_by_their_ids() -> None:
     ]
 
 
+def test_indexes_that_follow_hide_no_gap_in_a_ledger() -> None:
+    """As after a batch of two in a transaction, which the broker counts as one: 2516 to 2523 of a real topic."""
+    found = Continuity(START).gaps(rows((13, 2516, 2, 3467), (13, 2521, 1, 3475), (13, 2523, 1, 3476)))
+    assert found[-1] == Gap(Position(13, 2521), Position(13, 2523), 3475, 3476)
+
+
 def test_a_gap_between_two_calls_and_after_a_restart_is_found() -> None:
     continuity = Continuity(Position(7, 3))
     assert continuity.gaps(rows((7, 6, 1, 90))) == [Gap(Position(7, 3), Position(7, 6), None, 90)]
