@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from admin.pending import WAITS, Pending, PendingFilter, State
 from conf.settings import Settings
 from jobs.audit import OVERDUE_MILLIS, run_audit
-from streaming.outcomes import OutcomePublisher
+from streaming.outcomes import to_table
 from streaming.rebuild import Rebuilt, rebuild
 from streaming.retention import Retention
 from streaming.routes import subscription_names
@@ -63,7 +63,7 @@ class PendingModel(ShardModel):
         effects = super().step(new, rows, turns, switches, back)
         index = [to_index(effects.bucket, self.tick), cancels_to_index(effects.cancels, self.tick)]
         self.written["delayed_index"] += index
-        self.written["outcomes"].append(OutcomePublisher._rows(effects.outcomes, self.tick, self.now))
+        self.written["outcomes"].append(to_table(effects.outcomes, self.tick, self.now))
         for release in effects.releases:
             if release.tick == self.tick:
                 self.written["deliveries"] += deliveries(release.rows, self.cutoff)
