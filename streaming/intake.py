@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import queue
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from conf.settings import Settings, local_path
 from streaming import tenure
+from streaming.barriers import Barriers, Ends
 from streaming.batch_input import BatchInput, Received
 from streaming.broker_side import BrokerSide
 from streaming.checkpoint import Checkpoint
@@ -45,9 +45,6 @@ _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
 _POLL_SECONDS = 0.05
-_CATCH_UP_SECONDS = 0.2
-_SILENT_SECONDS = 10  # commands wait so long for a source topic that does not answer
-_MAX_BARRIERS = 16
 # A command may name a thousand entries: so many are some ten thousand, and do not hold up what is due.
 _MAX_COMMAND_BYTES = 512 * 1024
 _MEASURED_BATCHES = 15  # the last so many decide how long to wait between two
@@ -87,6 +84,7 @@ class Intake:
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._receivers: dict[str, Receiver] = {}
+        self._barriers = Barriers(self._receivers, settings.control.topic)
         self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
         self._destinations: dict[str, int] = {}
         self._turn_positions: dict[int, dict[str, str]] = {}
@@ -94,7 +92,6 @@ class Intake:
         self._started: Offset | None = None
         self._known = set(self._read)  # the topics that are read, and those that were
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
-        self._silent_since: dict[str, float] = {}  # topic partitions that did not answer when commands came
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
         self._watch = SourceWatch(
@@ -117,11 +114,11 @@ class Intake:
             if feedback.is_stopping or self._stopped.is_set():
                 return last
             now = time.time_ns() // 1_000_000
-            barrier = self._barrier()
-            if barrier is not None or self._is_time(last, now, feedback):
+            commands, ends = self._barriers.take() or ({}, None)
+            if ends is not None or self._is_time(last, now, feedback):
                 self._last_tick = time.monotonic()
-                positions = self._cut(last, self._takes_messages(feedback), takes_commands=barrier is not None)
-                return self._offset(last, positions, barrier, now, feedback)
+                positions = self._cut(last, self._takes_messages(feedback), commands)
+                return self._offset(last, positions, ends, now, feedback)
             self._received.wait(_POLL_SECONDS)
             self._received.clear()
 
@@ -228,33 +225,6 @@ class Intake:
     def _is_control(self, receiver: Receiver) -> bool:
         return receiver.source.topic == self._settings.control.topic
 
-    def _barrier(self) -> dict[str, str | None] | None:
-        """Where the source topics end now, if commands have come in; None: no commands, or not to be taken yet.
-
-        What was published before the commands has come in when the ends have. It mostly has within milliseconds; a
-        backlog is not waited for. The end of a topic that does not answer is None: it is asked for later.
-        """
-        receivers = list(self._receivers.values())
-        if not any(self._is_control(r) and r.waiting for r in receivers):
-            return None
-        sources = [r for r in receivers if not self._is_control(r)]
-        ends: dict[str, Position | None] = {}
-        for receiver in sources:
-            name = receiver.source.name
-            try:
-                ends[name] = receiver.end()
-                self._silent_since.pop(name, None)
-            except pulsar.PulsarException as error:
-                if time.monotonic() - self._silent_since.setdefault(name, time.monotonic()) < _SILENT_SECONDS:
-                    _log.warning("commands wait for an answer of %s: %s", name, error)
-                    return None
-                ends[name] = None
-        deadline = time.monotonic() + _CATCH_UP_SECONDS
-        for receiver in sources:
-            if (end := ends[receiver.source.name]) is not None:
-                receiver.wait_for(end, max(0.0, deadline - time.monotonic()))
-        return {name: None if end is None else str(end) for name, end in ends.items()}
-
     def _has_read_old_commands(self) -> bool:
         """Whether all commands that were sent before this start are in batches.
 
@@ -272,40 +242,6 @@ class Intake:
             del self._old_commands[name]
         return True
 
-    def _passed(self, last: Offset, offset: Offset, barrier: dict[str, str | None] | None) -> Offset:
-        """The offset with the barriers that it has not passed yet."""
-        barriers = [[tick, self._with_ends(ends)] for tick, ends in last.barriers]
-        passed = last.passed
-        if barrier is not None:
-            if len(barriers) >= _MAX_BARRIERS:
-                barriers.pop()  # the later one passes later, and does for both
-            barriers.append([offset.tick, barrier])
-        while barriers and self._has_passed(offset.positions, barriers[0][1]):
-            passed = barriers.pop(0)[0]
-        return replace(offset, barriers=barriers, passed=passed)
-
-    def _with_ends(self, barrier: dict[str, str | None]) -> dict[str, str | None]:
-        """A barrier with the ends of those topics, too, that answer only now."""
-        ends = dict(barrier)
-        for name in [name for name, end in barrier.items() if end is None and name in self._receivers]:
-            with contextlib.suppress(pulsar.PulsarException):
-                ends[name] = str(self._receivers[name].end())
-        return ends
-
-    def _has_passed(self, positions: dict[str, str], barrier: dict[str, str | None]) -> bool:
-        for name, end in barrier.items():
-            if name not in self._receivers:
-                continue  # not read any more: commands for its topic wait
-            if end is None:
-                return False
-            position = positions.get(name)
-            if position is None:
-                if not self._receivers[name].wait_for(Position.parse(end), 0):
-                    return False
-            elif Position.parse(position) < Position.parse(end):
-                return False
-        return True
-
     def _takes_messages(self, feedback: Feedback) -> bool:
         """Whether messages are to be read: not while the senders are behind; what waits, waits in Pulsar."""
         return feedback.in_flight <= self._settings.release.max_in_flight_messages and self._has_read_old_commands()
@@ -319,18 +255,24 @@ class Intake:
             return f"commands that were sent before the start have not all come: {', '.join(waits)}"
         return None
 
-    def _cut(self, last: Offset, takes_messages: bool, takes_commands: bool) -> dict[str, str]:
-        """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly."""
+    def _cut(self, last: Offset, takes_messages: bool, commands: Mapping[str, Position]) -> dict[str, str]:
+        """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly.
+
+        Args:
+            commands: by topic partition up to which entry they are to be in it.
+        """
         receivers = [
-            (n, r)
-            for n, r in list(self._receivers.items())
-            if (takes_commands if self._is_control(r) else takes_messages)
+            (name, receiver)
+            for name, receiver in list(self._receivers.items())
+            if (name in commands if self._is_control(receiver) else takes_messages)
         ]
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
             most = _MAX_COMMAND_BYTES if self._is_control(receiver) else n_bytes
-            position, n, size = receiver.cut(max(1, messages // left), max(1, min(n_bytes // left, most)))
+            position, n, size = receiver.cut(
+                max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
+            )
             messages, n_bytes = messages - n, n_bytes - size
             if position != START:
                 positions[topic] = str(position)
@@ -340,7 +282,7 @@ class Intake:
         self,
         last: Offset,
         positions: dict[str, str],
-        barrier: dict[str, str | None] | None,
+        ends: Ends | None,
         now: int,
         feedback: Feedback,
     ) -> Offset:
@@ -360,9 +302,9 @@ class Intake:
             batch_millis=self._settings.release.batch_millis,
             **self._routes(last),
         )
-        if barrier is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
+        if ends is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
             offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
-        offset = self._passed(last, offset, barrier)
+        offset = self._barriers.passed(last, offset, ends)
         back = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if back:
             back |= {(topic, name) for topic, name in offset.back}

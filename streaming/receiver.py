@@ -183,8 +183,11 @@ class Receiver:
         with self._changed:
             return self._changed.wait_for(lambda: self._read_to >= end, timeout_seconds)
 
-    def cut(self, max_messages: int, max_bytes: int) -> tuple[Position, int, int]:
+    def cut(self, max_messages: int, max_bytes: int, up_to: Position | None = None) -> tuple[Position, int, int]:
         """Sets the end of a batch, after the last one.
+
+        Args:
+            up_to: the last entry that may be in it; None: any.
 
         Returns:
             the batch's last entry, which is the last batch's where nothing came in, its messages, and its bytes.
@@ -194,6 +197,8 @@ class Receiver:
             for chunk in self._chunks:
                 if chunk.last <= self._cut:
                     continue
+                if up_to is not None and chunk.last > up_to:
+                    break
                 if messages and (messages + chunk.n_messages > max_messages or n_bytes + chunk.n_bytes > max_bytes):
                     break
                 messages += chunk.n_messages

@@ -78,6 +78,10 @@ def test_every_kind_of_command_on_every_kind_of_message(
         def skip(message: MessageRef, *names: str) -> dict[str, str]:
             return results(client.skip(topic, [message], names, ANSWER_SECONDS))
 
+        # A topic's first message may take longer than commands wait: its schema and its index are asked for.
+        case.send("first", 0)
+        wait_until(lambda: collector.received[f"{topic}-a"], 30, "the first message")
+
         # Far ahead, for a while: sealed, and out of the state by the time it is cancelled.
         sealed, sealed_due = case.send("sealed", 70)
         loaded, loaded_due = case.send("loaded", 45)

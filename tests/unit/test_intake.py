@@ -15,6 +15,7 @@ from unittest import mock
 import pulsar
 import pytest
 
+import streaming.barriers
 import streaming.intake
 from conf.settings import Settings, local_path
 from streaming.batch_input import BatchInput, Received
@@ -45,10 +46,14 @@ class Consumer:
         self._closed = threading.Event()
 
     def receive(self, millis: int) -> Any:
+        if not self._messages:
+            self._closed.wait(min(millis, 20) / 1000)
         if self._messages:
             return self._messages.popleft()
-        self._closed.wait(millis / 1000)
         raise pulsar.Timeout
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        self._messages.extend(messages)
 
     def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
         self.acknowledged.append((message_id.ledger_id(), message_id.entry_id()))
@@ -169,7 +174,7 @@ def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(
 def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_when_it_can(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming.intake, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(streaming.barriers, "_SILENT_SECONDS", 0.3)
     subscribe = client.subscribe
 
     def not_orders(name: str, *arguments: Any, **options: Any) -> Consumer:
@@ -205,6 +210,51 @@ def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_wh
         return last if last.passed else None
 
     assert wait_until(has_passed, 10, "the messages before the command").passed == new.tick
+
+
+def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_hold_up_nothing(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.barriers, "_CATCH_UP_SECONDS", 30)
+    slow, other, control = Consumer(), Consumer(one(8, 2)), Consumer(one(2, 3))
+    client.consumers.update({ORDERS: slow, OTHER: other, CONTROL: control})
+    asked = threading.Event()
+
+    def end() -> pulsar.MessageId:
+        asked.set()
+        return pulsar.MessageId(-1, 1, 6, -1)
+
+    slow.get_last_message_id = end  # type: ignore[method-assign]
+    both = settings(orders=["a"], other=["b"])
+    intake = start(both, "now")
+    last = offset(both)
+
+    def until(name: str, position: str) -> Offset:
+        nonlocal last
+
+        def came() -> bool:
+            nonlocal last
+            last = intake.next_offset(last)
+            return last.positions[name] == position
+
+        wait_until(came, 10, f"{position} of {name}")
+        return last
+
+    assert until(OTHER, "2:8").positions[CONTROL] == "3:1"
+    assert asked.is_set()
+    # A second command for a message behind the end that the first one waits for.
+    control.publish(one(3, 3))
+    wait_until(lambda: intake._receivers[CONTROL].last_received == Position(3, 3), 5, "the second command")
+    other.publish(one(9, 2))
+    assert until(OTHER, "2:9").positions[CONTROL] == "3:1"
+
+    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 7, -1)  # type: ignore[method-assign]
+    slow.publish(one(6, 1))
+    first = until(CONTROL, "3:2")
+    assert (first.positions[ORDERS], first.passed) == ("1:6", first.tick)
+    slow.publish(one(7, 1))
+    second = until(CONTROL, "3:3")
+    assert (second.positions[ORDERS], second.passed) == ("1:7", second.tick)
 
 
 def test_an_old_checkpoint_takes_the_settings_order_and_says_so(start: Any, caplog: pytest.LogCaptureFixture) -> None:
