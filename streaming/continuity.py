@@ -47,6 +47,15 @@ class Continuity:
         self._last = after
         self._last_index = _NOT_KNOWN
 
+    @property
+    def last(self) -> Position:
+        """The last entry that came; START: none has, and which one is before the first is not known."""
+        return self._last
+
+    def begin_after(self, position: Position) -> None:
+        """Says which entry is before the first that is to come."""
+        self._last = position
+
     def gaps(self, rows: pa.Table) -> list[Gap]:
         """The gaps before and between the entries of the next messages.
 
@@ -68,9 +77,11 @@ class Continuity:
         before_ledgers = np.concatenate(([self._last.ledger_id], ledgers[:-1]))
         before_entries = np.concatenate(([self._last.entry_id], entries[:-1]))
         before_lasts = np.concatenate(([self._last_index], lasts[:-1]))
-        follows = (ledgers == before_ledgers) & (entries == before_entries + 1)
-        is_next_ledger = ledgers != before_ledgers
-        follows |= is_next_ledger & (before_lasts != _NOT_KNOWN) & (firsts == before_lasts + 1)
+        follows = np.where(
+            ledgers == before_ledgers,
+            entries == before_entries + 1,
+            (before_lasts != _NOT_KNOWN) & (firsts == before_lasts + 1),
+        )
         follows[0] |= self._last == START
         found = [
             Gap(

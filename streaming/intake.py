@@ -346,9 +346,14 @@ class Intake:
         if name not in receivers:
             limits = self._settings.ingest
             is_control = source.topic == self._settings.control.topic
+
+            def open_consumer() -> pulsar.Consumer:
+                self._watch.begin(source)
+                return subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+
             receivers[name] = Receiver(
                 source,
-                lambda: subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader),
+                open_consumer,
                 after,
                 Limits(
                     self._settings.tracker.max_delay_millis,

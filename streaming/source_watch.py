@@ -65,6 +65,7 @@ class SourceWatch:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
         self._ends_asked: dict[str, Position] = {}
+        self._continuity: dict[str, Continuity] = {}
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch source topics", daemon=True)
@@ -83,12 +84,32 @@ class SourceWatch:
         """What is to be given all that comes in of a topic partition, in order.
 
         Args:
-            after: the last entry of earlier runs.
+            after: the last entry of earlier runs; START: there is none.
         """
-        return functools.partial(self._came_in, source, Continuity(after))
+        self._continuity[source.name] = Continuity(after)
+        return functools.partial(self._came_in, source)
 
-    def _came_in(self, source: SourceTopic, continuity: Continuity, rows: pa.Table) -> None:
-        if gaps := continuity.gaps(rows):
+    def begin(self, source: SourceTopic) -> None:
+        """Notes where a topic partition begins for the job; to be called before its consumer is opened.
+
+        The client acknowledges what it can't read: of a topic that was never read nobody knows then what came first.
+
+        Raises:
+            PulsarError: the broker does not answer.
+        """
+        continuity = self._continuity[source.name]
+        if continuity.last != START:
+            return
+        if (stats := self._admin.internal_stats(source.name)) is None:
+            return
+        acknowledged = stats.acknowledged.get(self._subscription)
+        if acknowledged is not None:
+            continuity.begin_after(Position(*acknowledged))
+        elif stats.ledgers:  # the consumer begins with the earliest one
+            continuity.begin_after(Position(min(stats.ledgers), -1))
+
+    def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
+        if gaps := self._continuity[source.name].gaps(rows):
             self._add(source, gaps)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
@@ -203,10 +224,11 @@ class SourceWatch:
     def _check_end(self, receiver: Receiver, end: Position) -> None:
         """Of what is acknowledged the job must have had all: nobody else acknowledges for it."""
         name = receiver.source.name
-        if not START < receiver.last_received < end or self._ends_asked.get(name) == end:
+        begin = self._continuity[name].last
+        if not START < max(receiver.last_received, begin) < end or self._ends_asked.get(name) == end:
             return
         # Only what was published before may count: so the backlog is asked for after the end, and then what has come.
-        if self._admin.backlog(name, self._subscription) == 0 and (last := receiver.last_received) < end:
+        if self._admin.backlog(name, self._subscription) == 0 and (last := max(receiver.last_received, begin)) < end:
             last = max(last, self._ends_asked.get(name, last))
             self._ends_asked[name] = end
             self._add(receiver.source, [Gap(last, Position(end.ledger_id, end.entry_id + 1))])

@@ -96,7 +96,12 @@ class Watched:
         source = SourceTopic(self.topic, self.topic, -1)
         follow, side = self.watch.follow(source, after), BrokerSide(self.admin, SUBSCRIPTION)
         limits = Limits(0, 5_000_000, 10_000, 10_000_000)
-        receiver = Receiver(source, subscribe or self.subscribe, after, limits, side, None, lambda: None, follow)
+
+        def open_consumer() -> pulsar.Consumer:
+            self.watch.begin(source)
+            return (subscribe or self.subscribe)()
+
+        receiver = Receiver(source, open_consumer, after, limits, side, None, lambda: None, follow)
         receiver.start()
         self.receivers = [receiver]
         return receiver
@@ -295,6 +300,41 @@ def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(
         assert reason.startswith("not seen: encrypted, and no key that decrypts it is in the settings")
         assert payload
         assert b"secret" not in payload
+
+
+@pytest.mark.parametrize("has_subscription", [False, True])
+def test_what_can_not_be_read_before_a_topics_first_message_is_put_aside(
+    broker: EmbeddedBroker, watched: Watched, tmp_path: Path, has_subscription: bool
+) -> None:
+    """Also where nothing else ever comes."""
+    if has_subscription:
+        watched.send("read by another job, and acknowledged")
+        watched.post("skip_all")
+    else:
+        assert watched.http.delete(f"subscription/{SUBSCRIPTION}").status_code == 204
+    make_key(tmp_path, "strangers")
+    encrypted = {"topic": watched.topic, "encrypted": {"key": (tmp_path / "strangers.pem").as_uri()}}
+
+    def produce(*names: str) -> list[Position]:
+        ids = java_client.produce(broker.settings.service_url, [{**encrypted, "name": name} for name in names])
+        return sorted(Position(*map(int, ids[name].split(":")[:2])) for name in names)
+
+    def found() -> list[Position]:
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+        return [position for position, _, _ in watched.rejects()]
+
+    first = produce("a", "b", "c")
+    receiver = watched.receive()
+    wait_until(lambda: found() == first, 30, "the entries that can't be read")
+    assert watched.told(NOT_SEEN)
+    # A second job's watch, whose checkpoint has nothing of the topic either, finds no more than what comes then.
+    receiver.stop()
+    receiver._thread.join()
+    second = produce("d")
+    [plain] = watched.send("plain")
+    assert watched.receive().wait_for(plain, 20)
+    wait_until(lambda: found() == first + second, 30, "the entry before the first that can be read")
 
 
 def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) -> None:
