@@ -255,6 +255,16 @@ class Receiver:
             self._acknowledged = last
             self._settled = max(self._settled, last)
 
+    def acknowledge_again(self, end: Position) -> None:
+        """Repeats the last acknowledgement if it was of the topic partition's last entry: no later one would do."""
+        consumer, last = self._consumer, self._acknowledged
+        if consumer is None or not START < end <= last:
+            return
+        try:
+            consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
+        except Exception as error:
+            _log.warning("%s: acknowledging %s again failed: %s", self.source.name, last, error)
+
     def stop(self) -> None:
         self._stopped.set()
         with self._changed:

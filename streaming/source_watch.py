@@ -190,6 +190,8 @@ class SourceWatch:
             end = None
         if end is not None and not backlog:
             self._check_end(receiver, end)
+        if end is not None and backlog:
+            receiver.acknowledge_again(end)  # one may be lost with the connection
         if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
             # Of a batch that it can't decrypt the client gives back room for one message.
             receiver.connect_again()

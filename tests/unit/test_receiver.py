@@ -222,6 +222,19 @@ def test_an_acknowledgement_that_was_lost_brings_nothing_again() -> None:
     assert harness.ids() == [(5, 0, -1), (5, 1, -1), (5, 2, -1)]
 
 
+def test_an_acknowledgement_of_a_topics_last_entry_is_repeated_and_no_other() -> None:
+    harness = Harness()
+    harness.receive([*one(0), *one(1)])
+    harness.take()
+    consumer = FakeConsumer([])
+    harness.receiver._consumer = consumer
+    harness.receiver.acknowledge(Position(5, 1))
+    harness.receiver.acknowledge_again(Position(5, 2))
+    assert consumer.acknowledged == [(5, 1)], "the next one repeats it"
+    harness.receiver.acknowledge_again(Position(5, 1))
+    assert consumer.acknowledged == [(5, 1), (5, 1)]
+
+
 # What the broker has: entries of 1 to 3 messages in ledgers, some of them gone.
 topics = st.lists(st.tuples(st.integers(5, 7), st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=14).map(
     lambda entries: sorted({(ledger, entry): size for ledger, entry, size in entries}.items())

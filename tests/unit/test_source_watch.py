@@ -36,6 +36,8 @@ class FakeReceiver:
     waiting: int = 0
     is_idle: bool = False
 
+    def acknowledge_again(self, end: Position) -> None: ...
+
     def end(self) -> Position:
         return Position(7, 5)
 
