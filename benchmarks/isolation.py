@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 import pulsar
 
-from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS
+from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, paced, received
 from conf.settings import PulsarSettings
 from jobs.broker import EmbeddedBroker
 from streaming.pulsar_client import connect
@@ -36,10 +36,8 @@ MOST_DELAY_SECONDS = 10
 def produce(settings: PulsarSettings, rate: int, seconds: float) -> None:
     client = connect(settings)
     producers = [client.create_producer(source, block_if_queue_full=True) for source in SOURCES]
-    begin, body = time.time(), b"x" * 80
-    for i in range(int(rate * seconds)):
-        while time.time() < begin + i / rate:
-            time.sleep(0.002)
+    body = b"x" * 80
+    for i in paced(rate, int(rate * seconds)):
         due = int((time.time() + random.uniform(5, MOST_DELAY_SECONDS)) * 1000)
         producers[i % 10].send_async(b"%d %d " % (due, i) + body, None, properties={"deliverAt": str(due)})
     for producer in producers:
@@ -53,14 +51,8 @@ def consume(settings: PulsarSettings, topics: list[str], n: int, until: float, r
     consumer = client.subscribe(topics, "bench", initial_position=pulsar.InitialPosition.Earliest)
     results.put("ready")
     found = []
-    while len(found) < n and time.time() < until:
-        try:
-            message = consumer.receive(1_000)
-        except pulsar.Timeout:
-            continue
-        now = time.time() * 1000
-        consumer.acknowledge(message)
-        due, number, _ = message.data().split(b" ", 2)
+    for payload, now in received(consumer, n, until):
+        due, number, _ = payload.split(b" ", 2)
         found.append((int(due), now, int(number)))
     client.close()
     results.put(np.array(found))

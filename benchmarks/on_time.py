@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,35 @@ WARM_UP_SECONDS = 20
 NAMESPACE = "persistent://public/default"
 
 
+def paced(rate: float, n: int) -> Iterator[int]:
+    """Counts to n at so many a second."""
+    begin = time.time()
+    for i in range(n):
+        while time.time() < begin + i / rate:
+            time.sleep(0.002)
+        yield i
+
+
+def received(consumer: pulsar.Consumer, n: int, until: float) -> Iterator[tuple[bytes, float]]:
+    """Payloads and when they came, ms since the epoch, until there are n or a time is over."""
+    while n > 0 and time.time() < until:
+        try:
+            message = consumer.receive(1_000)
+        except pulsar.Timeout:
+            continue
+        now = time.time() * 1000
+        consumer.acknowledge(message)
+        n -= 1
+        yield message.data(), now
+
+
 def produce(settings: PulsarSettings, topic: str, rate: int, seconds: float, is_native: bool) -> None:
     client = connect(settings)
     producer = client.create_producer(
         topic, batching_enabled=not is_native, block_if_queue_full=True, max_pending_messages=20_000
     )
-    begin, body = time.time(), b"x" * 86
-    for i in range(int(rate * seconds)):
-        while time.time() < begin + i / rate:
-            time.sleep(0.002)
+    body = b"x" * 86
+    for _ in paced(rate, int(rate * seconds)):
         due = int((time.time() + random.uniform(5, 10)) * 1000)
         payload = str(due).encode() + b" " + body
         if is_native:
@@ -56,14 +77,8 @@ def consume(settings: PulsarSettings, topic: str, n: int, until: float, results:
     )  # fmt: skip
     late, at = [], []
     results.put("ready")
-    while len(late) < n and time.time() < until:
-        try:
-            message = consumer.receive(1_000)
-        except pulsar.Timeout:
-            continue
-        now = time.time() * 1000
-        consumer.acknowledge(message)
-        late.append(now - int(message.data().split(b" ", 1)[0]))
+    for payload, now in received(consumer, n, until):
+        late.append(now - int(payload.split(b" ", 1)[0]))
         at.append(now)
     client.close()
     results.put((np.array(late), np.array(at)))

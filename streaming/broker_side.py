@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streaming.position import Position
+from streaming.position import START, Position
 from streaming.pulsar_client import AdminClient, NoAnswerError, PulsarError
 
 
@@ -55,6 +55,15 @@ class BrokerSide:
             Position(*found.end),
             found.ledgers,
         )
+
+    def begin(self, topic: str) -> Position:
+        """The entry before the first that a consumer will get that begins with the earliest; START: not known."""
+        found = self._admin.internal_stats(topic)
+        if found is None:
+            return START
+        if self._subscription in found.acknowledged:
+            return Position(*found.acknowledged[self._subscription])
+        return Position(min(found.ledgers), -1) if found.ledgers else START
 
     def connection(self, topic: str) -> str | None:
         """Which connection the subscription's only consumer has, another text after a reconnection; None: none."""

@@ -42,10 +42,10 @@ OUTPUT_SCHEMA = StructType(
 _KEY = StructType(
     [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]
 )
+_VALUE = StructType([StructField("value", BinaryType())])
+
 # What Spark may take to answer for a value of the state: milliseconds are usual.
 _STATE_SECONDS = 30.0
-
-_VALUE = StructType([StructField("value", BinaryType())])
 
 
 class DelayedDeliverySource(DataSource):

@@ -21,15 +21,19 @@ import pyarrow.parquet as pq
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
+from streaming.broker_side import BrokerSide
 from streaming.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.continuity import Continuity, Gap
 from streaming.details import MessageDetails, NotKnownYet
 from streaming.message_schemas import SchemaKeeper
+from streaming.not_seen import find_not_seen
 from streaming.outgoing import FIELD_BYTES
-from streaming.position import Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect
+from streaming.position import START, Position, SourceTopic
+from streaming.pulsar_client import AdminClient, connect, crypto_key_reader, subscribe
 from streaming.segments import to_index, to_rejects
 from streaming.sender import max_size_bytes
-from streaming.tables import OnProgress, Tables
+from streaming.tables import REJECTS, OnProgress, Tables
+from streaming.troubles import NOT_SEEN_REASON
 from tracker.commands import resolve_topic
 from tracker.entry_log import ENTRY_COLUMNS
 from tracker.messages import (
@@ -37,6 +41,7 @@ from tracker.messages import (
     MESSAGES,
     BoolArray,
     Int64Array,
+    concat,
     in_order,
     int64,
     is_rejected,
@@ -155,17 +160,15 @@ class Importer:
         schemas = SchemaKeeper(self._settings.warehouse, admin)
         try:
             for partition in client.get_topic_partitions(name):
-                consumer = client.subscribe(
-                    partition,
-                    _SUBSCRIPTION,
-                    consumer_type=pulsar.ConsumerType.Exclusive,
-                    initial_position=pulsar.InitialPosition.Earliest,
-                    receiver_queue_size=5_000,
-                )
+                source = SourceTopic(partition, self._topic, -1)
                 application = f"import {partition} to {self._topic}"
-                details = MessageDetails(SourceTopic(partition, self._topic, -1), admin, schemas, name)
-                for messages, last in self._chunks(consumer, partition, application, details):
-                    self._append(messages, application, _number(last), is_by_position=True)
+                written = _position(self.tables.written("entries", application))
+                begin = max(BrokerSide(admin, _SUBSCRIPTION).begin(partition), written)
+                consumer = subscribe(client, partition, _SUBSCRIPTION, crypto_key_reader(self._settings.pulsar))
+                details = MessageDetails(source, admin, schemas, name)
+                chunks = self._chunks(consumer, partition, written, details)
+                for messages, last in _with_not_seen(chunks, admin, source, begin):
+                    self._append(_as_imported(messages), application, _number(last), is_by_position=True)
                     consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
                 consumer.close()
         except NotKnownYet as error:
@@ -175,27 +178,31 @@ class Importer:
             admin.close()
 
     def _chunks(
-        self, consumer: pulsar.Consumer, partition: str, application: str, details: MessageDetails
+        self, consumer: pulsar.Consumer, partition: str, written: Position, details: MessageDetails
     ) -> Iterator[tuple[pa.Table, Position]]:
         """The messages up to the last one of now, whole entries, with the last entry; not those that are written."""
         newest = consumer.get_last_message_id()
         end = Position(newest.ledger_id(), newest.entry_id())
-        written = self.tables.written("entries", application)
         builder = self._builder(details)
         position = Position(-1, -1)
         while position < end:
             try:
                 message = consumer.receive(_IDLE_MILLIS)
             except pulsar.Timeout:
-                # The last ones may have been acknowledged before.
+                if len(builder):
+                    yield builder.build(), position
+                    builder = self._builder(details)
+                    continue
+                # The last ones may have been acknowledged before, or be none that the client can read.
                 with AdminClient(self._settings.pulsar) as admin:
-                    if not len(builder) and not admin.backlog(partition, _SUBSCRIPTION):
+                    if not admin.backlog(partition, _SUBSCRIPTION):
+                        yield MESSAGES.empty_table(), end
                         return
                 raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
             message_id = message.message_id()
             position = Position(message_id.ledger_id(), message_id.entry_id())
             batch_index, batch_size = message_id.batch_index(), batch_size_of(message_id)
-            if _number(position) <= written:
+            if position <= written:
                 self.done.already_there += 1
             else:
                 if position in builder.entries:
@@ -207,7 +214,7 @@ class Importer:
                 position = Position(position.ledger_id, position.entry_id - 1)  # there is more of the entry
             elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
                 # Of none, where all is written already, and was not acknowledged.
-                yield _as_imported(builder.build()) if len(builder) else MESSAGES.empty_table(), position
+                yield builder.build() if len(builder) else MESSAGES.empty_table(), position
                 builder = self._builder(details)
 
     def _builder(self, details: MessageDetails) -> ChunkBuilder:
@@ -266,11 +273,12 @@ class Importer:
                 have a part of the messages.
         """
         rejected = is_rejected(messages)
+        was_seen = ~pc.fill_null(pc.starts_with(messages["reason"], NOT_SEEN_REASON), False).to_numpy()
         taken = in_order(where(messages, ~rejected))
         parts = (
             ("rejects", to_rejects(where(messages, rejected), 0)),
             ("delayed_index", to_index(taken, 0)),
-            ("entries", where(messages, int64(messages, "batch_index") <= 0).select(ENTRY_COLUMNS)),
+            ("entries", where(messages, (int64(messages, "batch_index") <= 0) & was_seen).select(ENTRY_COLUMNS)),
         )
         is_new = False
         for table, rows in parts:
@@ -345,6 +353,33 @@ def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
     return sizes
 
 
+def _with_not_seen(
+    chunks: Iterable[tuple[pa.Table, Position]], admin: AdminClient, source: SourceTopic, begin: Position
+) -> Iterator[tuple[pa.Table, Position]]:
+    """Chunks of a topic partition's messages with those that its client did not hand over, to be rejected.
+
+    Args:
+        chunks: messages, and up to which entry they are.
+        begin: the entry before the first one.
+    """
+    continuity = Continuity(begin)
+    for messages, last in chunks:
+        gaps = continuity.gaps(messages)
+        if continuity.last < last:
+            gaps.append(Gap(continuity.last, last.next))
+            continuity.begin_after(last)
+        found = pa.concat_tables(
+            [REJECTS.empty_table(), *(find_not_seen(admin, source, gap, lambda _: None).rows for gap in gaps)]
+        )
+        n = found.num_rows
+        columns = {name: found[name] for name in found.column_names} | {
+            "batch_size": pa.repeat(1, n),
+            "deliver_at": found["publish_time"],
+            "event_time": pa.repeat(0, n),
+        }
+        yield concat([messages, typed(columns, MESSAGES)]), last
+
+
 def _as_imported(messages: pa.Table) -> pa.Table:
     """Messages of another topic, at positions that are no other's."""
     i = messages.schema.get_field_index("ledger_id")
@@ -355,6 +390,11 @@ def _as_imported(messages: pa.Table) -> pa.Table:
 def _number(position: Position) -> int:
     """A number that rises with the position."""
     return (position.ledger_id << _ENTRY_BITS) + position.entry_id
+
+
+def _position(number: int) -> Position:
+    """The position that a number is of; START of -1."""
+    return START if number < 0 else Position(number >> _ENTRY_BITS, number & ((1 << _ENTRY_BITS) - 1))
 
 
 def _numbers(imported: pa.Table) -> Int64Array:

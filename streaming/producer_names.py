@@ -37,10 +37,11 @@ class ProducerNames:
     """
 
     def __init__(self, settings: Settings, troubles: Troubles) -> None:
-        self._file = Path(local_path(settings.checkpoint)) / NAMES_FILE
+        checkpoint = Path(local_path(settings.checkpoint))
+        self._file = checkpoint / NAMES_FILE
         self._troubles = troubles
         self._lock = threading.Lock()
-        self._generations = read_generations(self._file.parent.parent)
+        self._generations = read_generations(checkpoint)
 
     @property
     def generations(self) -> dict[tuple[str, str], Generation]:

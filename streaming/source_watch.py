@@ -14,6 +14,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings
+from streaming.broker_side import BrokerSide
 from streaming.continuity import Continuity, Gap
 from streaming.not_seen import booked_index, find_not_seen, record
 from streaming.position import START, Position, SourceTopic
@@ -98,15 +99,8 @@ class SourceWatch:
             PulsarError: the broker does not answer.
         """
         continuity = self._continuity[source.name]
-        if continuity.last != START:
-            return
-        if (stats := self._admin.internal_stats(source.name)) is None:
-            return
-        acknowledged = stats.acknowledged.get(self._subscription)
-        if acknowledged is not None:
-            continuity.begin_after(Position(*acknowledged))
-        elif stats.ledgers:  # the consumer begins with the earliest one
-            continuity.begin_after(Position(min(stats.ledgers), -1))
+        if continuity.last == START:
+            continuity.begin_after(BrokerSide(self._admin, self._subscription).begin(source.name))
 
     def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
         if gaps := self._continuity[source.name].gaps(rows):
