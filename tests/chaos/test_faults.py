@@ -110,9 +110,8 @@ def check(report: dict[str, Any]) -> None:
     assert report["exit_status"] == 0
 
 
-@pytest.mark.chaos
 def test_unloads_and_new_partitions_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
-    schedule = [UnloadSource(), UnloadDestination(), UnloadControl(), AddPartition(), UnloadDestination()] * 5
+    schedule = [UnloadSource(), UnloadDestination(), UnloadControl(), AddPartition(), UnloadDestination()] * 2
     report = run(tmp_path, schedule, seed=171, rate=1_000, pause_seconds=0.5, say=lambda _: None)
     check(report)
     assert sum(report["faults"].values()) == len(schedule)
