@@ -78,6 +78,17 @@ class _Names:
         return last
 
 
+def most_tick(newest: Offset, now: int) -> int:
+    """There can be no later tick of a checkpoint's job.
+
+    Args:
+        newest: an offset of it.
+        now: ms since the epoch.
+    """
+    # There are not several ticks a millisecond.
+    return newest.tick + max(0, now - newest.now) + _CLOCKS_MILLIS
+
+
 def last_sent(
     settings: Settings, checkpoint: Checkpoint, newest: Offset, seconds: float = _SECONDS, now: int | None = None
 ) -> dict[str, int]:
@@ -90,9 +101,7 @@ def last_sent(
         seconds: it takes no longer.
         now: ms since the epoch; the time where not given.
     """
-    now = time.time_ns() // 1_000_000 if now is None else now
-    # There are not several ticks a millisecond.
-    most_tick = newest.tick + max(0, now - newest.now) + _CLOCKS_MILLIS
+    last = most_tick(newest, time.time_ns() // 1_000_000 if now is None else now)
     generations = read_generations(checkpoint.folder)
     deadline = time.monotonic() + seconds
     client = connect(settings.pulsar, operation_timeout_seconds=max(1, int(seconds / 2)))
@@ -102,7 +111,7 @@ def last_sent(
         for topic, producers in _producers(settings, checkpoint.application, newest).items():
             for start in range(0, len(producers), _NAMES_AT_ONCE):
                 some = tuple(producers[start : start + _NAMES_AT_ONCE])
-                names = _Names(topic, some, generations, most_tick, deadline)
+                names = _Names(topic, some, generations, last, deadline)
                 asked[threads.submit(_ask, settings, client, names)] = topic
         done, silent = wait(asked, seconds)
         ticks: dict[str, int] = {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pulsar
@@ -15,8 +18,11 @@ from streaming.pulsar_client import connect
 from streaming.segments import positions
 from streaming.sender import PRODUCER_OPTIONS, ROW_BITS, ignore
 from streaming.tables import OUTCOMES
+from streaming.troubles import FOREIGN_PRODUCER, Troubles
 from tracker.commands import OUTCOMES as OUTCOME_ROWS
 from tracker.messages import int64, typed, where
+
+_log = logging.getLogger(__name__)
 
 _PRODUCER_SECONDS = 60
 _BATCH_OUTCOMES = 500
@@ -39,12 +45,16 @@ class OutcomePublisher:
     """Publishes ControlOutcome messages; the request id is the message's key.
 
     A tick that is replayed publishes the same under the same sequence ids, in the same batches, and the broker drops
-    what it has. Of a batch it remembers the first sequence id.
+    what it has. Of a batch it remembers the first sequence id. Where somebody else has published under the producer's
+    name, which shows in a sequence id of a later tick, another name is taken.
     """
 
-    def __init__(self, settings: Settings, application: str) -> None:
+    def __init__(self, settings: Settings, application: str, troubles: Troubles | None = None) -> None:
         self._settings = settings
-        self._name = f"{application}-outcomes-batched"
+        self._topic = settings.control.outcome_topic
+        self._first_name = self._name = f"{application}-outcomes-batched"
+        self._names = 1
+        self._troubles = troubles or Troubles()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
         self._published = -1  # by an earlier run
@@ -56,9 +66,22 @@ class OutcomePublisher:
             pulsar.PulsarException: the broker has not taken them.
         """
         now = time.time_ns() // 1_000_000
-        producer = self._open()
+        rows = told(outcomes).to_pylist()
+        while not self._has_published(rows, tick, now):
+            self._close_producer()
+        return to_table(outcomes, tick, now)
+
+    def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
+        """Publishes TOLD; false: the broker dropped it as repeated, and it was not."""
+        producer = self._open(tick)
+        dropped = threading.Event()
+
+        def acknowledged(result: Any, message_id: Any) -> None:
+            if message_id is not None and message_id.ledger_id() < 0:
+                dropped.set()
+
         first_id = tick << ROW_BITS
-        for number, row in enumerate(told(outcomes).to_pylist()):
+        for number, row in enumerate(rows):
             sequence_id = (tick << ROW_BITS) + number + 1
             if number % _BATCH_OUTCOMES == 0:
                 first_id = sequence_id
@@ -80,7 +103,7 @@ class OutcomePublisher:
             )
             producer.send_async(
                 outcome.SerializeToString(),
-                None,
+                acknowledged if number == len(rows) - 1 else None,
                 partition_key=row["request_id"],
                 sequence_id=sequence_id,
             )
@@ -89,16 +112,19 @@ class OutcomePublisher:
         producer.flush()
         if producer.last_sequence_id() < first_id:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
-        return to_table(outcomes, tick, now)
+        return not dropped.is_set()
 
-    def last_tick(self) -> int:
+    def last_tick(self, most_tick: int) -> int:
         """The last tick of which earlier runs have told outcomes; -1: of none. Nothing can be published afterwards.
+
+        Args:
+            most_tick: there can be no later one.
 
         Raises:
             pulsar.PulsarException: the broker does not answer.
         """
         try:
-            self._open()
+            self._open(most_tick)
             return self._published >> ROW_BITS if self._published > 0 else -1
         finally:
             self.close()
@@ -108,22 +134,35 @@ class OutcomePublisher:
             self._client.close()
             self._client = self._producer = None
 
-    def _open(self) -> pulsar.Producer:
+    def _close_producer(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _open(self, most_tick: int) -> pulsar.Producer:
+        """The producer, under a name of which the broker knows nothing of a later tick."""
         deadline = time.monotonic() + _PRODUCER_SECONDS
         while self._producer is None:
             try:
                 self._client = self._client or connect(self._settings.pulsar)
-                self._producer = self._client.create_producer(
-                    self._settings.control.outcome_topic,
-                    producer_name=self._name,
-                    batching_enabled=True,
-                    **PRODUCER_OPTIONS,
+                producer = self._client.create_producer(
+                    self._topic, producer_name=self._name, batching_enabled=True, **PRODUCER_OPTIONS
                 )
-                self._published = self._producer.last_sequence_id()
             except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
+                continue
+            self._published = producer.last_sequence_id()
+            if self._published >> ROW_BITS <= most_tick:
+                self._producer = producer
+                continue
+            producer.close()
+            text = f"somebody else has published as {self._name}, up to the sequence id {self._published}"
+            self._name = f"{self._first_name}-{self._names}"
+            self._names += 1
+            _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
+            self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
         return self._producer
 
 

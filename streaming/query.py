@@ -128,7 +128,7 @@ class DelayedDelivery:
             releaser = Releaser(
                 self._spark, self._settings, tables, feedback, application, self._on_deliveries, self._troubles
             )
-            outcomes = OutcomePublisher(self._settings, application)
+            outcomes = OutcomePublisher(self._settings, application, self._troubles)
             run = uuid.uuid4().hex[:12]
             self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
             sink = BatchSink(tables, releaser, outcomes, checkpoint, run, self._batch_done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 
 import pulsar
@@ -11,7 +12,7 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
-from streaming.last_sent import last_sent
+from streaming.last_sent import last_sent, most_tick
 from streaming.new_cluster import check_topics
 from streaming.outcomes import OutcomePublisher
 from streaming.pulsar_client import AdminClient, PulsarError
@@ -63,7 +64,9 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
     try:
         with AdminClient(settings.pulsar) as admin:
             check_topics(admin, newest.positions)
-        told = OutcomePublisher(settings, checkpoint.application).last_tick()
+        told = OutcomePublisher(settings, checkpoint.application).last_tick(
+            most_tick(newest, time.time_ns() // 1_000_000)
+        )
         checkpoint.check_not_behind(newest, {settings.control.outcome_topic: told}, checkpoint.epoch)
     except (PulsarError, pulsar.PulsarException) as error:
         _log.warning("whether the broker has what was read and told before is not known: %s", one_line(error))

@@ -12,18 +12,21 @@ import pyarrow as pa
 import pytest
 
 from jobs.broker import EmbeddedBroker
+from proto.delaylake_pb2 import ControlOutcome
 from streaming.checkpoint import Checkpoint, CheckpointError
 from streaming.clock import Offset
+from streaming.outcomes import OutcomePublisher
 from streaming.producer_names import ProducerNames, read_generations
 from streaming.release import Releaser
 from streaming.sender import Assignment, Attempt, Failed, producer_name, send_releases
-from streaming.start import check_sent
+from streaming.start import check_broker, check_sent
 from streaming.tables import Tables
 from streaming.troubles import FOREIGN_PRODUCER, Troubles
-from tests.harness import now, wait_until
+from tests.harness import http, now, wait_until
 from tests.integration.test_going_on import begun, made
 from tests.messages import messages
 from tests.unit.test_releaser import Recorded, Spark
+from tracker.commands import OUTCOMES
 from tracker.in_flight import SENDING
 from tracker.messages import pack
 
@@ -123,3 +126,56 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     begun(checkpoint, replace(offset, tick=4))
     with pytest.raises(CheckpointError, match=f"{destination} with 5"):
         check_sent(settings, checkpoint)
+
+
+def test_outcomes_are_told_under_another_name_when_somebody_took_it(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    settings, _ = made(broker, topic, tmp_path)
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    outcome_topic = settings.control.outcome_topic
+    reader = pulsar_client.create_reader(outcome_topic, pulsar.MessageId.earliest)
+
+    def outcomes(*request_ids: str) -> pa.Table:
+        defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOMES}
+        one = {"topic": topic, "operation": "SKIP", "result": 1}
+        return pa.Table.from_pylist([defaults | one | {"request_id": name} for name in request_ids], OUTCOMES)
+
+    def steal(name: str) -> None:
+        producer = pulsar_client.create_producer(outcome_topic, producer_name=name)
+        producer.send(b"", sequence_id=HUGE)
+        producer.close()
+
+    def told() -> list[str]:
+        found = []
+        while reader.has_message_available():
+            found.append(ControlOutcome.FromString(reader.read_next(10_000).data()).request_id)
+        return [name for name in found if name]
+
+    own = f"{checkpoint.application}-outcomes-batched"
+    troubles = Troubles()
+    publisher = OutcomePublisher(settings, checkpoint.application, troubles)
+    publisher.publish(outcomes("a", "b"), 5)
+    assert (told(), troubles.current()) == (["a", "b"], [])
+
+    # While it runs: its producer is connected, and whoever takes the name has to wait for a moment in which it is not.
+    publisher._close_producer()
+    steal(own)
+    publisher.publish(outcomes("c"), 6)
+    [trouble] = troubles.current()
+    assert (trouble.kind, trouble.name) == (FOREIGN_PRODUCER, outcome_topic)
+    assert told() == ["c"]
+    publisher.close()
+
+    # At a start, which it does not stop; and what is told again is not told twice.
+    begun(checkpoint, Offset(tick=6, now=now()))
+    check_broker(settings, checkpoint)
+    again = OutcomePublisher(settings, checkpoint.application)
+    again.publish(outcomes("c"), 6)
+    again.publish(outcomes("d"), 7)
+    assert told() == ["d"]
+    # The connection was lost in between, and the client opens its producer again by itself.
+    http.put(f"{broker.settings.admin_url}/admin/v2/{outcome_topic.replace('://', '/')}/unload").raise_for_status()
+    again.publish(outcomes("e"), 8)
+    assert told() == ["e"]
+    again.close()
