@@ -42,7 +42,7 @@ class Offset:
     destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned destinations
     lanes: int = 1
     batch_millis: int = 0
-    routes: dict[str, Any] | None = None  # as `KnownRoutes` has them; None: of a checkpoint that did not keep them
+    routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
     back: list[list[str]] = field(default_factory=list)  # [topic, subscription]: to which messages go out again
     held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
@@ -52,9 +52,9 @@ class Offset:
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 
     @property
-    def known_routes(self) -> KnownRoutes | None:
-        """The routes when the batch was made; None: the settings' own, in their order."""
-        return None if self.routes is None else KnownRoutes.from_json(self.routes)
+    def known_routes(self) -> KnownRoutes:
+        """The routes when the batch was made; without any: none was yet."""
+        return KnownRoutes.from_json(self.routes)
 
     def to_json(self) -> dict[str, Any]:
         """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
@@ -69,14 +69,13 @@ class Offset:
         return cls(**offset)
 
     def to_tick(self) -> Tick:
-        routes = self.known_routes
         sending = json.dumps(
             {
                 "lanes": self.lanes,
                 "lane_set": self.lane_set,
                 "partitions": self.destinations,
                 "batch_millis": self.batch_millis,
-                "routes": {} if routes is None else routes.destinations,
+                "routes": self.known_routes.destinations,
             },
             sort_keys=True,
         )

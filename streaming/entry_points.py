@@ -106,13 +106,12 @@ class DelayedDeliveryProcessor(StatefulProcessor):
 
     Args:
         shard_keys: for each shard the key of its rows.
-        routes: the settings' routes, as an offset has them.
         settings: of the tracker, as JSON.
         warehouse: a folder or URI.
     """
 
-    def __init__(self, shard_keys: list[int], routes: Mapping[str, Any], settings: str, warehouse: str) -> None:
-        self._options = shard_keys, dict(routes), settings, warehouse
+    def __init__(self, shard_keys: list[int], settings: str, warehouse: str) -> None:
+        self._options = shard_keys, settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         # Spark's side of the state ends without a word when the disk is full: the task would wait for ever, and with it

@@ -33,7 +33,6 @@ from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, connect, crypto_key_reader, subscribe
 from streaming.receiver import Limits, Receiver
 from streaming.replication import Origins
-from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP, rows_due
 from streaming.sender import max_size_bytes
 from streaming.source_watch import SourceWatch
@@ -178,7 +177,7 @@ class Intake:
         if self._started is None:
             self._started = at
             self._destinations = dict(at.destinations)
-            self._known = {*self._read, *(at.routes or {})}
+            self._known = {*self._read, *at.routes}
             for topic, position in at.positions.items():
                 if self._source_topic(topic).topic in self._read:
                     self._receiver(topic, Position.parse(position))
@@ -322,16 +321,8 @@ class Intake:
         if last.run == self._run:
             return {"routes": last.routes}
         before = last.known_routes
-        if before is None and last.tick:
-            _log.warning(
-                "the checkpoint did not keep the subscriptions' names: what was cancelled, paused or moved is taken to "
-                "be of the subscriptions in the order in which the settings have them now"
-            )
-        routes = (before or KnownRoutes({})).taken_on(self._settings)
-        if before is None:
-            changed = tenure.changes(KnownRoutes({}), routes, -1, {}) if not last.tick else {}
-            return {"routes": routes.to_json(), "changed": changed}
-        back = [list(pair) for pair in routes.back_since(before)]
+        routes = before.taken_on(self._settings)
+        back = [list(pair) for pair in routes.back_since(before)] if before.routes else []
         # After a rebuild what is due from the load horizon on is handed out again.
         handed_out = last.cutoff if last.run else last.load_horizon - 1
         changed = tenure.changes(before, routes, handed_out, last.positions)

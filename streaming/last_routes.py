@@ -10,7 +10,7 @@ from streaming.routes import KnownRoutes
 
 
 def last_routes(checkpoint: Path) -> KnownRoutes | None:
-    """The routes of the last batch; None: there was none, or it did not keep them.
+    """The routes of the last batch; None: there was none.
 
     Raises:
         CheckpointError: the newest offset can't be read.

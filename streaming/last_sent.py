@@ -22,7 +22,6 @@ from streaming.clock import Offset
 from streaming.message_schemas import read as read_schemas
 from streaming.producer_names import read_generations
 from streaming.pulsar_client import AdminClient, connect
-from streaming.routes import known_routes
 from streaming.sender import ROW_BITS, Assignment, Generation, producer_name, schema_suffix
 
 _log = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ def _ask(settings: Settings, client: pulsar.Client, names: _Names) -> int:
 
 def _producers(settings: Settings, application: str, newest: Offset) -> dict[str, list[str]]:
     """By topic partition the names under which the job of a checkpoint may have sent to it."""
-    routes = newest.known_routes or known_routes(settings)
+    routes = newest.known_routes
     suffixes: dict[str, list[str]] = {}
     for topic, version in read_schemas(settings.warehouse):
         suffixes.setdefault(topic, []).append(schema_suffix(topic, version))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,6 @@ from streaming.parts import (
     SWITCHES,
     TICK,
 )
-from streaming.routes import KnownRoutes
 from streaming.segments import LOOKED_UP
 from streaming.tables import Tables
 from tracker.commands import COMMANDS as COMMAND_ROWS
@@ -102,18 +101,14 @@ class Operator:
     Args:
         state: Spark's map for the key that is being run.
         shard_keys: for each shard the key of its rows.
-        routes: the settings' routes, as JSON, for a batch that was made before offsets had them.
         settings_json: of the tracker. `min_index_count_per_bucket` is of all shards together.
         warehouse: a folder or URI.
     """
 
-    def __init__(
-        self, state: Any, shard_keys: list[int], routes: Mapping[str, Any], settings_json: str, warehouse: str
-    ) -> None:
+    def __init__(self, state: Any, shard_keys: list[int], settings_json: str, warehouse: str) -> None:
         settings = TrackerSettings.model_validate_json(settings_json)
         self._state = state
         self._shard_of = {key: shard for shard, key in enumerate(shard_keys)}
-        self._routes = KnownRoutes.from_json(routes)
         self._settings = settings
         self._tables = Tables(warehouse)
         self._min_index_count = max(1, settings.min_index_count_per_bucket // len(shard_keys))
@@ -161,7 +156,7 @@ class Operator:
 
         shard = Shard(
             SparkStore(self._state),
-            (offset.known_routes or self._routes).subscriptions,
+            offset.known_routes.subscriptions,
             self._min_index_count,
             self._settings.tick_time_millis,
             self._compression,

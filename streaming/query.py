@@ -25,7 +25,6 @@ from streaming.feedback import FeedbackFile
 from streaming.outcomes import OutcomePublisher
 from streaming.parts import shard_keys
 from streaming.release import Releaser
-from streaming.routes import known_routes
 from streaming.sink import BatchSink, BatchStatus
 from streaming.start import begin, check_broker, check_sent
 from streaming.tables import Tables
@@ -161,7 +160,6 @@ class DelayedDelivery:
         )
         processor = DelayedDeliveryProcessor(
             keys,
-            known_routes(self._settings).to_json(),
             self._settings.tracker.model_dump_json(),
             self._settings.warehouse,
         )

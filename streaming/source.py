@@ -37,7 +37,7 @@ from streaming.parts import (
     split,
 )
 from streaming.rebuild import Rebuilt
-from streaming.routes import KnownRoutes, known_routes
+from streaming.routes import KnownRoutes
 from streaming.segments import find_entries, find_held, find_rows, read_segment
 from streaming.tables import Tables
 from streaming.troubles import Troubles
@@ -118,7 +118,7 @@ class SourceReader:
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
         rebuilt = self._rebuilt.offset
         if rebuilt is not None and first.tick == rebuilt.tick:
-            parts.append(RebuiltPart(last.index_version, self._routes(last).to_json()))
+            parts.append(RebuiltPart(last.index_version, last.routes))
         elif last.back:
             parts.append(HeldPart(last.held_version or last.index_version, last.back))
         since = {
@@ -128,7 +128,7 @@ class SourceReader:
             parts.append(RejectsPart(last.rejects_version, since))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
-            parts.append(CommandsPart(messages, last.lookup_versions, self._routes(last).to_json(), last.changed))
+            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,9 +152,6 @@ class SourceReader:
             yield pa.RecordBatch.from_arrays(
                 [pa.array([v], f.type) for v, f in zip(part, ARROW_SCHEMA, strict=True)], schema=ARROW_SCHEMA
             )
-
-    def _routes(self, offset: Offset) -> KnownRoutes:
-        return offset.known_routes or known_routes(self._settings)
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)

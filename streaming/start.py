@@ -104,8 +104,8 @@ def _check_shards(checkpoint: Checkpoint, rebuilt: Rebuilt, shards: int) -> None
 
 def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
     """The subscriptions, and "" for each source topic's rejects, that anything may have been sent to."""
-    recorded = newest.known_routes if newest is not None else None
-    routes = [*known_routes(settings).routes.items(), *(recorded.routes.items() if recorded is not None else ())]
+    recorded = {} if newest is None else newest.known_routes.routes
+    routes = [*known_routes(settings).routes.items(), *recorded.items()]
     return {(topic, name) for topic, route in routes for name in ("", *(s.name for s in route.subscriptions))}
 
 

@@ -18,6 +18,7 @@ from streaming.clock import Offset
 from streaming.outcomes import OutcomePublisher
 from streaming.producer_names import ProducerNames, read_generations
 from streaming.release import Releaser
+from streaming.routes import known_routes
 from streaming.sender import Assignment, Attempt, Failed, producer_name, send_releases
 from streaming.start import check_broker, check_sent
 from streaming.tables import Tables
@@ -39,7 +40,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
 ) -> None:
     settings, _ = made(broker, topic, tmp_path)
     checkpoint = Checkpoint(tmp_path / "checkpoint")
-    offset = Offset(tick=9, now=now(), batch_millis=5)
+    offset = Offset(tick=9, now=now(), batch_millis=5, routes=known_routes(settings).to_json())
     begun(checkpoint, offset)
     tables = Tables(settings.warehouse)
     destination = f"{topic}-a"

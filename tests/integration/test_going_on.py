@@ -220,7 +220,8 @@ def test_destinations_that_do_not_answer_hold_up_no_start(
         settings = settings.model_copy(update={"pulsar": away})
         checkpoint = Checkpoint(tmp_path / "checkpoint")
         started = time.monotonic()
-        assert last_sent(settings, checkpoint, Offset(tick=6, now=now(), lanes=4), seconds=1) == {}
+        offset = Offset(tick=6, now=now(), lanes=4, routes=known_routes(settings).to_json())
+        assert last_sent(settings, checkpoint, offset, seconds=1) == {}
         assert time.monotonic() - started < 5
     assert f"is not known of 3 topics: {topic}-a (no answer)" in caplog.text
 

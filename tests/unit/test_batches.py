@@ -17,7 +17,7 @@ from streaming.clock import Offset
 from streaming.parts import MESSAGES as MESSAGE_PARTS
 from streaming.parts import TICK, split
 from streaming.processor import BUCKET, CANCELS, OUTCOMES, RELEASE, SHORT_NOTICE, Operator
-from streaming.routes import KnownRoutes, known_routes
+from streaming.routes import KnownRoutes
 from streaming.segments import cancels_to_index, rows_due, to_index
 from streaming.sender import Assignment, Attempt, _plan
 from streaming.source import SourceReader
@@ -120,7 +120,7 @@ class Job:
             for kind, body in zip(read["kind"].to_pylist(), read["body"].to_pylist(), strict=True)
         ]
         operator = Operator(
-            self.state, [KEY], known_routes(self.settings).to_json(), self.settings.tracker.model_dump_json(),
+            self.state, [KEY], self.settings.tracker.model_dump_json(),
             self.settings.warehouse,
         )  # fmt: skip
         outputs = list(operator.apply(KEY, iter(parts)))

@@ -19,4 +19,4 @@ def test_a_state_that_does_not_answer_fails_the_task_instead_of_holding_it_up(mo
         key = StructType([StructField("shard", IntegerType())])
         client = StatefulProcessorApiClient(silent.getsockname()[1], key)
         with pytest.raises(TimeoutError):
-            DelayedDeliveryProcessor([0], {}, "{}", "").init(StatefulProcessorHandle(client))
+            DelayedDeliveryProcessor([0], "{}", "").init(StatefulProcessorHandle(client))

@@ -37,7 +37,7 @@ def release(wants: list[int], before: Settings | None = BEFORE, reason: str | No
     """A release of a job on some settings; None: of one that did not keep their names."""
     rows = messages([(1, i, 1_000 + i) for i in range(len(wants))], reason=reason)
     rows = rows.append_column("wants", pa.array(wants, pa.int64()))
-    offset = Offset(routes=None if before is None else known_routes(before).to_json())
+    offset = Offset(routes={} if before is None else known_routes(before).to_json())
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: offset.to_tick().sending})))
 
 

@@ -127,4 +127,3 @@ def test_an_offset_keeps_the_routes_and_how_releases_are_sent() -> None:
     assert again.known_routes is not None
     assert again.known_routes.destinations == {TOPIC: [["a", f"{TOPIC}-a"], ["b", "persistent://public/default/x"]]}
     assert '"routes": {"persistent' in again.to_tick().sending
-    assert Offset().known_routes is None

@@ -55,12 +55,7 @@ def test_what_has_changed_since_the_last_run_is_said_line_by_line(
     assert events == [{"event": "changed", "text": line} for line in lines]
 
 
-@pytest.mark.parametrize("offset", [None, Offset(tick=3)], ids=["the first run", "names were not kept"])
-def test_nothing_is_said_where_nothing_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: Offset | None
-) -> None:
-    if offset is not None:
-        last_run(tmp_path, offset)
+def test_the_first_run_says_nothing_of_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = settings(tmp_path, t=["a"])
     status = StatusWriter(now.warehouse, 1)
     assert not _take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)
