@@ -19,7 +19,7 @@ from streaming.checkpoint import Checkpoint
 from streaming.pulsar_client import connect
 from streaming.tables import Tables
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 
 TOPIC = "persistent://public/default/fenced"
 
@@ -121,7 +121,22 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
         check_exactly_once(sent, came)
         audit = wait_until(lambda: (a := run_audit(second.settings)).taken_in == len(sent) and a, 60, "all entries")
         assert audit.is_clean, audit.findings
-        assert second.terminate() == 0
+
+        # The cluster is made anew while the job runs: what comes has positions that were read long ago.
+        url = f"{own_broker.settings.admin_url}/admin/v2/{TOPIC.replace('://', '/')}/unload"
+        for _ in range(10):  # so that it has got to ledgers that a new one does not have soon
+            http.put(url).raise_for_status()
+            producer.send(b"")
+        wait_until(lambda: len(came) >= len(sent) + 10, 60, f"the last messages\n{second.log}")
+        status = own_broker.status()
+        own_broker.kill()
+        shutil.rmtree(own_broker.data_dir)
+        ports = [int(str(u).rpartition(":")[2]) for u in (status.service_url, status.admin_url)]
+        own_broker.start(*ports)
+        producer.send(b"in the new cluster")
+        assert second.process is not None
+        assert second.process.wait(RUN_SECONDS) == 1
+        assert "the topic is of a new cluster" in second.log.splitlines()[-1]
     finally:
         stopped.set()
         collector.stop()
