@@ -85,7 +85,7 @@ class Barriers:
         if not any(receiver.waiting for _, receiver in control):
             return None
         # Before the ends are asked for: what comes later may be of messages behind them.
-        commands = {name: receiver.last_received for name, receiver in control}
+        commands = {name: receiver.read_to for name, receiver in control}
         ends: Ends = {}
         for name, receiver in receivers:
             if receiver.source.topic == self._control_topic:

@@ -136,6 +136,11 @@ class Receiver:
         return self._last_received
 
     @property
+    def read_to(self) -> Position:
+        """All that comes up to here has come."""
+        return self._read_to
+
+    @property
     def last_cut(self) -> Position:
         """The last entry that is in a batch."""
         return self._cut
@@ -166,7 +171,7 @@ class Receiver:
             pulsar.PulsarException: the broker does not answer.
         """
         consumer = self._consumer
-        if consumer is None:
+        if consumer is None or not consumer.is_connected():  # the client would wait for half a minute
             raise pulsar.NotConnected
         last = consumer.get_last_message_id()
         end = Position(last.ledger_id(), last.entry_id())

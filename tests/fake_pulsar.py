@@ -122,6 +122,9 @@ class FakeConsumer:
             raise item
         return item
 
+    def is_connected(self) -> bool:
+        return True
+
     def get_last_message_id(self) -> FakeId:
         return FakeId(*self.last)
 

@@ -58,6 +58,9 @@ class Consumer:
     def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
         self.acknowledged.append((message_id.ledger_id(), message_id.entry_id()))
 
+    def is_connected(self) -> bool:
+        return not self._closed.is_set()
+
     def get_last_message_id(self) -> pulsar.MessageId:
         return pulsar.MessageId(-1, -1, -1, -1)
 
