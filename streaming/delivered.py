@@ -239,7 +239,8 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
     Anybody who may write to a destination can send messages with the job's properties, or send on what it got with
     them. What a producer of another name sent, or what is not as the job writes it, is passed over.
     """
-    is_own = re.compile(f"{_APPLICATION}-{re.escape(subscription)}-.*", re.DOTALL).fullmatch
+    # The names of 0.1.0 have no source topic.
+    is_own = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
     rows: dict[str, dict[str, Any]] = {}
     for message in messages:
         properties = message.properties

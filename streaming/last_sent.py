@@ -161,7 +161,7 @@ def _producers(settings: Settings, application: str, newest: Offset) -> dict[str
         ]
         for subscription, destination in to:
             names = [
-                producer_name(application, subscription, shard, lane, is_batched) + suffix
+                producer_name(application, topic, subscription, shard, lane, is_batched) + suffix
                 for suffix in ("", *suffixes.get(topic, ()))
                 for lane in lanes
                 for shard in range(settings.tracker.shards)

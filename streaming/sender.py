@@ -91,9 +91,15 @@ class Assignment:
         return f"{'planned' if self.is_planned else 'short'}{number}"
 
 
-def producer_name(application: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:
-    """The name under which a shard's messages for a subscription, or for the rejects topic (None), are sent."""
-    return f"{application}-{subscription or 'rejects'}-{shard}-{lane}" + ("-batched" if is_batched else "")
+def producer_name(
+    application: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool
+) -> str:
+    """The name under which a shard's messages for a subscription, or for the rejects topic (None), are sent.
+
+    With the source topic in it: subscriptions of several, of the same name, may go to one destination.
+    """
+    of_source = f"{application}-{zlib.crc32(source.encode()):08x}"
+    return f"{of_source}-{subscription or ''}-{shard}-{lane}" + ("-batched" if is_batched else "")
 
 
 def schema_suffix(topic: str, version: bytes) -> str:
@@ -276,7 +282,7 @@ def _plan(
             if n := partitions.get(destination, 0):
                 destination = f"{destination}-partition-{_partition(columns, row, n)}"
             is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
-            name = producer_name(assignment.application, subscription, assignment.shard, lane, is_batched)
+            name = producer_name(assignment.application, topic, subscription, assignment.shard, lane, is_batched)
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
                 name += schema_suffix(topic, version)
             if (destination, name) in attempt.done:

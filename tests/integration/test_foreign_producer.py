@@ -44,7 +44,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     begun(checkpoint, offset)
     tables = Tables(settings.warehouse)
     destination = f"{topic}-a"
-    own = producer_name(checkpoint.application, "a", 0, "planned0", True)
+    own = producer_name(checkpoint.application, topic, "a", 0, "planned0", True)
     reader = pulsar_client.create_reader(destination, pulsar.MessageId.earliest)
     received: Counter[str] = Counter()
 

@@ -65,7 +65,7 @@ def send(client: pulsar.Client, topic: str, n: int) -> list[pulsar.MessageId]:
 
 def deliver(client: pulsar.Client, settings: Settings, name: str, source: str, at: int) -> None:
     """Sends a message as the job would have; nobody writes it down."""
-    lane = f"delaylake-0123456789ab-{name}-0-planned0"
+    lane = producer_name("delaylake-0123456789ab", settings.routes[0].source, name, 0, "planned0", False)
     producer = client.create_producer(f"{settings.routes[0].source}-{name}", producer_name=lane)
     own = {"delaylake.source": settings.routes[0].source, "delaylake.messageId": source, "delaylake.deliverAt": str(at)}
     producer.send(b"x", properties=own)
@@ -196,7 +196,7 @@ def test_a_destination_with_messages_of_later_ticks_than_the_checkpoint_is_notic
                 http.delete(f"{url}?force=true")
 
     # Whoever publishes as the job with an id that it can't have reached stops no start. Under its new name it is known.
-    own = producer_name(checkpoint.application, "a", 0, "planned3", False)
+    own = producer_name(checkpoint.application, topic, "a", 0, "planned3", False)
     for taken, tick in ((own, 1 << 40), (f"{own}-1", 7)):
         producer = pulsar_client.create_producer(f"{topic}-a", producer_name=taken)
         producer.send(b"x", sequence_id=tick << ROW_BITS)

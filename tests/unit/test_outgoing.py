@@ -10,7 +10,7 @@ import pytest
 
 from conf.settings import Route, Settings
 from streaming.outgoing import MAX_REJECTED_BYTES, delivered, rejected
-from streaming.sender import Assignment, Attempt, _plan
+from streaming.sender import Assignment, Attempt, _plan, producer_name
 from tests.messages import TOPIC, messages
 from tracker.messages import MESSAGES, pack
 
@@ -92,6 +92,9 @@ def test_a_rejected_message_goes_without_what_makes_it_too_large_to_send(kind: s
     assert message.properties() == {**OWN, "delaylake.reason": "too large"}
 
 
+NAME = producer_name("app", TOPIC, "a", 0, "planned1", False)
+
+
 def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     """By which producer each row goes, and whether in a batch."""
     rows = rows.append_column("wants", pa.array([1] * rows.num_rows, pa.int64()))
@@ -103,12 +106,12 @@ def plan(rows: pa.Table) -> list[tuple[str, bool]]:
 
 def test_what_an_earlier_release_handed_out_is_sent_by_the_same_producer() -> None:
     rows = messages([(1, 1, 10)])
-    assert plan(rows) == plan(rows.select(MESSAGES.names[:18])) == [("app-a-0-planned1-batched", True)]
+    assert plan(rows) == plan(rows.select(MESSAGES.names[:18])) == [(f"{NAME}-batched", True)]
 
 
 def test_a_message_with_a_key_of_any_kind_goes_alone() -> None:
     for key in ({"key": "k"}, {"ordering_key": "k"}, {"ordering_key_bytes": b"\xff"}):
-        assert plan(messages([(1, 1, 10)], **key)) == [("app-a-0-planned1", False)]
+        assert plan(messages([(1, 1, 10)], **key)) == [(NAME, False)]
 
 
 def test_each_version_of_a_topics_schema_has_producers_of_its_own() -> None:
@@ -117,4 +120,4 @@ def test_each_version_of_a_topics_schema_has_producers_of_its_own() -> None:
     names = [name for name, _ in plan(rows)]
     assert len(set(names)) == 4
     assert names == [name for name, _ in plan(rows)]
-    assert names[1].startswith("app-a-0-planned1-batched-schema0-")
+    assert names[1].startswith(f"{NAME}-batched-schema0-")

@@ -62,6 +62,23 @@ def test_sequence_ids_and_producers_are_the_same_whatever_the_settings_say() -> 
     assert first == again
 
 
+def test_subscriptions_of_the_same_name_and_destination_have_producers_of_their_own() -> None:
+    """They fail, wait and are sent again each for itself; so do rejects, whatever a subscription is called."""
+    shared = {"name": "rejects", "destination": f"{TOPIC}-rejects"}
+    routes = [{"source": topic, "subscriptions": [shared]} for topic in (TOPIC, OTHER)]
+    both = Settings(routes=routes)
+    of_topic = [
+        messages([(1, i, 1_000 + i)], topic=topic, reason=r)
+        for topic in (TOPIC, OTHER)
+        for i, r in enumerate((None, "bad"))
+    ]
+    rows = pa.concat_tables(of_topic).append_column("wants", pa.array([1] * 4, pa.int64()))
+    sending = Offset(routes=known_routes(both).to_json()).to_tick().sending
+    plan = _plan(both, Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending}))), Attempt())
+    assert {s.topic for s in plan.sends} == {f"{TOPIC}-rejects", f"{OTHER}-rejects"}
+    assert len({s.producer for s in plan.sends}) == 4
+
+
 def test_what_was_handed_out_to_a_subscription_that_is_gone_is_dropped_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
