@@ -214,7 +214,7 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     from streaming.routes import KnownRoutes, changes
 
     before = last_routes(Path(local_path(settings.checkpoint)))
-    now = (before or KnownRoutes({})).taken_on(settings)
+    now = (before or KnownRoutes.from_json(status.status().routes)).taken_on(settings)
     if before is not None:
         reporter.changed(changes(before, now))
     status.routes(now.to_json())

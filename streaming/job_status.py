@@ -192,6 +192,9 @@ class StatusWriter:
             "host": socket.gethostname(),
             "process_id": os.getpid(),
         }
+        # By these alone a rebuild knows of a topic without a route: a start that is refused must not lose them.
+        if (last := read_status(warehouse)) is not None:
+            self._values["routes"] = last.routes
         names = ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands")
         self._totals = dict.fromkeys((*names, "clock_steps"), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}

@@ -12,6 +12,7 @@ from jobs.options import Output
 from jobs.run import Reporter, _take_on_routes
 from streaming.clock import Offset
 from streaming.job_status import StatusWriter
+from streaming.missing_routes import missing_routes
 from streaming.routes import RoutesError, known_routes
 from tests.messages import TOPIC
 
@@ -53,6 +54,20 @@ def test_what_has_changed_since_the_last_run_is_said_line_by_line(
     _take_on_routes(now, Reporter(Output.JSON, 0, 1), status)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events == [{"event": "changed", "text": line} for line in lines]
+
+
+def test_a_start_without_a_checkpoint_keeps_what_the_last_run_had_routes_for(tmp_path: Path) -> None:
+    """It is refused, and the rebuild that it asks for has to know them."""
+    before, now = settings(tmp_path, t=["a", "b"], other=["x"]), settings(tmp_path, other=["x"])
+    with StatusWriter(before.warehouse, 1) as status:
+        status.routes(known_routes(before).to_json())
+    for _ in range(2):
+        with StatusWriter(now.warehouse, 1) as status:
+            assert [*_take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)] == [TOPIC]
+        with StatusWriter(now.warehouse, 1):
+            pass  # it ends before it looks at the routes
+        [missing] = missing_routes(now)
+        assert (missing.source, [s.name for s in missing.subscriptions]) == (TOPIC, ["a", "b"])
 
 
 def test_the_first_run_says_nothing_of_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
