@@ -8,8 +8,8 @@ from typing import Any
 HIDDEN = "..."
 
 # As Spark's spark.redaction.regex, and wider: access keys have many names.
-_NAME = re.compile(r"secret|key|token|passw|passphrase|credential", re.IGNORECASE)
-_VALUE = re.compile(r"secret|token|passw|credential|access.?key", re.IGNORECASE)
+_NAME = re.compile(r"secret|key|token|passw|passphrase|credential|\b(sas|pw|pwd)\b|signature", re.IGNORECASE)
+_VALUE = re.compile(r"secret|token|passw|credential|access|\b(sas|pw|pwd|sig)=|signature", re.IGNORECASE)
 _IN_URL = re.compile(r"(://)[^/@\s]+@")
 
 

@@ -240,6 +240,9 @@ SPARK = {
     "spark.ssl.keyPassword": "s3cr3t-3",
     "spark.driver.extraJavaOptions": "-Djavax.net.ssl.keyStorePassword=s3cr3t-4",
     "spark.jars.repositories": "https://user:s3cr3t-5@repo.example/x",
+    "spark.hadoop.fs.azure.sas.box.account": "sv=2024&sig=s3cr3t-6",
+    "spark.ssl.pw": "s3cr3t-7",
+    "spark.executor.extraJavaOptions": "-Daws_access=s3cr3t-8",
     "spark.driver.memory": "4g",
 }
 
