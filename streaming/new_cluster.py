@@ -23,25 +23,30 @@ def check_topics(admin: AdminClient, positions: Mapping[str, str]) -> None:
         positions: by topic partition the last entry that was read.
 
     Raises:
-        NewClusterError: one ends before that.
+        NewClusterError: one never had them.
         PulsarError: the broker does not answer.
     """
     for name, position in positions.items():
         last = Position.parse(position)
         ledgers = admin.internal_stats(name)
-        if ledgers is not None and ends_before(ledgers, last):
+        if ledgers is not None and never_had(ledgers, last):
             newest = max(ledgers.ledgers)
+            end = f"ends with {newest}:{ledgers.ledgers[newest] - 1}"
+            has = end if newest <= last.ledger_id else f"has older ledgers, and not that one, and {end}"
             raise NewClusterError(
-                f"{name} was read up to entry {last}, and ends with {newest}:{ledgers.ledgers[newest] - 1}: the topic "
+                f"{name} was read up to entry {last}, and {has}: the topic "
                 "is of a new cluster, or was put back; see 'A new Pulsar cluster' in docs/operations.md"
             )
 
 
-def ends_before(topic: TopicLedgers, last: Position) -> bool:
-    """Whether a topic partition never had an entry. A ledger that is not there any more is taken to have had it."""
+def never_had(topic: TopicLedgers, last: Position) -> bool:
+    """Whether a topic partition never had an entry.
+
+    The broker lets go of a topic's ledgers in their order: while it has an older one, it has that of the entry.
+    """
     if not topic.ledgers:
         return False
-    newest = max(topic.ledgers)
     if last.ledger_id in topic.ledgers:
         return last.entry_id >= topic.ledgers[last.ledger_id]
-    return newest < last.ledger_id
+    # A ledger without entries goes at once.
+    return (min(topic.ledgers) if last.entry_id >= 0 else max(topic.ledgers)) < last.ledger_id
