@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Iterator
 
 from proto.entry_pb2 import SingleMessageMetadata
-from streaming.pulsar_client import AdminClient
+from streaming.not_told import NotTold
+from streaming.pulsar_client import AdminClient, NotToldError
+
+_log = logging.getLogger(__name__)
 
 BASE64 = "base64"
 
@@ -21,12 +25,14 @@ class KeyEncodings:
 
     A call takes the broker some milliseconds. So it is asked once for each of the topic's producers, of the first
     message whose key could be bytes. Of a producer that sends keys of both kinds some may be taken for the wrong one.
+    Where the broker tells nothing of an entry, the key is taken for text.
     """
 
     def __init__(self, admin: AdminClient, topic: str) -> None:
         self._admin = admin
         self._topic = topic
         self._sends_bytes: dict[str, bool] = {}  # by producer's name
+        self._not_told = NotTold()
 
     def of(self, key: str, producer: str, ledger_id: int, entry_id: int, batch_index: int) -> str | None:
         """BASE64, where the key is bytes, of which the client has the base64; None: it is text, or nobody can tell.
@@ -40,7 +46,15 @@ class KeyEncodings:
         if len(key) % 4 or self._sends_bytes.get(producer) is False or not _is_base64(key):
             return None
         if producer not in self._sends_bytes:
-            answers = self._ask(ledger_id, entry_id)
+            if self._not_told.is_silent(producer):
+                return None
+            try:
+                answers = self._ask(ledger_id, entry_id)
+            except NotToldError as error:
+                _log.warning("the key %s of producer %s is taken for text: %s", key, producer, error)
+                self._not_told.add(producer)
+                return None
+            self._not_told.remove(producer)
             if max(batch_index, 0) >= len(answers):
                 return None
             self._sends_bytes[producer] = answers[max(batch_index, 0)]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from streaming.continuity import Gap, missing_ranges, positions_in
 from streaming.position import Position, SourceTopic
-from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError
+from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError, NotToldError
 from streaming.tables import REJECTS, Tables, literal
 from streaming.troubles import NOT_SEEN_REASON
 
@@ -27,7 +27,7 @@ _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unrea
 _ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
-NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed"
+NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed, or has many properties"
 _MAX_NOT_TOLD = 64  # of a gap: each takes seconds
 
 
@@ -83,8 +83,7 @@ def find_not_seen(
                 continue
             payload = None
             if entry is not None and kept_bytes < _MAX_PAYLOAD_BYTES:
-                content = admin.entry(source.name, position.ledger_id, position.entry_id)
-                payload = None if content is None else content[1]
+                payload = _payload(admin, source, position)
                 kept_bytes += len(payload or b"")
             rows.append(_row(source, position, _why(entry), entry, payload))
     if not_told:
@@ -137,6 +136,15 @@ def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
         return 0
     after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
     return 0 if after_index is None else max(0, gap.before_index - after_index - 1)
+
+
+def _payload(admin: AdminClient, source: SourceTopic, position: Position) -> bytes | None:
+    """An entry's bytes; None: the broker does not have them, or does not tell."""
+    try:
+        content = admin.entry(source.name, position.ledger_id, position.entry_id)
+    except NotToldError:
+        return None
+    return None if content is None else content[1]
 
 
 def _why(entry: BrokerEntry | None) -> str:

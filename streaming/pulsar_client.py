@@ -28,6 +28,7 @@ DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
 
 _AGAIN_SECONDS = 1.0
 _ENTRY_SECONDS = 2.0  # milliseconds are usual
+_CONTENT_SECONDS = 5.0  # the same of an entry with its content
 _REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
 _MOST_REDIRECTS = 5
 _NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone, and for one that its ledger has not
@@ -39,6 +40,14 @@ class PulsarError(DelayLakeError):
 
 class NoAnswerError(PulsarError):
     """A request was not answered in time."""
+
+
+class NotToldError(NoAnswerError):
+    """The broker answers, and has an entry, but tells nothing of it.
+
+    So it is with what is encrypted and compressed (it takes what is encrypted for what is compressed, and never
+    answers), and with properties beyond the 8 KiB that its HTTP headers may have (it answers 500).
+    """
 
 
 @dataclass(frozen=True)
@@ -268,8 +277,18 @@ class AdminClient:
         """An entry of a topic or partition: what the broker says of it, and its content, decompressed.
 
         None: it is gone. A batch is its messages, each with its metadata, one after another.
+
+        Raises:
+            NotToldError: the broker has it, and does not tell, asked twice.
         """
-        response = self._request("GET", _entry_path(topic, ledger_id, entry_id))
+        path = _entry_path(topic, ledger_id, entry_id)
+        response = self._answer(path)
+        if response is None:
+            time.sleep(_AGAIN_SECONDS)
+            response = self._answer(path)
+        if response is None:
+            self._check_gone(topic, ledger_id, entry_id)
+            return None
         if response.status_code == 404:
             return None
         if response.status_code != 200:
@@ -330,18 +349,37 @@ class AdminClient:
         """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it.
 
         Raises:
-            NoAnswerError: the broker tells nothing of this entry, as of one that is encrypted and compressed (it takes
-                what is encrypted for what is compressed, and the request is never answered), or of none.
+            NoAnswerError: the broker tells nothing of this entry (a NotToldError where that is certain), or of none.
         """
         response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
         if response.status_code == 500:  # also while the topic moves to another broker
             time.sleep(_AGAIN_SECONDS)
             response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
+        if response.status_code == 500:
+            self._check_gone(topic, ledger_id, entry_id)
         if response.status_code in _NOTHING:
             return None
         if response.status_code != 200:
             raise self._refused(response)
         return _broker_entry(response.headers)
+
+    def _answer(self, path: str) -> httpx.Response | None:
+        """What is answered for an entry; None: nothing in time, or 500, as also while its topic moves."""
+        try:
+            response = self._request("GET", path, timeout=_CONTENT_SECONDS)
+        except NoAnswerError:
+            return None
+        return None if response.status_code == 500 else response
+
+    def _check_gone(self, topic: str, ledger_id: int, entry_id: int) -> None:
+        """Makes sure that an entry of which the broker tells nothing is one that it does not have.
+
+        Raises:
+            NotToldError: it has it.
+        """
+        stats = self.internal_stats(topic)
+        if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
+            raise NotToldError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
 
     def _json(self, method: str, path: str) -> Any:
         return self._body(self._request(method, path))

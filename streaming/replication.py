@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Callable
 
-from streaming.pulsar_client import AdminClient, PulsarError
+from streaming.not_told import NotTold
+from streaming.pulsar_client import AdminClient, NotToldError, PulsarError
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +41,13 @@ class Origins:
         self._own: str | None = None  # None: not known
         self._looked_at = -float("inf")
         self._last: tuple[tuple[int, int], str | None] = ((-1, -1), None)
+        self._not_told = NotTold()
 
     def replicated_from(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
         """The cluster in which an entry was published; None: in this one.
 
-        Waits until the broker answers. What the broker no longer has counts as this cluster's.
+        Waits until the broker answers. What the broker no longer has, and of what it tells nothing though it answers,
+        counts as this cluster's: delivered twice, perhaps, and not by nobody.
 
         Args:
             producer: the name of the entry's producer.
@@ -60,7 +63,7 @@ class Origins:
                 given = _GIVEN_NAME.fullmatch(producer)
                 if given and self._own and given[1] in self._clusters:
                     return None if given[1] == self._own else given[1]
-                return self._ask(ledger_id, entry_id)
+                return self._ask(producer, ledger_id, entry_id)
             except PulsarError as error:
                 _log.warning(
                     "%s: where %d:%d was published is not known yet: %s", self._topic, ledger_id, entry_id, error
@@ -68,13 +71,25 @@ class Origins:
             if self._wait(_RETRY_SECONDS):
                 raise InterruptedError("nobody wants to know any more")
 
-    def _ask(self, ledger_id: int, entry_id: int) -> str | None:
+    def _ask(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
         if self._last[0] != (ledger_id, entry_id):
-            answer = self._admin.entry(self._topic, ledger_id, entry_id)
-            if answer is None:
-                _log.warning("%s: the broker has no entry %d:%d: taken as its own", self._topic, ledger_id, entry_id)
-            self._last = (ledger_id, entry_id), None if answer is None else answer[0].get(_REPLICATED_FROM)
+            self._last = (ledger_id, entry_id), self._origin(producer, ledger_id, entry_id)
         return self._last[1]
+
+    def _origin(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
+        if self._not_told.is_silent(producer):
+            return None
+        try:
+            answer = self._admin.entry(self._topic, ledger_id, entry_id)
+        except NotToldError as error:
+            _log.warning("%s: taken as its own, of producer %s", error, producer)
+            self._not_told.add(producer)
+            return None
+        self._not_told.remove(producer)
+        if answer is None:
+            _log.warning("%s: the broker has no entry %d:%d: taken as its own", self._topic, ledger_id, entry_id)
+            return None
+        return answer[0].get(_REPLICATED_FROM)
 
     def _look_up_policy(self) -> None:
         if time.monotonic() - self._looked_at < _POLICY_SECONDS:

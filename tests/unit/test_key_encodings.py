@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streaming.key_encodings import KeyEncodings
+from streaming.pulsar_client import NotToldError, PulsarError
 
 # What a broker answered of a batch by Pulsar's Java client: keyBytes(fe, "0" to "2"), orderingKey(ff, "0" to "2").
 BATCH = b"".join(
@@ -25,6 +26,10 @@ class Admin:
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[dict[str, str], bytes] | None:
         self.asked += 1
+        if entry_id >= 100:
+            raise NotToldError("the broker tells nothing of it")
+        if entry_id < 0:
+            raise PulsarError("the broker is away")
         return self.entries.get(entry_id)
 
 
@@ -55,3 +60,16 @@ def test_an_entry_that_is_gone_or_encrypted_says_nothing_of_its_producer() -> No
     assert [found.of("/wA=", "p", 5, entry, 0) for entry in (1, 2)] == [None, None]
     assert found.of("/wA=", "p", 5, 3, -1) == "base64"
     assert admin.asked == 3
+
+
+def test_a_key_of_an_entry_of_which_the_broker_tells_nothing_is_text_and_its_producer_is_soon_not_asked_for() -> None:
+    found, admin = encodings({1: (IS_BYTES, b"")})
+    assert [found.of("/wA=", "silent", 5, 100 + n, -1) for n in range(9)] == [None] * 9
+    assert admin.asked == 3
+    assert [found.of("/wA=", "p", 5, entry, -1) for entry in (100, 1, 101)] == [None, "base64", "base64"]
+
+
+def test_a_broker_that_is_away_is_no_answer() -> None:
+    found, _ = encodings({})
+    with pytest.raises(PulsarError, match="away"):
+        found.of("/wA=", "p", 5, -1, -1)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from streaming import replication
-from streaming.pulsar_client import PulsarError
+from streaming.not_told import NotTold
+from streaming.pulsar_client import NotToldError, PulsarError
 from streaming.replication import Origins
 from tests.messages import batches, messages
 from tracker.messages import concat
@@ -49,6 +50,8 @@ class FakeAdmin:
             self.failures -= 1
             raise PulsarError("the broker is away")
         self.asked.append(entry_id)
+        if entry_id >= 100:
+            raise NotToldError("the broker tells nothing of it")
         if entry_id < 0:
             return None
         origin = self.origins.get(entry_id)
@@ -111,6 +114,31 @@ def test_it_waits_for_a_broker_that_is_away_and_guesses_nothing() -> None:
 
 def test_what_the_broker_no_longer_has_is_its_own() -> None:
     assert origins(FakeAdmin(["west", "east"])).replicated_from("app", 1, -1) is None
+
+
+def test_of_what_the_broker_tells_nothing_is_its_own_and_it_is_soon_asked_no_more() -> None:
+    admin = FakeAdmin(["west", "east"], {1: "east"})
+    asked = origins(admin)
+    places = [("app", 100), ("app", 1), *(("app", 100 + n) for n in range(9)), ("other", 1)]
+    assert [asked.replicated_from(name, 1, entry) for name, entry in places] == [None, "east", *[None] * 9, "east"]
+    assert admin.asked == [100, 1, 100, 101, 102, 1]
+
+
+def test_a_producer_is_asked_for_again_after_a_while() -> None:
+    now = 0.0
+    not_told = NotTold(lambda: now)
+    for _ in range(3):
+        assert not not_told.is_silent("app")
+        not_told.add("app")
+    assert not_told.is_silent("app")
+    now = 600.0
+    assert not not_told.is_silent("app")
+    not_told.add("app")
+    assert not_told.is_silent("app")
+    now = 1_200.0
+    not_told.remove("app")
+    not_told.add("app")
+    assert not not_told.is_silent("app")
 
 
 def test_a_change_of_the_policy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
