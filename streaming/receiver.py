@@ -29,6 +29,9 @@ _CHUNK_MESSAGES = 4_000
 _CHUNK_SECONDS = 0.05
 _IDLE_MILLIS = 500
 _REST_OF_ENTRY_MILLIS = 60_000
+# The client gives up a chunked message, and acknowledges its chunks, when a minute after the first the last has not
+# come: so it is closed, and gets the chunks again, when nothing is received for half of that.
+_ROOM_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -291,8 +294,12 @@ class Receiver:
                 self._consumer = self._subscribe()
                 self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
-                    self._wait_for_room()
-                    self.receive(self._consumer)
+                    if self._wait_for_room(_ROOM_SECONDS):
+                        self.receive(self._consumer)
+                    else:
+                        self._close()
+                        self._wait_for_room()
+                        self._is_cut_off = True
                 self._close()
             except Exception as error:
                 if not self._stopped.is_set():
@@ -309,13 +316,14 @@ class Receiver:
             except Exception as error:
                 _log.debug("%s: closing: %s", self.source.name, error)
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, timeout_seconds: float | None = None) -> bool:
         with self._changed:
-            self._changed.wait_for(
+            return self._changed.wait_for(
                 lambda: (
                     self._stopped.is_set()
                     or (self._waiting[0] < self._limits.max_messages and self._waiting[1] < self._limits.max_bytes)
-                )
+                ),
+                timeout_seconds,
             )
 
     def receive(self, consumer: pulsar.Consumer) -> None:

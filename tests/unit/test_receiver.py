@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import streaming.receiver
 from streaming.broker_side import Cursor
 from streaming.chunked_messages import ChunkedMessages
 from streaming.details import NotKnownYet
@@ -22,6 +23,7 @@ from streaming.message_schemas import MessageSchema
 from streaming.position import START, EntrySet, Position, SourceTopic
 from streaming.receiver import Limits, Receiver
 from tests.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, NoUtf8, batch, one
+from tests.harness import wait_until
 from tracker.messages import concat
 from tracker.schedule import MAX_TIME_MILLIS
 
@@ -233,6 +235,29 @@ def test_an_acknowledgement_of_a_topics_last_entry_is_repeated_and_no_other() ->
     assert consumer.acknowledged == [(5, 1)], "the next one repeats it"
     harness.receiver.acknowledge_again(Position(5, 1))
     assert consumer.acknowledged == [(5, 1), (5, 1)]
+
+
+def test_without_room_for_long_the_consumer_is_closed_and_opened_again_when_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming.receiver, "_ROOM_SECONDS", 0.05)
+    consumers: list[FakeConsumer] = []
+
+    def subscribe() -> Any:
+        consumers.append(FakeConsumer([*one(0), *one(1)][len(consumers) :]))
+        return consumers[-1]
+
+    limits = Limits(max_delay_millis=0, max_size=1_000, max_messages=1, max_bytes=1 << 20)
+    receiver = Receiver(SOURCE, subscribe, START, limits, FakeBroker(), None, lambda: None)  # type: ignore[arg-type]
+    receiver.start()
+    try:
+        wait_until(lambda: receiver.waiting and receiver._consumer is None, 5, "the consumer is closed")
+        assert len(consumers) == 1
+        receiver.cut(10, 1_000)
+        wait_until(lambda: receiver.last_received == Position(5, 1), 5, "the second message")
+        assert len(consumers) == 2
+    finally:
+        receiver.stop()
 
 
 # What the broker has: entries of 1 to 3 messages in ledgers, some of them gone.
