@@ -160,6 +160,7 @@ def _row(
     entry: BrokerEntry | None = None,
     payload: bytes | None = None,
 ) -> dict[str, Any]:
+    published = None if entry is None else entry.publish_time
     return {
         "topic": source.topic,
         "partition": source.partition,
@@ -168,8 +169,8 @@ def _row(
         "batch_index": -1,
         "position": f"{position}:{source.partition}:-1",
         "reason": f"{NOT_SEEN_REASON}: {why}",
-        # By it rows age; of what is gone the broker does not say it.
-        "publish_time": time.time_ns() // 1_000_000 if entry is None else entry.publish_time,
+        # By it rows age; of what is gone the broker does not say it, and some producers' clocks say nothing.
+        "publish_time": time.time_ns() // 1_000_000 if published is None else published,
         "producer_name": None if entry is None else entry.producer_name,
         "key": None if entry is None else entry.key,
         "properties": [] if entry is None else list(entry.properties.items()),

@@ -55,7 +55,7 @@ class BrokerEntry:
     """What the broker tells of an entry of a topic, beside its payload."""
 
     batch_size: int
-    publish_time: int
+    publish_time: int | None  # ms since the epoch; None: no year up to 9999, or not told
     producer_name: str | None
     key: str | None
     properties: dict[str, str]
@@ -439,10 +439,9 @@ def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
     def number(name: str, default: int) -> int:
         return int(headers.get(f"X-Pulsar-{name}", default))
 
-    published = datetime.fromisoformat(headers["X-Pulsar-publish-time"])
     return BrokerEntry(
         batch_size=number("num-batch-message", 1),
-        publish_time=round(published.timestamp() * 1000),
+        publish_time=_millis(headers.get("X-Pulsar-publish-time", "")),
         producer_name=headers.get("X-Pulsar-producer-name"),
         key=headers.get("X-Pulsar-partition-key"),
         properties=json.loads(headers.get("X-Pulsar-property", "{}")),
@@ -454,6 +453,15 @@ def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
             or number("chunk-id", 0) < number("num-chunks-from-msg", 1) - 1
         ),
     )
+
+
+def _millis(text: str) -> int | None:
+    """A time as the broker writes it, in ms since the epoch; None: it is none that can be read, as beyond 9999."""
+    try:
+        millis = round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return millis if millis >= 0 else None
 
 
 def _position(text: str) -> tuple[int, int]:

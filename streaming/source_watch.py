@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import pulsar
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings
 from streaming.broker_side import BrokerSide
@@ -127,30 +126,61 @@ class SourceWatch:
                 next_look = time.monotonic() + _LOOK_SECONDS
 
     def decide_gaps(self) -> None:
-        """Asks the broker about the gaps that were seen, and writes down what they are."""
+        """Asks the broker about the gaps that were seen, and writes down what they are.
+
+        One that can't be decided now stays, behind the others: it holds up none.
+        """
         with self._lock:
-            gaps, self._gaps = self._gaps[:_GAPS_AT_ONCE], self._gaps[_GAPS_AT_ONCE:]
-        undecided: list[tuple[SourceTopic, Gap]] = []
+            gaps = self._gaps[:_GAPS_AT_ONCE]
+        decided: set[tuple[SourceTopic, Gap]] = set()
+        failed: list[tuple[SourceTopic, Gap]] = []
         for source in dict.fromkeys(source for source, _ in gaps):
             of_source = [gap for other, gap in gaps if other == source]
-            index_of = functools.partial(self._index_of, source)
+            found, open_gaps, error = self._decide(source, of_source)
+            decided |= {(source, gap) for gap in found}
+            failed += [(source, gap) for gap in open_gaps]
+            if error is not None:
+                first, last = min(gap.after for gap in of_source), max(gap.before for gap in of_source)
+                text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
+                self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
+                _log.warning("%s: %s; trying again", source.name, text)
+        with self._lock:
+            done = decided.union(failed)
+            self._gaps = [gap for gap in self._gaps if gap not in done] + failed
+            left = {source.name for source, _ in self._gaps}
+            if len(self._gaps) > len(failed) and not failed:
+                self._wake.set()
+        for name in {source.name for source, _ in decided} - left:
+            if not self._counts[name]:
+                self._troubles.end(NOT_SEEN, name)
+
+    def _decide(self, source: SourceTopic, gaps: Sequence[Gap]) -> tuple[list[Gap], list[Gap], Exception | None]:
+        """Of a topic partition's gaps those that are decided now, those that are to be asked for again, and why."""
+        found: list[Gap] = []
+        failed: list[Gap] = []
+        tables: list[pa.Table] = []
+        error: Exception | None = None
+        index_of = functools.partial(self._index_of, source)
+        for gap in gaps:
             try:
-                rows = pa.concat_tables(find_not_seen(self._admin, source, gap, index_of).rows for gap in of_source)
+                tables.append(find_not_seen(self._admin, source, gap, index_of).rows)
+                found.append(gap)
+            except PulsarError as broker_error:
+                failed.append(gap)
+                error = broker_error
+                break  # the rest is not asked for now, and is the first to be next time
+            except Exception as gap_error:
+                failed.append(gap)
+                error = gap_error
+        try:
+            if found:
+                rows = pa.concat_tables(tables)
                 if n := record(self._tables, source, rows):
                     self._counts[source.name] += n
                     self._tell(source, rows)
-            except (PulsarError, DeltaError, OSError) as error:
-                undecided += [(source, gap) for gap in of_source]
-                first, last = of_source[0].after, of_source[-1].before
-                text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
-                self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
-                continue
-            if not self._counts[source.name]:
-                self._troubles.end(NOT_SEEN, source.name)
-        with self._lock:
-            if self._gaps and not undecided:
-                self._wake.set()
-            self._gaps = undecided + self._gaps
+        except Exception as table_error:
+            return [], [*found, *failed], table_error
+        return found, failed, error
 
     def _tell(self, source: SourceTopic, rows: pa.Table) -> None:
         n = self._counts[source.name]

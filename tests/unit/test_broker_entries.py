@@ -19,6 +19,7 @@ from streaming.position import START, Position, SourceTopic
 from streaming.pulsar_client import AdminClient, NotToldError, PulsarError
 from streaming.receiver import Limits, Receiver
 from tests.fake_pulsar import FakeBroker, FakeConsumer, one
+from tests.harness import now
 
 TOPIC = "persistent://public/default/t"
 SOURCE = SourceTopic(TOPIC, TOPIC, -1)
@@ -110,3 +111,13 @@ def test_what_is_put_aside_lacks_its_bytes_where_the_broker_does_not_tell_them()
 
     found = find_not_seen(admin(answer), SOURCE, Gap(Position(5, 0), Position(5, 2)), lambda _: None)
     assert found.rows["payload"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize("time", ["+10000-01-01T00:00:00Z", "-0001-01-01T00:00:00Z", "1969-01-01T00:00:00Z", ""])
+def test_a_publish_time_that_is_no_time_is_not_known_and_its_row_is_of_now(time: str) -> None:
+    odd = admin(lambda _: httpx.Response(200, headers={"X-Pulsar-publish-time": time}))
+    entry = odd.entry_metadata(TOPIC, 5, 1)
+    assert entry is not None
+    assert entry.publish_time is None
+    found = find_not_seen(odd, SOURCE, Gap(Position(5, 0), Position(5, 2)), lambda _: None)
+    assert found.rows["publish_time"].to_pylist() == [pytest.approx(now(), abs=60_000)]

@@ -10,18 +10,20 @@ from typing import Any, cast
 import pytest
 
 from conf.settings import Settings
+from streaming import source_watch
 from streaming.broker_side import BrokerSide
 from streaming.continuity import Gap
 from streaming.not_seen import find_not_seen
 from streaming.position import Position, SourceTopic
-from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError, TopicLedgers
+from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError, PulsarError, TopicLedgers
 from streaming.receiver import Receiver
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
 from streaming.tables import Tables
-from streaming.troubles import STANDING, Troubles
+from streaming.troubles import NOT_SEEN, STANDING, Troubles
 
 ORDERS = "persistent://public/default/orders"
+ALERTS = "persistent://public/default/alerts"
 LAST = Position(7, 3)
 
 
@@ -49,6 +51,8 @@ class FakeAdmin:
     parts: set[int]
     url: str = "http://broker"
     not_told: frozenset[int] = frozenset()
+    failures: dict[str, dict[int, Exception]] = field(default_factory=dict)  # by topic and entry
+    asked: list[int] = field(default_factory=list)
 
     def backlog(self, topic: str, subscription: str) -> int:
         return 2
@@ -57,10 +61,16 @@ class FakeAdmin:
         return TopicLedgers({7: 6}, {}, {}, Position(7, 5))
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
+        self.asked.append(entry_id)
+        if (error := self.failures.get(topic, {}).get(entry_id)) is not None:
+            raise error
         if entry_id in self.not_told:
             raise NoAnswerError("no answer")
         is_no_message = entry_id in self.parts
         return BrokerEntry(1, 1, None, None, {}, False, is_first_chunk=False, is_no_message=is_no_message)
+
+    def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[dict[str, str], bytes]:
+        return {}, b"bytes"
 
     def close(self) -> None: ...
 
@@ -69,14 +79,32 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.receiver = FakeReceiver()
         self.troubles = Troubles()
-        settings = Settings(warehouse=str(folder))
+        settings = Settings(warehouse=str(folder), checkpoint=str(folder / "checkpoint"))
         receivers = [cast("Receiver", self.receiver)]
         self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None, Tables(str(folder)))
 
+        self.tables = Tables(str(folder))
+        self.answer_with(FakeAdmin(set()))
+
+    def answer_with(self, admin: FakeAdmin) -> None:
+        self.watch._admin.close()
+        self.watch._admin = cast("Any", admin)
+
+    def add(self, topic: str, *entries: int) -> None:
+        """Notes that these entries of a topic did not come, each a gap."""
+        source = SourceTopic(topic, topic, -1)
+        self.watch._add(source, [Gap(Position(7, entry - 1), Position(7, entry + 1)) for entry in entries])
+
+    def rejected(self) -> list[tuple[str, int]]:
+        rows = self.tables.query("rejects", "SELECT topic, entry_id FROM rejects ORDER BY topic, entry_id")
+        return list(zip(rows["topic"].to_pylist(), rows["entry_id"].to_pylist(), strict=True))
+
+    def not_seen(self) -> list[str]:
+        return [trouble.text for trouble in self.troubles.current() if trouble.kind == NOT_SEEN]
+
     def look(self, *parts: int) -> list[str]:
         """The texts of what stands after a minute, where these entries are no messages."""
-        self.watch._admin.close()
-        self.watch._admin = cast("Any", FakeAdmin(set(parts)))
+        self.answer_with(FakeAdmin(set(parts)))
         for now in (0, STANDING_MILLIS):
             self.watch.look(now)
         return [t.text for t in self.troubles.current() if t.kind == STANDING]
@@ -112,3 +140,48 @@ def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside_and_may_begin_a
     assert all("the broker does not tell what it is" in reason for reason in found.rows["reason"].to_pylist())
     assert found.passed == 1
     assert BrokerSide(admin, "delaylake").is_first_chunk(ORDERS, Position(7, 3))
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), PulsarError("the broker is away")])
+def test_a_gap_that_cannot_be_decided_stays_and_holds_up_no_other(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(source_watch, "_GAPS_AT_ONCE", 4)
+    watched.tables.create()
+    admin = FakeAdmin({9}, failures={ORDERS: {1: error, 2: error}})
+    watched.answer_with(admin)
+    watched.add(ORDERS, 1, 2, 3, 4)
+    watched.add(ALERTS, 1, 9)
+    for _ in range(4):
+        watched.watch.decide_gaps()
+    assert watched.rejected() == [(ALERTS, 1), (ORDERS, 3), (ORDERS, 4)]
+    [alert, order] = sorted(watched.not_seen())
+    assert alert.startswith("1 entry was not seen")
+    assert f"why is not known yet: {error}" in order
+    admin.failures = {}
+    watched.watch.decide_gaps()
+    assert watched.rejected() == [(ALERTS, 1), *((ORDERS, n) for n in (1, 2, 3, 4))]
+    admin.asked = []
+    watched.watch.decide_gaps()
+    assert not admin.asked
+
+
+def test_gaps_that_cannot_be_written_down_stay(watched: Watched) -> None:
+    watched.add(ORDERS, 1)
+    watched.watch.decide_gaps()
+    [text] = watched.not_seen()
+    assert "why is not known yet" in text
+    watched.tables.create()
+    watched.watch.decide_gaps()
+    assert watched.rejected() == [(ORDERS, 1)]
+
+
+def test_a_trouble_ends_with_the_last_gap_that_turns_out_to_be_no_message(watched: Watched) -> None:
+    admin = FakeAdmin({1, 2}, failures={ORDERS: {2: PulsarError("away")}})
+    watched.answer_with(admin)
+    watched.add(ORDERS, 1, 2)
+    watched.watch.decide_gaps()
+    assert len(watched.not_seen()) == 1
+    admin.failures = {}
+    watched.watch.decide_gaps()
+    assert watched.not_seen() == []
