@@ -39,7 +39,7 @@ class Offset:
     barriers: list[Any] = field(default_factory=list)  # [tick, ends]: what was published before that tick's commands
     passed: int = 0  # all barriers of this tick and earlier ones have been passed
     positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
-    destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned destinations
+    destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned ones, -1: not known
     lanes: int = 1
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them

@@ -25,12 +25,13 @@ from streaming.broker_side import BrokerSide
 from streaming.checkpoint import Checkpoint
 from streaming.clock import Clock, ClockSettings, Offset, tick_seconds
 from streaming.details import MessageDetails
+from streaming.discovery import Discovery
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.message_schemas import SchemaKeeper
 from streaming.new_cluster import NewClusterError, check_topics
 from streaming.parts import MESSAGES, TICK, split
 from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect, crypto_key_reader, subscribe
+from streaming.pulsar_client import AdminClient, PulsarError, connect, crypto_key_reader, subscribe
 from streaming.receiver import Limits, Receiver
 from streaming.replication import Origins
 from streaming.segments import LOOKED_UP, rows_due
@@ -85,7 +86,7 @@ class Intake:
         self._receivers: dict[str, Receiver] = {}
         self._barriers = Barriers(self._receivers, settings.control.topic)
         self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
-        self._destinations: dict[str, int] = {}
+        self._discovery = Discovery(self._client, settings, troubles)
         self._turn_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_turn = 0
         self._started: Offset | None = None
@@ -176,11 +177,12 @@ class Intake:
     def _start(self, at: Offset) -> None:
         if self._started is None:
             self._started = at
-            self._destinations = dict(at.destinations)
+            self._discovery.begin(at)
             self._known = {*self._read, *at.routes}
             for topic, position in at.positions.items():
                 if self._source_topic(topic).topic in self._read:
                     self._receiver(topic, Position.parse(position))
+            self._discover_commands()
             self._discover()
             self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
             threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
@@ -296,7 +298,7 @@ class Intake:
         offset = replace(
             offset,
             positions=positions,
-            destinations=self._destinations,
+            destinations=self._discovery.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
             **self._routes(last),
@@ -376,11 +378,11 @@ class Intake:
 
     def _keep_discovering(self) -> None:
         while not self._stopped.wait(_DISCOVERY_SECONDS):
-            try:
-                self._discover()
-                self._check_ends()
-            except Exception as error:
-                _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+            for look in (self._discover_commands, self._discover, self._check_ends):
+                try:
+                    look()
+                except Exception as error:
+                    _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
 
     def _check_ends(self) -> None:
         """Notices that a topic ends before what was read of it: the cluster was made anew while this runs."""
@@ -391,21 +393,20 @@ class Intake:
                     check_topics(self._admin, {name: str(receiver.last_received)})
             except NewClusterError as error:
                 self._new_cluster = error
-            except pulsar.PulsarException:
+            except (PulsarError, pulsar.PulsarException):
                 continue
 
+    def _discover_commands(self) -> None:
+        """Finds the control topic, without which nothing begins: messages are not taken before old commands are."""
+        for name in self._client.get_topic_partitions(self._settings.control.topic):
+            self._receiver(name, START)
+
     def _discover(self) -> None:
-        for topic in [self._settings.control.topic, *(route.source for route in self._settings.routes)]:
-            for name in self._client.get_topic_partitions(topic):
+        read = {receiver.source.topic for receiver in list(self._receivers.values())}
+        for route in self._settings.routes:
+            for name in self._discovery.source(route.source, route.source in read):
                 self._receiver(name, START)
-        destinations = {}
-        for topic in {s.destination for r in self._settings.routes for s in r.subscriptions} | {
-            r.rejects_topic for r in self._settings.routes
-        }:
-            partitions = self._client.get_topic_partitions(topic)
-            if partitions != [topic]:
-                destinations[topic] = len(partitions)
-        self._destinations = destinations
+        self._discovery.look_at_destinations()
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:

@@ -174,4 +174,4 @@ def _producers(settings: Settings, application: str, newest: Offset) -> dict[str
 
 
 def _partitions(topic: str, n: int) -> list[str]:
-    return [f"{topic}-partition-{i}" for i in range(n)] if n else [topic]
+    return [f"{topic}-partition-{i}" for i in range(n)] if n > 0 else [topic]

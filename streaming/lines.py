@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.01
 _BUSY_SECONDS = 0.1  # between two attempts to get a producer
 
 # What a broker answers that is there, and will not take messages: waiting for it is of no use.
-_REFUSALS = (
+REFUSALS = (
     pulsar.TopicTerminated,
     pulsar.ProducerBlockedQuotaExceededError,
     pulsar.ProducerBlockedQuotaExceededException,
@@ -124,8 +124,8 @@ class Line:
                 producer = self.create()
                 before = producer.last_sequence_id()
             except Exception as error:
-                if isinstance(error, _REFUSALS) or time.monotonic() > deadline:
-                    self.fail(f"{type(error).__name__}: {error}", isinstance(error, _REFUSALS))
+                if isinstance(error, REFUSALS) or time.monotonic() > deadline:
+                    self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
                     return
                 time.sleep(_BUSY_SECONDS)
                 continue
@@ -214,7 +214,7 @@ class Line:
             elif name == "AlreadyClosed":
                 self._is_interrupted = True  # closed for good, or about to connect again
             else:
-                self.fail(name, name in {refusal.__name__ for refusal in _REFUSALS})
+                self.fail(name, name in {refusal.__name__ for refusal in REFUSALS})
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
         self.wake.set()
@@ -261,7 +261,7 @@ class Line:
         try:
             producer = self.create()
         except Exception as error:
-            self.fail(f"{type(error).__name__}: {error}", isinstance(error, _REFUSALS))
+            self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
             return
         last = producer.last_sequence_id()
         _close(producer)

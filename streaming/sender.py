@@ -20,8 +20,9 @@ from pyspark import TaskContext
 
 from conf.settings import MOST_LANES, Settings, rejects_topic
 from streaming import outgoing
+from streaming.discovery import UNKNOWN
 from streaming.fence import PauseWatch
-from streaming.lines import Line, send_on_time
+from streaming.lines import REFUSALS, Line, send_on_time
 from streaming.message_schemas import DestinationSchemas, producer_with_schema, version_number
 from streaming.pulsar_client import AdminClient, connect
 from streaming.tables import DELIVERIES, Tables
@@ -198,9 +199,8 @@ def send_releases(
     watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
     if _is_repeated_task():
         attempt = replace(attempt, is_first=False)
-    plans = [
-        _plan(settings, assignment, attempt, functools.partial(_partitions_now, settings)) for assignment in assignments
-    ]
+    partitions_now = functools.cache(functools.partial(_partitions_now, settings))
+    plans = [_plan(settings, assignment, attempt, partitions_now) for assignment in assignments]
     if plans:
         yield _send(settings, attempt, plans, watch)
 
@@ -233,6 +233,7 @@ class _Plan:
     columns: dict[str, list[Any]]
     sends: list[_Send]
     skipped: set[Target]
+    failed: Sequence[Failed]  # whose destinations can't be looked up
     has_held: bool  # something that was held back
 
 
@@ -240,12 +241,13 @@ def _plan(
     settings: Settings,
     assignment: Assignment,
     attempt: Attempt,
-    partitions_now: Callable[[str], int] = lambda topic: 0,
+    partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
 ) -> _Plan:
     """Which row goes where, when, and under which producer's name and sequence id.
 
     Args:
-        partitions_now: of a destination that the settings have only now; 0: it is not partitioned.
+        partitions_now: of a destination that the settings have only now, or that could not be looked up; 0: it is not
+            partitioned. An exception: it can't be looked up.
     """
     rows = unpack(assignment.body)
     sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
@@ -260,6 +262,7 @@ def _plan(
     was_due = columns["was_due"]
     sends = []
     skipped = set()
+    failed: dict[Target, Failed] = {}
     for row, (topic, wants, due, reason) in enumerate(
         zip(columns["topic"], columns["wants"], columns["deliver_at"], columns["reason"], strict=True)
     ):
@@ -277,9 +280,14 @@ def _plan(
                 continue
             if attempt.only is not None and target not in attempt.only:
                 continue
-            if is_new and destination not in partitions:
-                partitions[destination] = partitions_now(destination)
-            if n := partitions.get(destination, 0):
+            n = partitions.get(destination, UNKNOWN if is_new else 0)
+            if n == UNKNOWN:
+                now = partitions_now(destination)
+                if isinstance(now, pulsar.PulsarException):
+                    failed[target] = _not_found(destination, target, now)
+                    continue
+                n = partitions[destination] = now
+            if n:
                 destination = f"{destination}-partition-{_partition(columns, row, n)}"
             is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
             name = producer_name(assignment.application, topic, subscription, assignment.shard, lane, is_batched)
@@ -296,7 +304,9 @@ def _plan(
     if batch_millis:
         _cut_batches(sends, columns, batch_millis)
     has_held = any(time is not None for time in was_due)
-    return _Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped, has_held)
+    return _Plan(
+        assignment.tick, assignment.is_planned, rows, columns, sends, skipped, tuple(failed.values()), has_held
+    )
 
 
 class _Target(NamedTuple):
@@ -332,9 +342,17 @@ def _destinations(settings: Settings, recorded: Mapping[str, Sequence[Sequence[s
     return by_number
 
 
-def _partitions_now(settings: Settings, topic: str) -> int:
-    partitions = _client(settings).get_topic_partitions(topic)
+def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarException:
+    """How many partitions a topic has, 0: it is not partitioned; the exception where the broker does not say."""
+    try:
+        partitions = _client(settings).get_topic_partitions(topic)
+    except pulsar.PulsarException as error:
+        return error
     return 0 if partitions == [topic] else len(partitions)
+
+
+def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> Failed:
+    return Failed(destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None)
 
 
 def _may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
@@ -445,7 +463,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: Pause
             line.close()
     for line in lines.values():
         line.check_repeated()
-    failed = tuple(
+    failed = tuple(one for plan in plans for one in plan.failed) + tuple(
         Failed(line.topic, line.key, line.target, line.error, line.is_refused, line.foreign_id)
         for line in lines.values()
         if line.has_failed

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # Kinds of trouble.
-STANDING = "standing"  # a source topic that is not read although it has messages
+STANDING = "standing"  # a source topic that is not read although it has messages, or may have
 NOT_SEEN = "not_seen"  # entries of a source topic that were passed over
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes nothing

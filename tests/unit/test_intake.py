@@ -21,6 +21,7 @@ from conf.settings import Settings, local_path
 from streaming.batch_input import BatchInput, Received
 from streaming.checkpoint import Checkpoint
 from streaming.clock import Offset
+from streaming.discovery import UNKNOWN
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.intake import Intake
 from streaming.new_cluster import NewClusterError
@@ -28,7 +29,7 @@ from streaming.parts import MESSAGES, TICK
 from streaming.position import Position
 from streaming.pulsar_client import TopicLedgers
 from streaming.routes import known_routes
-from streaming.troubles import Troubles
+from streaming.troubles import STANDING, Troubles
 from tests.fake_pulsar import batch, one
 from tests.harness import wait_until
 from tests.messages import messages
@@ -71,12 +72,17 @@ class Consumer:
 class Client:
     def __init__(self) -> None:
         self.consumers: dict[str, Consumer] = {}
+        self.forbidden: set[str] = set()  # topics that can't be looked up
+        self.partitions: dict[str, int] = {}
 
     def subscribe(self, name: str, *_: Any, **__: Any) -> Consumer:
         return self.consumers.setdefault(name, Consumer())
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        return [topic]
+        if topic in self.forbidden:
+            raise pulsar.AuthorizationError(f"no rights on {topic}")
+        n = self.partitions.get(topic, 0)
+        return [f"{topic}-partition-{i}" for i in range(n)] if n else [topic]
 
     def close(self) -> None: ...
 
@@ -104,9 +110,9 @@ def settings(**routes: list[str]) -> Settings:
 def start(client: Client, tmp_path: Path) -> Iterator[Any]:
     made = []
 
-    def begin(settings: Settings, run: str) -> Intake:
+    def begin(settings: Settings, run: str, troubles: Troubles | None = None) -> Intake:
         tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
-        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables, Troubles()))
+        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
         return made[-1]
 
     yield begin
@@ -322,6 +328,52 @@ def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
     assert str(error).startswith(f"{OTHER} was read up to entry 2:7, and ends with 1:2: the topic is of a new cluster")
     with pytest.raises(NewClusterError):
         intake.next_offset(last)
+
+
+def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and_holds_up_nothing(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(streaming.intake, "_DISCOVERY_SECONDS", 0.05)
+    before, now = settings(orders=["a", "b"]), settings(orders=["a", "b", "new", "well"])
+    client.forbidden = {f"{ORDERS}-{name}" for name in ("a", "b", "new")}
+    client.partitions = {f"{ORDERS}-well": 2}
+    intake = start(now, "now")
+    first = intake.next_offset(offset(before, destinations={f"{ORDERS}-a": 3}))
+    assert first.destinations == {f"{ORDERS}-a": 3, f"{ORDERS}-new": UNKNOWN, f"{ORDERS}-well": 2}
+    # So it is while the job runs, and the look at the ends of the topics comes, too.
+    ends = threading.Event()
+    monkeypatch.setattr(intake, "_check_ends", ends.set)
+    client.partitions[f"{ORDERS}-well"] = 4
+    wait_until(lambda: intake.next_offset(first).destinations[f"{ORDERS}-well"] == 4, 5, "new partitions")
+    assert ends.wait(5)
+    assert sorted(r.getMessage() for r in caplog.records if "can't be looked up" in r.getMessage()) == [
+        f"{ORDERS}-{name} can't be looked up, and is tried again: AuthorizationError: no rights on {ORDERS}-{name}"
+        for name in ("a", "b", "new")
+    ]
+    client.forbidden.clear()
+    wait_until(lambda: intake.next_offset(first).destinations == {f"{ORDERS}-well": 4}, 5, "all are known")
+
+
+def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_read(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.intake, "_DISCOVERY_SECONDS", 0.05)
+    both, troubles = settings(orders=["a"], other=["b"]), Troubles()
+    client.forbidden = {ORDERS}
+    intake = start(both, "now", troubles)
+    last = intake.next_offset(Offset(routes=known_routes(both).to_json()))
+    wait_until(lambda: OTHER in client.consumers, 5, "the other topic is read")
+    [trouble] = troubles.current()
+    assert (trouble.kind, trouble.name) == (STANDING, ORDERS)
+    assert trouble.text == f"it is not read, for it can't be looked up: AuthorizationError: no rights on {ORDERS}"
+    client.forbidden.clear()
+    wait_until(lambda: ORDERS in client.consumers, 5, "it is read")
+    wait_until(lambda: not troubles.current(), 5, "nothing is wrong any more")
+    # Of one that is read the watch tells.
+    client.forbidden = {ORDERS}
+    wait_until(lambda: intake._discovery._why_not, 5, "a look")
+    assert not troubles.current()
+    assert intake.next_offset(last).tick == last.tick + 1
 
 
 def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_they_can_again(

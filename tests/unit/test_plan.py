@@ -8,12 +8,14 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pulsar
 import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
 from streaming import sender
 from streaming.clock import Offset
+from streaming.discovery import UNKNOWN
 from streaming.routes import known_routes
 from streaming.sender import Assignment, Attempt, Sent, _in_order, _plan, send_releases
 from tests.messages import TOPIC, messages
@@ -33,11 +35,13 @@ BEFORE = settings(A, B)
 ANOTHER_ROUTE = settings({"name": "x"}, topic=OTHER)
 
 
-def release(wants: list[int], before: Settings | None = BEFORE, reason: str | None = None) -> Assignment:
+def release(
+    wants: list[int], before: Settings | None = BEFORE, reason: str | None = None, **offset_has: Any
+) -> Assignment:
     """A release of a job on some settings; None: of one that did not keep their names."""
     rows = messages([(1, i, 1_000 + i) for i in range(len(wants))], reason=reason)
     rows = rows.append_column("wants", pa.array(wants, pa.int64()))
-    offset = Offset(routes={} if before is None else known_routes(before).to_json())
+    offset = Offset(routes={} if before is None else known_routes(before).to_json(), **offset_has)
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: offset.to_tick().sending})))
 
 
@@ -95,6 +99,41 @@ def test_a_destination_that_was_changed_gets_the_rest_in_its_own_partitions() ->
     assert Counter(t for _, _, t in sent(now, release([0b01] * 8), 4)) == {
         f"{ELSEWHERE}-partition-{i}": 2 for i in range(4)
     }
+
+
+class Client:
+    """Of a broker that says nothing of one topic's partitions, and has terminated the others."""
+
+    def __init__(self) -> None:
+        self.looked_up: list[str] = []
+        self.opened: list[str] = []
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        self.looked_up.append(topic)
+        raise pulsar.AuthorizationError("no rights")
+
+    def create_producer(self, topic: str, **_: Any) -> pulsar.Producer:
+        self.opened.append(topic)
+        raise pulsar.TopicTerminated
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_destination_that_cannot_be_looked_up_fails_alone(monkeypatch: pytest.MonkeyPatch, is_changed: bool) -> None:
+    """Be it that the settings have it only now, or that its partitions were never known."""
+    client, now = Client(), settings({"name": "a", "destination": ELSEWHERE}, B)
+    what = release([0b01, 0b10]) if is_changed else release([0b01, 0b10], now, destinations={ELSEWHERE: UNKNOWN})
+    monkeypatch.setattr(sender, "_client", lambda _: client)
+    [sent] = send_releases(now.model_dump_json(), Attempt(), [what, what])
+    assert sorted({(one.topic, one.target, one.is_refused) for one in sent.failed}) == [
+        (ELSEWHERE, (TOPIC, "a"), True),
+        (f"{TOPIC}-b", (TOPIC, "b"), True),
+    ]
+    assert "no rights" in sent.failed[0].reason
+    assert client.looked_up == [ELSEWHERE], "once for all shards"
+    assert client.opened == [f"{TOPIC}-b"]
+    # When it is left to itself the others are not held up by looking it up.
+    list(send_releases(now.model_dump_json(), Attempt(frozenset({(TOPIC, "a")})), [what]))
+    assert client.looked_up == [ELSEWHERE]
 
 
 def test_what_was_handed_out_before_its_route_was_taken_out_goes_where_it_was_to_go() -> None:
