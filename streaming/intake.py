@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,7 @@ class Intake:
                 self._received.set,
                 self._watch.follow(source, after),
                 self._origins(source),
+                partial(self._watch.passed, source),
             )
             receivers[name].start()
         return receivers[name]

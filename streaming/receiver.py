@@ -79,6 +79,7 @@ class Receiver:
         details: and of messages what it does not tell; None: that does not matter.
         on_received: called when something has come in.
         on_rows: is given all that comes in, in order, before it is handed on.
+        on_passed: is told up to which entry nothing comes any more though not all has come, before that counts as read.
         replicated_from: the cluster from which an entry came, by its producer's name; None: it is this one's.
     """
 
@@ -93,6 +94,7 @@ class Receiver:
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
         replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
+        on_passed: Callable[[Position], None] = lambda end: None,
     ) -> None:
         self.source = source
         self._subscribe = subscribe
@@ -102,6 +104,7 @@ class Receiver:
         self._on_received = on_received
         self._on_rows = on_rows
         self._replicated_from = replicated_from
+        self._on_passed = on_passed
         self._problem: str | None = None
         self._settled = after  # what comes up to here has come before, and is not wanted
         self._entries = EntrySet()  # that have come
@@ -442,7 +445,10 @@ class Receiver:
                 return None
         try:
             connection = self._broker.connection(self.source.name)
-            if connection is None or not self._broker.cursor(self.source.name).has_sent(wanted):
+            if connection is None:
+                return None
+            cursor = self._broker.cursor(self.source.name)
+            if not cursor.has_sent(wanted):
                 return None
             consumer.get_last_message_id()
             try:
@@ -453,6 +459,7 @@ class Receiver:
         except PulsarError as error:
             _log.warning("%s: whether all up to %s was read is not known: %s", self.source.name, wanted, error)
             return None
+        self._on_passed(min(wanted, cursor.end))
         with self._changed:
             self._add_chunk(MESSAGES.empty_table(), 0, wanted)
         self._on_received()

@@ -22,6 +22,7 @@ from streaming.receiver import Receiver
 from streaming.standing import Standing
 from streaming.tables import Tables
 from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from streaming.undecided_gaps import SourceGap, UndecidedGaps
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class SourceWatch:
 
     A gap is final when it is seen: the broker hands entries to an exclusive consumer in order, and begins again at the
     last acknowledged one after a reconnection. What is missing is asked for and written to `rejects` at once, long
-    before the entries after it are acknowledged; where the broker does not answer it is asked again.
+    before the entries after it are acknowledged; where the broker does not answer it is asked again, also by the next
+    run.
 
     Args:
         receivers: those that there are now.
@@ -61,12 +63,13 @@ class SourceWatch:
         self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
         self._tables = tables
         self._standing = Standing()
-        self._gaps: list[tuple[SourceTopic, Gap]] = []
-        self._lock = threading.Lock()
+        self._gaps = UndecidedGaps(settings)
         self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
         self._ends_asked: dict[str, Position] = {}
         self._continuity: dict[str, Continuity] = {}
         self._wake = threading.Event()
+        if self._gaps:
+            self._wake.set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch source topics", daemon=True)
 
@@ -106,9 +109,16 @@ class SourceWatch:
             self._add(source, gaps)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
-        with self._lock:
-            self._gaps += [(source, gap) for gap in gaps]
+        self._gaps.add((source, gap) for gap in gaps)
         self._wake.set()
+
+    def passed(self, source: SourceTopic, end: Position) -> None:
+        """Notes that nothing comes any more up to an entry: so what has not come by now is missing."""
+        name = source.name
+        last = max(self._continuity[name].last, self._ends_asked.get(name, START))
+        if START < last < end:
+            self._ends_asked[name] = end
+            self._add(source, [Gap(last, end.next)])
 
     def _run(self) -> None:
         next_look = time.monotonic() + _LOOK_SECONDS
@@ -130,29 +140,29 @@ class SourceWatch:
 
         One that can't be decided now stays, behind the others: it holds up none.
         """
-        with self._lock:
-            gaps = self._gaps[:_GAPS_AT_ONCE]
-        decided: set[tuple[SourceTopic, Gap]] = set()
-        failed: list[tuple[SourceTopic, Gap]] = []
+        self._gaps.write()
+        gaps = self._gaps.first(_GAPS_AT_ONCE)
+        if not gaps:
+            return
+        decided: list[SourceGap] = []
+        failed: list[SourceGap] = []
         for source in dict.fromkeys(source for source, _ in gaps):
             of_source = [gap for other, gap in gaps if other == source]
             found, open_gaps, error = self._decide(source, of_source)
-            decided |= {(source, gap) for gap in found}
+            decided += [(source, gap) for gap in found]
             failed += [(source, gap) for gap in open_gaps]
             if error is not None:
                 first, last = min(gap.after for gap in of_source), max(gap.before for gap in of_source)
                 text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
                 self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
                 _log.warning("%s: %s; trying again", source.name, text)
-        with self._lock:
-            done = decided.union(failed)
-            self._gaps = [gap for gap in self._gaps if gap not in done] + failed
-            left = {source.name for source, _ in self._gaps}
-            if len(self._gaps) > len(failed) and not failed:
-                self._wake.set()
-        for name in {source.name for source, _ in decided} - left:
-            if not self._counts[name]:
-                self._troubles.end(NOT_SEEN, name)
+        self._gaps.settle(decided, failed)
+        if self._gaps and not failed:
+            self._wake.set()
+        left = self._gaps.sources()
+        for source in {source for source, _ in decided} - left:
+            if not self._counts[source.name]:
+                self._troubles.end(NOT_SEEN, source.name)
 
     def _decide(self, source: SourceTopic, gaps: Sequence[Gap]) -> tuple[list[Gap], list[Gap], Exception | None]:
         """Of a topic partition's gaps those that are decided now, those that are to be asked for again, and why."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Watched:
         self.settings = Settings(
             pulsar=broker.settings,
             warehouse=warehouse,
+            checkpoint=f"file:{folder}/checkpoint",
             control={"topic": f"{topic}_control"},
             routes=[{"source": topic, "subscriptions": [{"name": "a"}]}],
         )
@@ -101,7 +103,17 @@ class Watched:
             self.watch.begin(source)
             return (subscribe or self.subscribe)()
 
-        receiver = Receiver(source, open_consumer, after, limits, side, None, lambda: None, follow)
+        receiver = Receiver(
+            source,
+            open_consumer,
+            after,
+            limits,
+            side,
+            None,
+            lambda: None,
+            follow,
+            on_passed=partial(self.watch.passed, source),
+        )
         receiver.start()
         self.receivers = [receiver]
         return receiver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,17 +11,19 @@ from typing import Any, cast
 import pytest
 
 from conf.settings import Settings
-from streaming import source_watch
-from streaming.broker_side import BrokerSide
+from streaming import source_watch, undecided_gaps
+from streaming.broker_side import BrokerSide, Cursor
 from streaming.continuity import Gap
 from streaming.not_seen import find_not_seen
 from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError, PulsarError, TopicLedgers
-from streaming.receiver import Receiver
+from streaming.receiver import Limits, Receiver
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
 from streaming.tables import Tables
 from streaming.troubles import NOT_SEEN, STANDING, Troubles
+from streaming.undecided_gaps import UndecidedGaps
+from tests.fake_pulsar import FakeBroker, FakeConsumer
 
 ORDERS = "persistent://public/default/orders"
 ALERTS = "persistent://public/default/alerts"
@@ -83,7 +86,7 @@ class Watched:
         receivers = [cast("Receiver", self.receiver)]
         self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None, Tables(str(folder)))
 
-        self.tables = Tables(str(folder))
+        self.folder, self.tables = folder, Tables(str(folder))
         self.answer_with(FakeAdmin(set()))
 
     def answer_with(self, admin: FakeAdmin) -> None:
@@ -185,3 +188,76 @@ def test_a_trouble_ends_with_the_last_gap_that_turns_out_to_be_no_message(watche
     admin.failures = {}
     watched.watch.decide_gaps()
     assert watched.not_seen() == []
+
+
+def test_a_gap_that_is_not_decided_before_a_stop_is_by_the_next_run(watched: Watched) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), failures={ORDERS: {1: PulsarError("away")}}))
+    watched.add(ORDERS, 1)
+    watched.add(ALERTS, 2)
+    watched.watch.decide_gaps()
+    watched.add(ALERTS, 4)  # not asked about at all
+    watched.watch.stop()
+    following = Watched(watched.folder)
+    following.watch.decide_gaps()
+    following.watch.stop()
+    assert watched.rejected() == [(ALERTS, 2), (ALERTS, 4), (ORDERS, 1)]
+    last = Watched(watched.folder)
+    last.answer_with(admin := FakeAdmin(set()))
+    last.watch.decide_gaps()
+    last.watch.stop()
+    assert not admin.asked
+
+
+def test_entries_that_were_passed_over_at_the_end_before_a_stop_are_found_by_the_next_run(watched: Watched) -> None:
+    watched.tables.create()
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    broker: Any = FakeBroker()
+    broker.cursor_of = lambda: Cursor(LAST, Position(7, 6), Position(7, 5), {7: 6})
+    limits = Limits(0, 1_000, 1_000, 1 << 20)
+    on_rows = watched.watch.follow(source, LAST)
+    on_passed = functools.partial(watched.watch.passed, source)
+    nobody: Any = None
+    receiver = Receiver(source, nobody, LAST, limits, broker, None, lambda: None, on_rows, on_passed=on_passed)
+    consumer: Any = FakeConsumer([], Position(7, 5))
+    assert not receiver.wait_for(Position(7, 9), 0)
+    for _ in range(3):
+        receiver.receive(consumer)
+    assert receiver.cut(100, 1 << 20)[0] == Position(7, 9)
+    watched.watch.stop()
+    following = Watched(watched.folder)
+    following.watch.follow(source, Position(7, 9))
+    following.watch.decide_gaps()
+    following.watch.stop()
+    assert watched.rejected() == [(ORDERS, 4), (ORDERS, 5)]
+
+
+def test_gaps_beyond_a_number_are_not_kept_and_a_damaged_file_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(undecided_gaps, "_MAX_KEPT", 3)
+    settings = Settings(checkpoint=str(tmp_path))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    added = [(source, Gap(Position(7, n), Position(7, n + 2), n, None)) for n in range(5)]
+    gaps = UndecidedGaps(settings)
+    for gap in added:
+        gaps.add([gap])
+    assert gaps.first(9) == added
+    assert UndecidedGaps(settings).first(9) == added[:3]
+    gaps.settle(added[:1], added[1:2])
+    assert gaps.first(9) == [*added[2:], added[1]]
+    assert UndecidedGaps(settings).first(9) == added[2:]
+    (tmp_path / undecided_gaps.GAPS_FILE).write_text("[[")
+    assert not UndecidedGaps(settings)
+
+
+def test_gaps_that_cannot_be_written_down_now_are_later(tmp_path: Path) -> None:
+    settings = Settings(checkpoint=str(tmp_path))
+    gaps = UndecidedGaps(settings)
+    (tmp_path / "query").write_text("in the way")
+    added = (SourceTopic(ORDERS, ORDERS, -1), Gap(Position(7, 1), Position(7, 3)))
+    gaps.add([added])
+    assert gaps.first(9) == [added]
+    (tmp_path / "query").unlink()
+    gaps.write()
+    assert UndecidedGaps(settings).first(9) == [added]
