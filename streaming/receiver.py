@@ -125,6 +125,7 @@ class Receiver:
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
         self._is_idle = False
+        self._idle_with: tuple[str, Position] | None = None  # of the round before: its connection, and what was wanted
         self._is_cut_off = False
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
@@ -333,7 +334,7 @@ class Receiver:
         """Receives what comes within a moment, as a chunk. When this raises nothing is kept, and all comes again."""
         try:
             message = consumer.receive(_IDLE_MILLIS)
-            self._is_idle = False
+            self._is_idle, self._idle_with = False, None
         except pulsar.Timeout:
             self._problem = None
             self._is_idle = True
@@ -429,6 +430,11 @@ class Receiver:
                 earliest=min(chunk.earliest, earliest),
             )
         else:
+            _log.error(
+                "%s: entry %s came after the batches had passed it: the next has it, a stop before that loses it",
+                self.source.name,
+                last,
+            )
             self._late.append(rows)
         self._cut_at(self._cut)
 
@@ -437,8 +443,9 @@ class Receiver:
 
         The last entries of a topic may be none that a consumer gets: expired, skipped, of an aborted transaction. All
         up to an entry has come when the broker has sent what is before, the consumer answers on the same connection,
-        and has nothing left.
+        and has nothing left; all that twice in a row, half a second apart.
         """
+        before, self._idle_with = self._idle_with, None
         with self._changed:
             wanted = self._wanted
             if wanted <= self._read_to:
@@ -459,6 +466,10 @@ class Receiver:
         except PulsarError as error:
             _log.warning("%s: whether all up to %s was read is not known: %s", self.source.name, wanted, error)
             return None
+        self._idle_with = connection, wanted
+        if before is None or before[0] != connection or before[1] <= self._read_to:
+            return None
+        wanted = before[1]  # more may be now
         self._on_passed(min(wanted, cursor.end))
         with self._changed:
             self._add_chunk(MESSAGES.empty_table(), 0, wanted)

@@ -7,6 +7,7 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import pulsar
@@ -52,7 +53,8 @@ class Harness:
         while consumer.script:
             with contextlib.suppress(pulsar.PulsarException):
                 self.receiver.receive(consumer)
-        self.receiver.receive(consumer)
+        for _ in range(2):  # what is passed over has to be idle twice
+            self.receiver.receive(consumer)
         return consumer
 
     def take(self, max_messages: int = 1_000_000) -> pa.Table:
@@ -377,7 +379,7 @@ class TestWhatNoConsumerGets:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
         harness.receiver._want(end)
-        answers = iter(["here", "there"])
+        answers = cycle(["here", "there"])
         harness.broker.connection = lambda topic: next(answers)
         harness.receive([], end)
         assert not harness.receiver.wait_for(end, 0)
@@ -386,6 +388,47 @@ class TestWhatNoConsumerGets:
         assert not silent.receiver.wait_for(end, 0)
         silent.receive([], end)
         assert not silent.receiver.wait_for(end, 0)
+
+    def test_nothing_is_passed_over_at_once(self) -> None:
+        end = Position(5, 9)
+        harness = self.harness(Position(5, 10), end)
+        harness.receiver._want(end)
+        consumer: Any = FakeConsumer([])
+
+        def idle(address: str = "here") -> bool:
+            harness.broker.address = address
+            harness.receiver.receive(consumer)
+            return harness.receiver.wait_for(end, 0)
+
+        assert not idle()
+        assert not idle("there"), "the connection is another than in the round before"
+        consumer.script.extend(one(3))
+        assert not idle("there"), "something came"
+        assert not idle("there")
+        assert idle("there")
+        assert harness.take()["entry_id"].to_pylist() == [3]
+
+    def test_what_is_wanted_more_and_more_passes_a_round_later(self) -> None:
+        harness = self.harness(Position(5, 10), Position(5, 9))
+        consumer: Any = FakeConsumer([])
+        read = []
+        for entry in (7, 8, 9):
+            harness.receiver._want(Position(5, entry))
+            harness.receiver.receive(consumer)
+            read.append([n for n in (7, 8, 9) if harness.receiver._read_to >= (5, n)])
+        assert read == [[], [7], [7, 8]]
+
+    def test_what_comes_after_it_was_passed_over_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        end = Position(5, 9)
+        harness = self.harness(Position(5, 10), end)
+        harness.receiver._want(end)
+        harness.receive([], end)
+        harness.take()
+        harness.receive(one(9))
+        assert "entry 5:9 came after the batches had passed it" in caplog.text
+        harness.receive(one(10))
+        harness.take()
+        assert harness.ids() == [(5, 9, -1), (5, 10, -1)]
 
     def test_a_topic_that_ends_before_what_is_wanted_was_read(self) -> None:
         harness = self.harness(Position(5, 10), Position(5, 9))
