@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,13 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from streaming.broker_side import BrokerSide
 from streaming.chunk_builder import ChunkBuilder, batch_size_of
-from streaming.continuity import Continuity, Gap
+from streaming.continuity import Continuity, Gap, missing_ranges, positions_in
 from streaming.details import MessageDetails, NotKnownYet
 from streaming.message_schemas import SchemaKeeper
 from streaming.not_seen import find_not_seen
 from streaming.outgoing import FIELD_BYTES
 from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect, crypto_key_reader, subscribe
+from streaming.pulsar_client import AdminClient, NoAnswerError, connect, crypto_key_reader, subscribe
 from streaming.segments import to_index, to_rejects
 from streaming.sender import max_size_bytes
 from streaming.tables import REJECTS, OnProgress, Tables
@@ -55,6 +56,8 @@ _MESSAGES_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
 _FILE_BYTES_AT_ONCE = 256 << 20
 _IDLE_MILLIS = 10_000
+_MOST_IDLE = 6  # times in a row, in the middle of an entry
+_MAX_PARTS = 1_000  # entries at the end of a topic that are looked at, one by one
 _ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
 _SUBSCRIPTION = "delaylake-import"
 
@@ -185,11 +188,16 @@ class Importer:
         end = Position(newest.ledger_id(), newest.entry_id())
         builder = self._builder(details)
         position = Position(-1, -1)
+        idle = 0
         while position < end:
             try:
                 message = consumer.receive(_IDLE_MILLIS)
+                idle = 0
             except pulsar.Timeout:
-                if len(builder):
+                idle += 1
+                if not builder.is_whole and idle < _MOST_IDLE:
+                    continue  # the rest of a batch
+                if len(builder) and builder.is_whole:
                     yield builder.build(), position
                     builder = self._builder(details)
                     continue
@@ -197,6 +205,13 @@ class Importer:
                 with AdminClient(self._settings.pulsar) as admin:
                     if not admin.backlog(partition, _SUBSCRIPTION):
                         yield MESSAGES.empty_table(), end
+                        return
+                    # Or the beginning of a message in chunks, of which the rest is to come or never comes.
+                    last = max(position, written)
+                    passed = _before_parts(admin, partition, last, end)
+                    if passed is not None:
+                        if passed > last:
+                            yield MESSAGES.empty_table(), passed
                         return
                 raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
             message_id = message.message_id()
@@ -351,6 +366,26 @@ def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
         total = np.concatenate([[0], np.cumsum(lengths + FIELD_BYTES)])
         sizes += total[offsets[1:]] - total[offsets[:-1]]
     return sizes
+
+
+def _before_parts(admin: AdminClient, partition: str, last: Position, end: Position) -> Position | None:
+    """The entry before those up to another that are no messages, and not acknowledged; None: one of them is a message.
+
+    Args:
+        last: the last one that was handed over.
+    """
+    stats = admin.internal_stats(partition)
+    if stats is None:
+        return last
+    acknowledged = Position(*stats.acknowledged.get(_SUBSCRIPTION, START))
+    passed = acknowledged if acknowledged.entry_id >= 0 and acknowledged > last else last
+    left = list(islice(positions_in(missing_ranges(Gap(passed, end.next), stats.ledgers)), _MAX_PARTS + 1))
+    entries = (admin.entry_metadata(partition, *position) for position in left)
+    try:
+        is_over = len(left) <= _MAX_PARTS and all(entry is None or entry.is_no_message for entry in entries)
+    except NoAnswerError:
+        return None
+    return passed if is_over else None
 
 
 def _with_not_seen(

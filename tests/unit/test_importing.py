@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,8 +15,10 @@ import pytest
 from conf.settings import Settings
 from streaming import importing
 from streaming.importing import Importer, ImportFailedError
-from streaming.position import Position
+from streaming.position import START, Position
+from streaming.pulsar_client import BrokerEntry, TopicLedgers
 from streaming.tables import Tables
+from tests.fake_pulsar import FakeConsumer, batch, one
 from tests.messages import TOPIC, messages
 from tracker.messages import FIRST_IMPORTED_LEDGER
 
@@ -153,3 +157,64 @@ def test_a_file_is_known_by_what_is_in_it_and_large_ones_are_taken_in_parts(
         importer.file(file)
     assert (importer.done.messages, importer.done.already_there) == (200, 100)
     assert len(parts) >= 6
+
+
+OTHER = "persistent://public/default/other"
+
+
+@dataclass
+class FakeAdmin:
+    """A broker whose topic has the entries 5:0 to 5:9, of which these are no messages, and those not acknowledged."""
+
+    no_messages: set[int]
+    backlog_of: int
+    acknowledged: Position = START
+
+    def __enter__(self) -> FakeAdmin:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def backlog(self, topic: str, subscription: str) -> int:
+        return self.backlog_of
+
+    def internal_stats(self, topic: str) -> TopicLedgers:
+        return TopicLedgers({5: 10}, {"delaylake-import": self.acknowledged}, {}, Position(5, 9))
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
+        return BrokerEntry(1, 1, None, None, {}, False, False, is_no_message=entry_id in self.no_messages)
+
+
+def chunks(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, admin: FakeAdmin, script: list[Any], written: Position = START
+) -> list[tuple[list[int], Position]]:
+    """The entries of what is imported of a topic that ends with 5:9, in parts, each with up to which entry it is."""
+    monkeypatch.setattr(importing, "AdminClient", lambda _: admin)
+    consumer: Any = FakeConsumer(script, Position(5, 9))
+    details: Any = None
+    parts = Importer(settings, TOPIC)._chunks(consumer, OTHER, written, details)
+    return [(messages["entry_id"].to_pylist(), last) for messages, last in parts]
+
+
+def test_a_topic_that_ends_with_parts_of_a_chunked_message_is_imported_up_to_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = FakeAdmin({8, 9}, backlog_of=2)
+    assert chunks(settings, monkeypatch, admin, one(7)) == [([7], Position(5, 7))]
+    admin.acknowledged = Position(5, 7)
+    assert chunks(settings, monkeypatch, admin, one(6)) == [([6], Position(5, 6)), ([], Position(5, 7))], "5:7 expired"
+    assert chunks(settings, monkeypatch, admin, [], Position(5, 7)) == []
+    assert chunks(settings, monkeypatch, FakeAdmin({8, 9}, backlog_of=2), [], Position(5, 7)) == []
+    with pytest.raises(ImportFailedError, match="no message after 5:6 comes, though there are"):
+        chunks(settings, monkeypatch, FakeAdmin({8, 9}, backlog_of=3), one(6))
+
+
+def test_an_import_waits_for_the_rest_of_a_batch_but_not_for_ever(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = batch(8, 3)
+    script = [*one(7), *rows[:2], pulsar.Timeout(), rows[2], *one(9)]
+    found = chunks(settings, monkeypatch, FakeAdmin(set(), backlog_of=3), script)
+    assert found == [([7, 8, 8, 8, 9], Position(5, 9))]
+    with pytest.raises(ImportFailedError, match="no message after 5:7 comes"):
+        chunks(settings, monkeypatch, FakeAdmin(set(), backlog_of=3), [*one(7), *rows[:2]])
