@@ -17,7 +17,7 @@ class Feedback:
     settled: int = 0  # the cutoff of that tick: everything due at this time or before is
     lookahead_millis: int = 0  # how far ahead of its time a message is to be handed out; 0: as the settings say
     next_due: int | None = None  # nothing that is in state is due before; None: that is not known
-    in_flight: int = 0  # messages handed to the senders and not written down yet
+    in_flight: int = 0  # messages handed to the senders, due by now or within the lookahead, and not written down yet
     is_stopping: bool = False  # no more ticks
     # By source topic and subscription ("" for rejects) whose destination can't be written: `since`, ms since the epoch,
     # `open`, the releases [tick, is planned] that have not arrived there, and `rejects`, why what is due for it is

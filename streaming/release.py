@@ -33,7 +33,7 @@ from tracker.commands import OUTCOMES
 from tracker.control import SEQUENCE_BITS
 from tracker.giving_up import cancelled
 from tracker.in_flight import SENDING
-from tracker.messages import MESSAGES, concat, int64, unpack
+from tracker.messages import MESSAGES, Int64Array, concat, int64, unpack
 from tracker.time_slots import SLOT_MILLIS
 
 _log = logging.getLogger(__name__)
@@ -55,13 +55,24 @@ class Job:
     is_planned: bool
     lane: str
     assignments: tuple[Assignment, ...]
-    rows: int
-    first_due: int
+    due: Int64Array = field(compare=False)  # when its rows are, ms since the epoch, ascending
     is_new: bool = False  # it has not been handed out before
     is_in_order: bool = False  # it has what was held back: one task sends all shards, by when it was due
 
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
+
+    @property
+    def rows(self) -> int:
+        return len(self.due)
+
+    @property
+    def first_due(self) -> int:
+        return int(self.due[0])
+
+    def rows_due(self, millis: int) -> int:
+        """How many rows are due then or before."""
+        return int(np.searchsorted(self.due, millis, "right"))
 
 
 @dataclass
@@ -254,7 +265,10 @@ class Releaser:
             if job.tick <= written:
                 self._finished.put(_Done(job, DELIVERIES.empty_table()))
                 continue
+            is_far = job.first_due > self._soon()
             self._wait_until(job.first_due - self._lead())
+            if is_far:
+                self._confirm_now()  # it counts as in flight from now on
             if (done := self._send(job)) is not None:
                 self._finished.put(done)
 
@@ -371,13 +385,16 @@ class Releaser:
 
     def _is_on_its_way(self, target: Target) -> bool:
         """Whether a lane may still have something for a subscription, from before it was held back."""
-        # After the clock was set back a lane waits for long, and later than what is held back it is due as well.
-        soon = time.time_ns() // 1_000_000 + self._settings.release.lookahead_ceiling_millis
+        soon = self._soon()
         with self._lock:
             since = self._held_since.get(target)
             return since is None or any(
                 job.tick < since and job.first_due <= soon for job in self._outstanding.values()
             )
+
+    def _soon(self) -> int:
+        """What is due later was handed out before the clock was set back: its lane waits for long."""
+        return time.time_ns() // 1_000_000 + self._settings.release.lookahead_ceiling_millis
 
     def _probe(self, topic: str) -> str:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
@@ -507,6 +524,7 @@ class Releaser:
         """Works out the feedback: up to where all is done, and how far ahead to look."""
         if self._recorded is None:
             return
+        soon = self._soon()
         last = self._cutoffs[-1][0] if self._cutoffs else self._feedback.confirmed
         first_open = min((tick for tick, _ in self._outstanding), default=last + 1)
         settled = self._feedback.settled
@@ -519,7 +537,7 @@ class Releaser:
             confirmed=confirmed,
             settled=settled,
             lookahead_millis=self._lookahead(),
-            in_flight=sum(job.rows for job in self._outstanding.values()),
+            in_flight=sum(job.rows_due(soon) for job in self._outstanding.values()),
             unwritable=self._unwritable.recorded,
         )
         self._publish()
@@ -550,10 +568,9 @@ def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: boo
     tables = [unpack(assignment.body) for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
     lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
-    first_due = min(int(int64(table, "deliver_at").min()) for table in tables)
-    rows = sum(table.num_rows for table in tables)
+    due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
     is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), rows, first_due, is_new, is_in_order)
+    return Job(tick, is_planned, lane, tuple(assignments), due, is_new, is_in_order)
 
 
 def _cause(error: Exception) -> str:

@@ -95,6 +95,7 @@ class Job:
         self.feedback = Recorded()
         self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
         self.refused: dict[str, str] = {}  # by subscription why the client does not take its messages
+        self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
         self.is_silent = False  # they do not answer, rather than refuse
         self.is_broker_there = True
         self.attempts: list[tuple[int, frozenset[str]]] = []
@@ -123,6 +124,8 @@ class Job:
     def send(
         self, settings: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int, checked_at: float
     ) -> Iterator[Sent]:
+        while self.is_stuck.is_set() and not self.releaser._stopped.wait(0.05):
+            pass
         for assignment in assignments:
             rows = unpack(assignment.body)
             delivered, failed, done, skipped, refused = [], [], [], set(), []
@@ -145,7 +148,7 @@ class Job:
                 self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
             table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
             not_taken = pack(pa.Table.from_pylist(refused, schema=MESSAGES)) if refused else b""
-            yield Sent(pack(table), 1, tuple(done), tuple(failed), frozenset(skipped), not_taken)
+            yield Sent(pack(table), now(), tuple(done), tuple(failed), frozenset(skipped), not_taken)
 
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
         for topic in topics:
@@ -361,6 +364,25 @@ def test_another_run_goes_on_rejecting(make: Callable[..., Job]) -> None:
     job.submit(7, [1], unwritable=recorded, wants={1: 2})
     wait_until(lambda: job.open("a") == [], 5, "nothing is open any more")
     assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}}
+
+
+def test_what_waits_in_a_lane_since_the_clock_was_ahead_is_in_flight_when_it_comes_near(
+    make: Callable[..., Job],
+) -> None:
+    """Else nothing would be taken in until it is sent, for as long as the clock was set back."""
+    job = make(lookahead_millis=600, max_lookahead_millis=2_000)
+    step, n, began = 200, 3_600, now() + 4_000
+    rows = messages([(1, i, began + i * step) for i in range(n)]).append_column("wants", pa.repeat(3, n))
+    body = pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))
+    job.releaser.submit(1, 1, 1, 1, [(0, 1, True, body)], {})
+    assert job.feedback.last.in_flight == 0
+    job.submit(2, [2])
+    wait_until(lambda: 2 in {tick for tick, *_ in job.tables.delivered}, 5, "another lane's release")
+    # Without another batch, and no more of it than comes near.
+    job.is_stuck.set()
+    wait_until(lambda: job.feedback.last.in_flight, 10, "it comes near")
+    assert job.feedback.last.in_flight <= 1 + (now() + 2_000 - began) / step
+    assert job.feedback.last.confirmed == 0
 
 
 @pytest.mark.parametrize(("was_due", "tasks"), [(None, 2), (7, 1)])
