@@ -306,6 +306,8 @@ class Intake:
         )
         if ends is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
             offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
+        if self._settings.release.unwritable == "wait":
+            offset = replace(offset, unwritable=_waiting(offset.unwritable))
         offset = self._barriers.passed(last, offset, ends)
         back = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if back:
@@ -414,3 +416,11 @@ class Intake:
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Source topics and subscriptions for which an offset says that what is due waits until they can be written."""
     return {(topic, name) for topic, names in unwritable.items() for name, one in names.items() if "rejects" not in one}
+
+
+def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same where nothing is rejected any more: the settings said so once. What was open then has been rejected."""
+    return {
+        topic: {name: {"since": one["since"], "open": []} if "rejects" in one else one for name, one in names.items()}
+        for topic, names in unwritable.items()
+    }

@@ -111,7 +111,8 @@ class Unwritable:
                 target = (source, subscription)
                 open_releases = [(tick, bool(planned)) for tick, planned in stuck["open"]]
                 parts = [Part(jobs[release], target) for release in open_releases if release in jobs]
-                self.add(target, "so it was before the start", parts, stuck["since"], stuck.get("rejects", ""))
+                rejects = stuck.get("rejects", "") if self._reject_after_millis is not None else ""
+                self.add(target, "so it was before the start", parts, stuck["since"], rejects)
 
     def forget_rejected(self, recorded: Mapping[str, Any]) -> None:
         """Lets go of parts that are rejected, as an offset says."""

@@ -379,7 +379,9 @@ def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_
 def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_they_can_again(
     start: Any, tmp_path: Path
 ) -> None:
-    intake = start(settings(orders=["a"]), "now")
+    orders = settings(orders=["a"])
+    release = orders.release.model_copy(update={"unwritable": "reject"})
+    intake = start(orders.model_copy(update={"release": release}), "now")
     waits: dict[str, Any] = {"since": 1, "open": []}
 
     def after(last: Offset, unwritable: dict[str, Any]) -> Offset:
@@ -396,3 +398,14 @@ def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_th
     assert (third.back, third.rejects_since) == ([[ORDERS, ""], [ORDERS, "a"]], {})
     fourth = after(third, {})
     assert fourth.back == []
+
+
+def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(start: Any) -> None:
+    """What came due while it was down is held back, and goes out when the destination is there again."""
+    orders = settings(orders=["a", "b"])
+    waits: dict[str, Any] = {"since": 1, "open": [[2, 0]]}
+    unwritable = {ORDERS: {"a": {"since": 1, "open": [[3, 1]], "rejects": "gone"}, "b": waits}}
+    intake = start(orders, "now")
+    first = intake.next_offset(offset(orders, unwritable=unwritable))
+    assert first.unwritable == {ORDERS: {"a": {"since": 1, "open": []}, "b": waits}}
+    assert first.back == []

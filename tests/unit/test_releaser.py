@@ -366,6 +366,13 @@ def test_another_run_goes_on_rejecting(make: Callable[..., Job]) -> None:
     assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}}
 
 
+def test_another_run_that_is_told_to_wait_rejects_no_longer(make: Callable[..., Job]) -> None:
+    job = make(unwritable="wait")
+    job.broken["a"] = "TopicTerminated"
+    job.submit(7, unwritable={TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}})
+    assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": []}}}
+
+
 def test_what_waits_in_a_lane_since_the_clock_was_ahead_is_in_flight_when_it_comes_near(
     make: Callable[..., Job],
 ) -> None:
