@@ -22,6 +22,7 @@ from conf.settings import Settings, local_path
 from streaming.checkpoint import Checkpoint
 from streaming.entry_points import OUTPUT_SCHEMA, DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.feedback import FeedbackFile
+from streaming.last_routes import last_routes
 from streaming.outcomes import OutcomePublisher
 from streaming.parts import shard_keys
 from streaming.release import Releaser
@@ -125,7 +126,14 @@ class DelayedDelivery:
             feedback = FeedbackFile(Path(folder) / "feedback.json")
             application = checkpoint.application
             releaser = Releaser(
-                self._spark, self._settings, tables, feedback, application, self._on_deliveries, self._troubles
+                self._spark,
+                self._settings,
+                tables,
+                feedback,
+                application,
+                self._on_deliveries,
+                self._troubles,
+                last_routes(checkpoint.folder),
             )
             outcomes = OutcomePublisher(self._settings, application, self._troubles)
             run = uuid.uuid4().hex[:12]

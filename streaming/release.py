@@ -19,11 +19,12 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from conf.settings import Settings
+from conf.settings import Settings, rejects_topic
 from streaming.feedback import Feedback, FeedbackFile
 from streaming.outcomes import to_table
 from streaming.producer_names import ProducerNames
 from streaming.pulsar_client import AdminClient, PulsarError
+from streaming.routes import KnownRoutes
 from streaming.segments import to_rejects
 from streaming.sender import Assignment, Attempt, Failed, Sent, Target, can_write, send_releases
 from streaming.tables import DELIVERIES, Tables
@@ -99,6 +100,7 @@ class Releaser:
     Args:
         application: the same for all runs on one checkpoint, and of no other.
         on_deliveries: is given the rows that were written to `deliveries`.
+        routes: of the last batch of the run before; None: there was none.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class Releaser:
         application: str,
         on_deliveries: Callable[[pa.Table], None],
         troubles: Troubles | None = None,
+        routes: KnownRoutes | None = None,
     ) -> None:
         troubles = troubles or Troubles()
+        routes = (routes or KnownRoutes({})).taken_on(settings)
         self._spark = spark
         self._settings = settings
         self._settings_json = settings.model_dump_json()
@@ -133,8 +137,9 @@ class Releaser:
         self._admin = AdminClient(settings.pulsar)
         self._names = ProducerNames(settings, troubles)
         self._unwritable = Unwritable(
-            _destinations(settings),
+            _destinations(routes),
             settings.release.retry_max_millis / 1000,
+            self._settle,
             self._send_part,
             self._probe,
             self._is_on_its_way,
@@ -142,6 +147,7 @@ class Releaser:
             troubles,
             self._stopped,
             settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None,
+            routes.gone,
         )
         self._recorded: Mapping[str, Any] | None = None  # what the last offset has of them; None: no offset yet
         self._held_since: dict[Target, int] = {}  # the first tick whose offset has them
@@ -355,16 +361,27 @@ class Releaser:
             is_broker_there = False
         return {one.target: one.reason for one in failed if one.is_refused or is_broker_there}
 
+    def _settle(self, part: Part) -> None:
+        """Waits until a part's release is not handed out as a whole any more, nor an older one of its lane.
+
+        By the last one that has arrived and was written down all of that lane before it are taken to have been.
+        """
+        with self._lock:
+            self._lock.wait_for(
+                lambda: (
+                    self._has_stopped
+                    or not any(
+                        job.lane == part.job.lane and job.tick <= part.job.tick for job in self._outstanding.values()
+                    )
+                )
+            )
+
     def _send_part(self, part: Part) -> str:
         """Sends what a release has for one destination; returns why it has not arrived, or an empty text."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
         name = f"{self._writer_name(part.job.lane)}:{part.target[0]}:{part.target[1]}"
         if part.job.tick <= self._tables.written("deliveries", name):
             return ""
-        with self._lock:  # until then it may be handed out again as a whole
-            self._lock.wait_for(
-                lambda: (part.job.tick, part.job.is_planned) not in self._outstanding or self._has_stopped
-            )
         if self._has_stopped:
             return "stopped"
         checked_at = self._check_epoch()
@@ -558,10 +575,10 @@ class Releaser:
         return f"{self._application}:{lane}"
 
 
-def _destinations(settings: Settings) -> dict[Target, str]:
+def _destinations(routes: KnownRoutes) -> dict[Target, str]:
     """The topic of each subscription, and of each source topic's rejects."""
-    found = {(r.source, s.name): s.destination for r in settings.routes for s in r.subscriptions}
-    return found | {(r.source, ""): r.rejects_topic for r in settings.routes}
+    found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
+    return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}
 
 
 def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:

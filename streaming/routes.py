@@ -119,6 +119,12 @@ class KnownRoutes:
         """For each source topic the names and destinations of its subscriptions by number."""
         return {topic: [[s.name, s.destination] for s in route.subscriptions] for topic, route in self.routes.items()}
 
+    @property
+    def gone(self) -> frozenset[tuple[str, str]]:
+        """Topics and subscriptions to which nothing goes out now."""
+        every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
+        return frozenset(every.difference(self._open()))
+
     def back_since(self, before: KnownRoutes) -> list[tuple[str, str]]:
         """Topics and subscriptions to which messages go out now, and did not before."""
         earlier = set(before._open())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,12 @@ class Unwritable:
     Args:
         destinations: by subscription, and by source topic and "" for its rejects, the topic's name.
         retry_max_seconds: the longest time between two attempts.
+        settle: waits until what has a part for the first time, and what is older in its lane, has been tried.
         send: tries a part again, and writes down what has arrived. Returns why it did not; empty: all has.
         probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
         is_on_its_way: whether something for a subscription may still be in a lane, of before it was held back.
         on_change: is told that `recorded` is another one.
+        gone: those that the settings no longer have: when nothing is open for them they are let go.
         reject_after_millis: after so long what is due for a subscription is rejected; None: it waits.
     """
 
@@ -63,6 +65,7 @@ class Unwritable:
         self,
         destinations: Mapping[Target, str],
         retry_max_seconds: float,
+        settle: Callable[[Part], None],
         send: Callable[[Part], str],
         probe: Callable[[str], str],
         is_on_its_way: Callable[[Target], bool],
@@ -70,9 +73,11 @@ class Unwritable:
         troubles: Troubles,
         stopped: threading.Event,
         reject_after_millis: int | None = None,
+        gone: Collection[Target] = frozenset(),
     ) -> None:
         self._destinations = destinations
         self._retry_max_seconds = retry_max_seconds
+        self._settle = settle
         self._send = send
         self._probe = probe
         self._is_on_its_way = is_on_its_way
@@ -80,6 +85,7 @@ class Unwritable:
         self._troubles = troubles
         self._stopped = stopped
         self._reject_after_millis = reject_after_millis
+        self._gone = gone
         self._lock = threading.RLock()
         self._stuck: dict[Target, _Stuck] = {}
 
@@ -128,7 +134,7 @@ class Unwritable:
         with self._lock:
             stuck = self._stuck.get(target)
             if stuck is None:
-                destination = self._destinations.get(target, target[0])
+                destination = self._destinations[target]
                 now = time.time_ns() // 1_000_000
                 stuck = self._stuck[target] = _Stuck(since or now, reason, destination, rejects=rejects)
                 _log.warning("%s can't be written, and what is due for it waits: %s", destination, reason)
@@ -188,22 +194,27 @@ class Unwritable:
                 del self._stuck[target]
                 if all(other.destination != stuck.destination for other in self._stuck.values()):
                     self._troubles.end(UNWRITABLE, stuck.destination)
-            _log.warning("%s can be written again", stuck.destination)
+            now = "is not in the settings, and nothing is open" if target in self._gone else "can be written again"
+            _log.warning("%s %s", stuck.destination, now)
             self._on_change()
             return
 
     def _try(self, target: Target, stuck: _Stuck) -> str:
         """Sends what is open, the oldest first; without any, tries whether the destination takes a producer."""
-        with self._lock:
-            parts = [stuck.parts[release] for release in sorted(stuck.parts)]
-        if not parts or stuck.rejects:
-            return self._probe(stuck.destination)
-        for part in parts:
-            if self._stopped.is_set():
-                return ""
+        while not self._stopped.is_set():
+            part = self._oldest(stuck)
+            if part is None or stuck.rejects:
+                return "" if target in self._gone else self._probe(stuck.destination)
+            self._settle(part)
+            if part is not self._oldest(stuck):
+                continue  # an older one has come to it meanwhile
             if reason := self._send(part):
                 return reason
             with self._lock:
                 stuck.parts.pop((part.job.tick, part.job.is_planned), None)
             self._on_change()
         return ""
+
+    def _oldest(self, stuck: _Stuck) -> Part | None:
+        with self._lock:
+            return stuck.parts[min(stuck.parts)] if stuck.parts else None

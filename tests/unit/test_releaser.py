@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from conf.settings import Settings
 from streaming import release
 from streaming.feedback import Feedback
 from streaming.release import Releaser
+from streaming.routes import KnownRoutes, known_routes
 from streaming.sender import Assignment, Attempt, Failed, Sent
 from streaming.tables import DELIVERIES
 from streaming.troubles import Troubles
@@ -90,7 +91,14 @@ class Spark:
 class Job:
     """A releaser on a fake Spark and fake destinations."""
 
-    def __init__(self, folder: Path, tables: Tables | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tables: Tables | None = None,
+        names: Sequence[str] = NAMES,
+        routes: KnownRoutes | None = None,
+        **changes: Any,
+    ) -> None:
         self.tables = tables or Tables()
         self.feedback = Recorded()
         self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
@@ -98,13 +106,15 @@ class Job:
         self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
         self.is_silent = False  # they do not answer, rather than refuse
         self.is_broker_there = True
+        self.slow: set[int] = set()  # ticks whose releases take their time, as the first one of a run does
+        self.probed: list[str] = []
         self.attempts: list[tuple[int, frozenset[str]]] = []
         self.troubles = Troubles()
         self.lock = threading.Lock()
         settings = Settings(
             checkpoint=f"file:{folder}",
             release={"lanes": 2, "retry_max_millis": 1_000, **changes},
-            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],
+            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in names]}],
         )
         self.spark = Spark()
         self.releaser = Releaser(
@@ -115,6 +125,7 @@ class Job:
             "app",
             lambda rows: None,
             self.troubles,
+            routes,
         )
         self.releaser._admin = self  # type: ignore[assignment]
 
@@ -127,6 +138,8 @@ class Job:
         while self.is_stuck.is_set() and not self.releaser._stopped.wait(0.05):
             pass
         for assignment in assignments:
+            if assignment.tick in self.slow and attempt.only is None:
+                self.releaser._stopped.wait(2.5)
             rows = unpack(assignment.body)
             delivered, failed, done, skipped, refused = [], [], [], set(), []
             for number, name in enumerate(NAMES):
@@ -152,6 +165,7 @@ class Job:
 
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
         for topic in topics:
+            self.probed.append(topic)
             yield self.broken.get(topic.rpartition("-")[2], "")
 
     def submit(
@@ -184,8 +198,8 @@ class Job:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def one(tables: Tables | None = None, **changes: Any) -> Job:
-        job = Job(tmp_path, tables, **changes)
+    def one(tables: Tables | None = None, names: Sequence[str] = NAMES, **changes: Any) -> Job:
+        job = Job(tmp_path, tables, names, **changes)
         made.append(job)
         monkeypatch.setattr(release, "send_releases", job.send)
         monkeypatch.setattr(release, "can_write", job.probe)
@@ -296,6 +310,38 @@ def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Ca
     wait_until(lambda: third.open("a") is None, 10, "it can be written")
     third.has_confirmed(5)
     assert sorted(third.tables.delivered) == sorted(rows)
+
+
+def test_an_older_release_that_is_open_only_later_is_not_taken_for_the_newer_one_that_was_written_down(
+    make: Callable[..., Job],
+) -> None:
+    """The run before was killed when the older one of a lane had arrived, and was not written down yet."""
+    job = make()
+    job.slow.add(1)
+    job.submit(4, [1, 3], unwritable={TOPIC: {"a": {"since": 1, "open": [[3, 1]]}}})
+    wait_until(lambda: job.open("a") == [1, 3], 10, "the older one is open, too")
+    job.submit(5)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    job.has_confirmed(5)
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 3]
+    assert sorted(tick for tick, name, _ in job.tables.delivered if name == "b") == [1, 3]
+
+
+def test_a_subscription_that_was_taken_out_while_it_could_not_be_written_is_let_go_when_nothing_is_open(
+    make: Callable[..., Job],
+) -> None:
+    """Its destination's name is not the source topic's."""
+    both = known_routes(Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}]))
+    job = make(names=["b"], routes=both)
+    job.broken["a"] = "TopicTerminated"
+    recorded = {TOPIC: {"a": {"since": 1, "open": [[1, 1]]}}}
+    job.submit(2, [1], unwritable=recorded)
+    wait_until(lambda: job.troubles.current(), 5, "it is tried")
+    assert {t.name for t in job.troubles.current()} == {f"{TOPIC}-a"}
+    job.submit(3, unwritable=recorded)
+    job.broken.clear()  # what is open goes nowhere, or where it was to go
+    wait_until(lambda: job.open("a") is None, 10, "it is let go")
+    assert (job.troubles.current(), job.probed) == ([], [])
 
 
 def test_what_the_client_does_not_take_is_rejected_and_cancelled_before_the_rest_counts_as_delivered(
