@@ -12,7 +12,7 @@ import pulsar
 
 from streaming.chunk_builder import batch_size_of
 from streaming.not_seen import NOT_TOLD
-from streaming.pulsar_client import AdminClient
+from streaming.pulsar_client import AdminClient, subscribe
 from tests.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.schedule import MAX_TIME_MILLIS
 
@@ -83,15 +83,8 @@ class Topics:
 
     def _read(self, topic: str, key: Path | None) -> Iterator[pulsar.Message]:
         subscription = f"read-{uuid.uuid4()}"  # a blank would have another name in the broker's answer
-        consumer = self._client.subscribe(
-            topic,
-            subscription,
-            initial_position=pulsar.InitialPosition.Earliest,
-            receiver_queue_size=20_000,  # of a batch that it can't decrypt the client gives back room for one message
-            max_pending_chunked_message=0,
-            crypto_key_reader=None if key is None else pulsar.CryptoKeyReader("", str(key)),
-            crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
-        )
+        reader = None if key is None else pulsar.CryptoKeyReader("", str(key))
+        consumer = subscribe(self._client, topic, subscription, reader)
         newest = consumer.get_last_message_id()
         last = newest.ledger_id(), newest.entry_id()
         position, is_whole = (-1, -1), True
@@ -103,6 +96,12 @@ class Topics:
                 assert state is not None
                 if state.next_read[subscription] > last:
                     break
+                if not self._admin.has_room(topic, subscription):
+                    # Of a batch that it can't decrypt the client gives back room for one message.
+                    if position > (-1, -1):
+                        consumer.acknowledge_cumulative(pulsar.MessageId(-1, *position, -1))
+                    consumer.close()
+                    consumer = subscribe(self._client, topic, subscription, reader)
                 continue
             found = message.message_id()
             position = found.ledger_id(), found.entry_id()
