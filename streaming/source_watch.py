@@ -122,7 +122,6 @@ class SourceWatch:
 
     def _run(self) -> None:
         next_look = time.monotonic() + _LOOK_SECONDS
-        self._tables.join()
         while not self._stopped.is_set():
             self._wake.wait(max(0.0, next_look - time.monotonic()))
             self._wake.clear()

@@ -126,6 +126,19 @@ EXPIRED = pa.schema(
     ]
 )
 
+# Since when a subscription is in the settings; see streaming/tenure.py.
+SUBSCRIPTION_CHANGES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        ("change", pa.string()),  # ADDED, REMOVED, or KEPT: another one of the topic changed
+        ("changed_at", pa.int64()),
+        ("handed_out", pa.int64()),  # what was due then or before, and had been taken in, had been handed out
+        ("positions", pa.string()),  # by partition (-1: there are none) the last entry that had been taken in, as JSON
+        ("batch_id", pa.int64()),
+    ]
+)
+
 # The job's own, which are there once it has run.
 SCHEMAS = {
     "delayed_index": DELAYED_INDEX,
@@ -134,6 +147,9 @@ SCHEMAS = {
     "entries": EMPTY_ENTRIES.schema,
     "rejects": REJECTS,
 }
+
+# In these nobody writes who has been overtaken. What the others tell is so whoever says it.
+FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES}
 
 # Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
 STATISTICS = {
@@ -217,7 +233,7 @@ class Tables:
         Raises:
             FencedError: somebody else has begun this one or a later one in the meantime.
         """
-        for name in SCHEMAS:
+        for name in FENCED:
             self._begin(name, epoch)
         self._epoch = epoch
 
@@ -292,7 +308,7 @@ class Tables:
             return True
 
         def write(properties: CommitProperties) -> None:
-            table.create_write_transaction([], "append", SCHEMAS[name], commit_properties=properties)
+            table.create_write_transaction([], "append", FENCED[name], commit_properties=properties)
 
         with self._lock:
             table = self._open(name)
@@ -315,7 +331,7 @@ class Tables:
     def path(self, name: str) -> str:
         return f"{local_path(self._warehouse)}/{name}"
 
-    def create(self, schemas: Mapping[str, pa.Schema] = SCHEMAS, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
+    def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
         """Creates the tables that do not exist yet, and adds the columns that others lack. Nobody may write meanwhile.
 
         Args:

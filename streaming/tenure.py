@@ -17,22 +17,10 @@ import pyarrow.compute as pc
 
 from streaming.position import Position
 from streaming.routes import KnownRoutes
-from streaming.tables import Tables, exists, literal
+from streaming.tables import SUBSCRIPTION_CHANGES, Tables, exists, literal
 from tracker.messages import BoolArray, int64
 
 TABLE = "subscription_changes"
-
-COLUMNS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("subscription", pa.string()),
-        ("change", pa.string()),  # ADDED, REMOVED, or KEPT: another one of the topic changed
-        ("changed_at", pa.int64()),
-        ("handed_out", pa.int64()),  # what was due then or before, and had been taken in, had been handed out
-        ("positions", pa.string()),  # by partition (-1: there are none) the last entry that had been taken in, as JSON
-        ("batch_id", pa.int64()),
-    ]
-)
 
 # By topic `handed_out` and `positions`, as above, and `subscriptions`: by name the change.
 Changes = dict[str, dict[str, Any]]
@@ -81,8 +69,7 @@ def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: s
         for topic, of_topic in found.items()
         for name, change in of_topic["subscriptions"].items()
     ]
-    tables.create({TABLE: COLUMNS})
-    tables.append(TABLE, pa.Table.from_pylist(rows, COLUMNS), {writer: tick})
+    tables.append(TABLE, pa.Table.from_pylist(rows, SUBSCRIPTION_CHANGES), {writer: tick})
 
 
 @dataclass(frozen=True)
@@ -121,7 +108,7 @@ class Tenures:
         rows: of the table, in its order.
     """
 
-    def __init__(self, rows: pa.Table = COLUMNS.empty_table()) -> None:  # noqa: B008
+    def __init__(self, rows: pa.Table = SUBSCRIPTION_CHANGES.empty_table()) -> None:  # noqa: B008
         # By topic and subscription: from when to when it was not there.
         self._absences: dict[tuple[str, str], list[tuple[_Moment, _Moment]]] = {}
         # By topic the subscriptions after the last change.

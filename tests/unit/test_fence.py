@@ -15,6 +15,7 @@ from streaming.durable import write_durably
 from streaming.fence import FencedError, PauseWatch
 from streaming.table_files import TableFiles
 from streaming.tables import SCHEMAS, Tables
+from streaming.tenure import TABLE, Changes, write_changes
 from tests.unit.test_maintenance import NOW, bucket, rows
 
 
@@ -78,6 +79,15 @@ def test_being_overtaken_between_the_look_and_the_commit_fails_the_commit(wareho
     with pytest.raises(FencedError):
         first.commit(table, write)
     assert entries(warehouse) == []
+
+
+def test_an_overtaken_job_tells_of_no_changes_of_subscriptions(warehouse: str) -> None:
+    first, second = begun(warehouse), begun(warehouse)
+    found: Changes = {"t": {"handed_out": 9, "positions": {}, "subscriptions": {"a": "ADDED"}}}
+    with pytest.raises(FencedError):
+        write_changes(first, found, 5, 1, "app")
+    write_changes(second, found, 6, 1, "app")
+    assert Tables(warehouse).query(TABLE, f"SELECT batch_id FROM {TABLE}").to_pylist() == [{"batch_id": 6}]
 
 
 def test_of_starts_at_the_same_time_one_has_the_warehouse(warehouse: str) -> None:

@@ -14,13 +14,14 @@ from conf.settings import Settings
 from streaming import source_watch, undecided_gaps
 from streaming.broker_side import BrokerSide, Cursor
 from streaming.continuity import Gap
+from streaming.fence import FencedError
 from streaming.not_seen import find_not_seen
 from streaming.position import Position, SourceTopic
 from streaming.pulsar_client import AdminClient, BrokerEntry, NoAnswerError, PulsarError, TopicLedgers
 from streaming.receiver import Limits, Receiver
 from streaming.source_watch import SourceWatch
 from streaming.standing import STANDING_MILLIS
-from streaming.tables import Tables
+from streaming.tables import REJECTS, Tables
 from streaming.troubles import NOT_SEEN, STANDING, Troubles
 from streaming.undecided_gaps import UndecidedGaps
 from tests.fake_pulsar import FakeBroker, FakeConsumer
@@ -261,3 +262,16 @@ def test_gaps_that_cannot_be_written_down_now_are_later(tmp_path: Path) -> None:
     (tmp_path / "query").unlink()
     gaps.write()
     assert UndecidedGaps(settings).first(9) == [added]
+
+
+def test_the_watch_of_a_job_that_was_overtaken_before_it_began_writes_nothing(tmp_path: Path) -> None:
+    first, source = Tables(str(tmp_path)), Tables(str(tmp_path))
+    first.create()
+    first.take_over(1)
+    source.join(1)
+    Tables(str(tmp_path)).take_over(2)
+    watch = SourceWatch(Settings(warehouse=str(tmp_path)), Troubles(), lambda: [], lambda: None, source)
+    watch.start()
+    watch.stop()
+    with pytest.raises(FencedError):
+        source.append("rejects", REJECTS.empty_table(), {})
