@@ -45,8 +45,8 @@ class NoAnswerError(PulsarError):
 class NotToldError(NoAnswerError):
     """The broker answers, and has an entry, but tells nothing of it.
 
-    So it is with what is encrypted and compressed (it takes what is encrypted for what is compressed, and never
-    answers), and with properties beyond the 8 KiB that its HTTP headers may have (it answers 500).
+    So it is with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some brokers
+    where it is encrypted and compressed (they take what is encrypted for what is compressed, and never answer).
     """
 
 

@@ -253,6 +253,7 @@ def test_expired_messages_are_found(watched: Watched) -> None:
     deadline = time.monotonic() + 2.5
     wait_until(lambda: time.monotonic() > deadline, 5, "the messages' age")
     watched.post("expireMessages/2")
+    wait_until(lambda: not watched.admin.backlog(watched.topic, SUBSCRIPTION), 20, "they have expired")
     last = watched.send("new")
     watched.receive_to(last[0], after=first[0])
     watched.watch.decide_gaps()

@@ -10,7 +10,7 @@ import pytest
 
 from conf.settings import PulsarSettings
 from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import AdminClient, PulsarError, connect, token_reader
+from streaming.pulsar_client import AdminClient, NotToldError, PulsarError, connect, token_reader
 
 
 @pytest.fixture
@@ -73,6 +73,16 @@ def test_an_entry_that_is_not_there_is_refused(admin: AdminClient, pulsar_client
     pulsar_client.create_producer(topic).send(b"x")
     with pytest.raises(PulsarError, match="404"):
         admin.message_index(topic, 999_999, 0)
+
+
+def test_what_the_broker_tells_nothing_of_is_not_taken_for_gone(admin: AdminClient, pulsar_client, topic: str) -> None:
+    producer = pulsar_client.create_producer(topic, batching_enabled=False)
+    last = producer.send(b"x", properties={"large": "x" * 20_000})
+    ledger_id, entry_id = last.ledger_id(), last.entry_id()
+    for ask in (admin.entry, admin.entry_metadata):
+        with pytest.raises(NotToldError):
+            ask(topic, ledger_id, entry_id)
+        assert ask(topic, ledger_id, entry_id + 1) is None
 
 
 def test_a_broker_that_is_not_there_is_said_in_one_line() -> None:
