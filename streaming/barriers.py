@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import pulsar
@@ -20,7 +20,8 @@ _CATCH_UP_SECONDS = 1.0  # a backlog is not waited for longer
 _SILENT_SECONDS = 10  # commands wait so long for a source topic that does not answer
 _MAX_BARRIERS = 16
 
-Ends = dict[str, str | None]  # by source topic partition its last entry; None: it did not answer
+# By source topic partition its last entry; None: it did not answer, or it is a topic that can't be looked up.
+Ends = dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ class Barriers:
     Args:
         receivers: of all topic partitions that are read, as they are now.
         control_topic: whose messages are commands.
+        sources: the topics that are to be read.
     """
 
-    def __init__(self, receivers: Mapping[str, Receiver], control_topic: str) -> None:
+    def __init__(self, receivers: Mapping[str, Receiver], control_topic: str, sources: Collection[str]) -> None:
         self._receivers = receivers
         self._control_topic = control_topic
+        self._sources = sources
         self._silent_since: dict[str, float] = {}
         self._waiting: _Waiting | None = None
 
@@ -86,7 +89,7 @@ class Barriers:
             return None
         # Before the ends are asked for: what comes later may be of messages behind them.
         commands = {name: receiver.read_to for name, receiver in control}
-        ends: Ends = {}
+        ends: Ends = dict.fromkeys(set(self._sources) - {receiver.source.topic for _, receiver in receivers})
         for name, receiver in receivers:
             if receiver.source.topic == self._control_topic:
                 continue
@@ -105,15 +108,15 @@ class Barriers:
 
     def _with_late_ends(self, ends: Ends) -> Ends:
         """Ends with those of the topics, too, that answer only now."""
-        ends = dict(ends)
-        for name in [name for name, end in ends.items() if end is None and name in self._receivers]:
-            with contextlib.suppress(pulsar.PulsarException):
-                ends[name] = str(self._receivers[name].end())
-        return ends
+        found: Ends = {}
+        for name, end in ends.items():
+            late = [] if end is not None else [r for r in list(self._receivers.values()) if _is_of(r, name)]
+            found |= {receiver.source.name: _end(receiver) for receiver in late} or {name: end}
+        return found
 
     def _has_passed(self, positions: Mapping[str, str], ends: Ends) -> bool:
         for name, end in ends.items():
-            if name not in self._receivers:
+            if name not in self._receivers and name not in self._sources:
                 continue  # not read any more: commands for its topic wait
             if end is None:
                 return False
@@ -124,3 +127,14 @@ class Barriers:
             elif Position.parse(position) < Position.parse(end):
                 return False
         return True
+
+
+def _is_of(receiver: Receiver, name: str) -> bool:
+    """Whether a receiver is of a topic partition, or of a partition of a topic."""
+    return name in (receiver.source.name, receiver.source.topic)
+
+
+def _end(receiver: Receiver) -> str | None:
+    with contextlib.suppress(pulsar.PulsarException):
+        return str(receiver.end())
+    return None

@@ -85,7 +85,7 @@ class Intake:
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._receivers: dict[str, Receiver] = {}
-        self._barriers = Barriers(self._receivers, settings.control.topic)
+        self._barriers = Barriers(self._receivers, settings.control.topic, [route.source for route in settings.routes])
         self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
         self._discovery = Discovery(self._client, settings, troubles)
         self._turn_positions: dict[int, dict[str, str]] = {}

@@ -36,7 +36,7 @@ def test_an_entry_at_the_end_of_the_control_topic_that_no_consumer_gets_is_taken
     control, consumer = receiver(CONTROL, Position(3, 1), end)
     orders, _ = receiver(ORDERS, Position(1, 5), Position(1, 5))
     orders.wait_for(Position(1, 5), 0)
-    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL)
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
     assert control.end() == end
     for _ in range(2):
         control.receive(consumer)  # nothing comes
@@ -60,7 +60,7 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
     orders, cut_off = receiver(ORDERS, Position(1, 5), Position(1, 5))
     cut_off.is_connected = lambda: False  # type: ignore[method-assign]
     cut_off.get_last_message_id = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL)
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
     consumer.script.extend(one(2, 3))
     control.receive(consumer)
     assert barriers.take() is None
@@ -69,3 +69,24 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
     assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
     offset = barriers.passed(Offset(), Offset(tick=7, positions={ORDERS: "1:5"}), taken[1])
     assert (offset.barriers, offset.passed) == ([[7, {ORDERS: None}]], 0)
+
+
+def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_later() -> None:
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    receivers = {CONTROL: control}
+    barriers = Barriers(receivers, CONTROL, [ORDERS])
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    taken = barriers.take()
+    assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
+    first = barriers.passed(Offset(), Offset(tick=7), taken[1])
+    assert (first.barriers, first.passed) == ([[7, {ORDERS: None}]], 0)
+
+    partition = f"{ORDERS}-partition-0"
+    found, _ = receiver(partition, Position(-1, -1), Position(1, 5))
+    found.source = SourceTopic(partition, ORDERS, 0)
+    receivers[partition] = found
+    second = barriers.passed(first, Offset(tick=8, positions={partition: "1:4"}), None)
+    assert (second.barriers, second.passed) == ([[7, {partition: "1:5"}]], 0)
+    third = barriers.passed(second, Offset(tick=9, positions={partition: "1:5"}), None)
+    assert (third.barriers, third.passed) == ([], 7)
