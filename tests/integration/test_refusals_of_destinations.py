@@ -120,10 +120,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         broker.kill()
 
 
-def release(topic: str, payloads: list[bytes]) -> Assignment:
+def release(topic: str, payloads: list[bytes], partitions: dict[str, int] | None = None) -> Assignment:
     rows = messages([(1, i, now()) for i in range(len(payloads))], topic=topic)
     rows = with_columns(rows, payload=pa.array(payloads)).append_column("wants", pa.repeat(3, len(payloads)))
-    sending = {"lanes": 1, "partitions": {}, "batch_millis": 5}
+    sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: json.dumps(sending)})))
 
 
@@ -182,6 +182,31 @@ def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_u
     for destination in (refused, well):
         found = [payload for payload in received(cluster.client, destination) if payload != b"before"]
         assert found == [f"{i}".encode() for i in range(ROWS)]
+
+
+def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other_gets_nothing_twice(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}
+    )
+    there, _ = f"{topic}-a", cluster.make(f"{topic}-b")
+    cluster.admin.put(f"{cluster.path(there)}/partitions", json=2).raise_for_status()
+    cluster.grant(there)
+    well, refused = (f"{there}-partition-{i}" for i in range(2))
+    what = release(topic, [f"{i}".encode() for i in range(ROWS)], {there: 2})
+    cluster.terminate(refused)
+    sent = send(settings, Attempt(), what)
+    assert {(one.topic, one.target, one.is_refused) for one in sent.failed} == {(refused, (topic, "a"), True)}
+    first = set(received(cluster.client, well))
+    assert delivered(sent) == {"a": len(first), "b": ROWS}
+    assert 0 < len(first) < ROWS
+
+    cluster.admin.delete(cluster.path(refused), params={"force": "true"}).raise_for_status()
+    again = send(settings, Attempt(only=frozenset({(topic, "a")}), done=frozenset(sent.done)), what)
+    assert (delivered(again), again.failed) == ({"a": ROWS - len(first)}, ())
+    assert len(received(cluster.client, well)) == len(first)
+    assert {*received(cluster.client, refused)} == {f"{i}".encode() for i in range(ROWS)} - first
 
 
 def test_a_message_that_is_too_large_for_the_broker_goes_to_the_rejects_topic_once_and_the_others_arrive(
