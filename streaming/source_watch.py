@@ -259,14 +259,11 @@ class SourceWatch:
     def _check_end(self, receiver: Receiver, end: Position) -> None:
         """Of what is acknowledged the job must have had all: nobody else acknowledges for it."""
         name = receiver.source.name
-        begin = self._continuity[name].last
-        if not START < max(receiver.last_received, begin) < end or self._ends_asked.get(name) == end:
+        if not START < self._continuity[name].last < end or self._ends_asked.get(name) == end:
             return
         # Only what was published before may count: so the backlog is asked for after the end, and then what has come.
-        if self._admin.backlog(name, self._subscription) == 0 and (last := max(receiver.last_received, begin)) < end:
-            last = max(last, self._ends_asked.get(name, last))
-            self._ends_asked[name] = end
-            self._add(receiver.source, [Gap(last, Position(end.ledger_id, end.entry_id + 1))])
+        if self._admin.backlog(name, self._subscription) == 0:
+            self.passed(receiver.source, end)
 
 
 def _after(last: Position, end: Position) -> range:
