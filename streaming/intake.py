@@ -218,7 +218,7 @@ class Intake:
             receiver = self._receiver(name, after)
             if self._is_control(receiver) == is_control:
                 tables.append(receiver.rows(after, Position.parse(end)))
-        return concat(tables)
+        return concat(tables).combine_chunks()  # of topics with little each there are hundreds
 
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """The positions in the topic partitions that are read."""

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_MESSAGES = 4_000
 _CHUNK_SECONDS = 0.05
+_NEXT_MILLIS = 20  # what comes within it after another message is built with that: each table has its cost
 _IDLE_MILLIS = 500
 _REST_OF_ENTRY_MILLIS = 60_000
 # The client gives up a chunked message, and acknowledges its chunks, when a minute after the first the last has not
@@ -352,7 +353,7 @@ class Receiver:
             ):
                 break
             try:
-                message = consumer.receive(1 if builder.is_whole else _REST_OF_ENTRY_MILLIS)
+                message = consumer.receive(_NEXT_MILLIS if builder.is_whole else _REST_OF_ENTRY_MILLIS)
             except pulsar.Timeout:
                 if builder.is_whole:
                     break

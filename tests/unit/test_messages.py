@@ -29,6 +29,13 @@ def test_a_table_comes_back_as_it_was(n: int) -> None:
     assert unpack(pack(rows)).schema.equals(MESSAGES)
 
 
+def test_a_table_of_many_pieces_is_packed_as_one() -> None:
+    pieces = [messages([(1, i, i)]) for i in range(50)]
+    rows = unpack(pack(concat(pieces)))
+    assert rows.equals(concat(pieces))
+    assert rows["payload"].num_chunks == 1
+
+
 def test_nulls_and_empty_values_stay_apart() -> None:
     rows = concat([messages([(1, 1, 1)], key=None, payload=b""), messages([(1, 2, 1)], key="", payload=None)])
     again = unpack(pack(rows))

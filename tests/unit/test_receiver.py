@@ -209,6 +209,20 @@ def test_a_reconnection_within_a_chunk_gives_each_message_once() -> None:
     assert harness.ids() == [(5, 0, -1), (5, 1, -1), (5, 2, 0), (5, 2, 1), (5, 2, 2), (5, 3, -1)]
 
 
+def test_messages_that_come_some_milliseconds_apart_are_built_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeConsumer):
+        def receive(self, timeout_millis: int) -> FakeMessage:
+            if self.script and timeout_millis < 10:
+                raise pulsar.Timeout
+            return super().receive(timeout_millis)
+
+    monkeypatch.setattr(streaming.receiver, "_CHUNK_SECONDS", 60)
+    harness = Harness()
+    harness.receiver.receive(Slow([*one(0), *one(1), *batch(2, 2)]))
+    assert len(harness.receiver._chunks) == 1
+    assert harness.take().num_rows == 4
+
+
 def test_an_entry_of_which_the_rest_does_not_come_is_not_taken_in_part() -> None:
     harness = Harness()
     harness.receive([*one(0), *batch(1, 3)[:2], pulsar.Timeout(), *one(0), *batch(1, 3)])
