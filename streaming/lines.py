@@ -66,6 +66,8 @@ class Line:
         patience_seconds: how long a broker that does not answer is waited for.
         first_id, last_id: the sequence ids of the first message and of the last batch's first.
         most_id: the broker can know of no sequence id of ours that is higher.
+        before: the last sequence id that has arrived; what comes up to it is not to be sent. With what the broker
+            knows, once the producer is made.
     """
 
     topic: str
@@ -77,7 +79,7 @@ class Line:
     most_id: int = 0
     is_first_attempt: bool = False
     producer: pulsar.Producer | None = None
-    before: int = -1  # the broker's last sequence id of this producer when it was opened
+    before: int = -1
     opened_at: int = 0  # ms since the epoch
     error: str = ""  # why it has failed
     is_refused: bool = False  # the broker has said no, rather than nothing
@@ -102,6 +104,13 @@ class Line:
     @property
     def has_failed(self) -> bool:
         return bool(self.error)
+
+    @property
+    def arrived_to(self) -> int:
+        """The last sequence id of which the broker has said that it arrived; -1: of none."""
+        if self.foreign_id is not None:
+            return -1
+        return self.before if self.producer is None else max(self.before, self.producer.last_sequence_id())
 
     @property
     def takes_messages(self) -> bool:
@@ -133,7 +142,7 @@ class Line:
                 _close(producer)
                 self._found_foreign(before)
                 return
-            self.before = before
+            self.before = max(self.before, before)
             self.opened_at = time.time_ns() // 1_000_000
             self._progress_at = time.monotonic()
             self.producer = producer

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -282,11 +282,18 @@ class Releaser:
         """Sends a job until all of it has arrived, or is left to its destinations; None: told to stop."""
         result = _Done(job, DELIVERIES.empty_table())
         arrived: frozenset[tuple[str, str]] = frozenset()
+        arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
         while not self._stopped.is_set():
             checked_at = self._check_epoch()
             attempt = Attempt(
-                self._unwritable.targets, None, arrived, self._names.generations, is_first, _PATIENCE_SECONDS
+                self._unwritable.targets,
+                None,
+                arrived,
+                arrived_to,
+                self._names.generations,
+                is_first,
+                _PATIENCE_SECONDS,
             )
             is_first = False
             try:
@@ -300,11 +307,12 @@ class Releaser:
             result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
             result.refused = concat([result.refused, *(unpack(one.refused) for one in sent if one.refused)])
             failed = [one for s in sent for one in s.failed]
+            _note_arrived(arrived_to, failed)
             others = self._names.renew(failed, job.tick)
             given_up = self._given_up(others)
             left = {target: "" for one in sent for target in one.skipped}
             for target, reason in (left | given_up).items():
-                part = Part(job, target, arrived)
+                part = Part(job, target, arrived, arrived_to)
                 # In this order: while it is open it is not skipped over by a job that knows nothing of it.
                 self._unwritable.add(target, reason, [part])
                 result.parts.append(part)
@@ -385,10 +393,11 @@ class Releaser:
         if self._has_stopped:
             return "stopped"
         checked_at = self._check_epoch()
-        attempt = Attempt(frozenset(), frozenset({part.target}), part.done, self._names.generations)
+        attempt = Attempt(frozenset(), frozenset({part.target}), part.done, part.arrived_to, self._names.generations)
         sent = self._run(part.job, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]
         if failed:
+            _note_arrived(part.arrived_to, failed)
             self._names.renew(failed, part.job.tick)
             return failed[0].reason
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
@@ -573,6 +582,12 @@ class Releaser:
 
     def _writer_name(self, lane: str) -> str:
         return f"{self._application}:{lane}"
+
+
+def _note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:
+    for one in failed:
+        key = (one.topic, one.producer)
+        arrived_to[key] = max(arrived_to.get(key, -1), one.arrived_to)
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:

@@ -132,6 +132,7 @@ class Attempt:
     skipped: frozenset[Target] = frozenset()  # destinations that can't be written now
     only: frozenset[Target] | None = None  # None: all others
     done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
+    arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of others, as `Failed` has it
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
     is_first: bool = False  # no attempt was made before, but by Spark itself
     patience_seconds: float = 10.0  # for a broker that does not answer
@@ -147,6 +148,8 @@ class Failed:
     reason: str
     is_refused: bool  # the broker has said no, rather than nothing
     foreign_id: int | None  # a sequence id that is none of ours, published under this name
+    # Its messages up to this sequence id have arrived. The broker knows, too, as long as the topic is not made anew.
+    arrived_to: int = -1
 
 
 @dataclass(frozen=True)
@@ -439,7 +442,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: Pause
     def build(i: int) -> Any | None:
         send, plan = pending[i]
         if send.first_id <= send.line.before:
-            return None  # the broker has it already
+            return None  # it has arrived
         if send.line.found and _position(plan.columns, send.row) in send.line.found:
             return None  # under another name
         return _message(settings, send, plan)
@@ -464,7 +467,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[_Plan], watch: Pause
     for line in lines.values():
         line.check_repeated()
     failed = tuple(one for plan in plans for one in plan.failed) + tuple(
-        Failed(line.topic, line.key, line.target, line.error, line.is_refused, line.foreign_id)
+        Failed(line.topic, line.key, line.target, line.error, line.is_refused, line.foreign_id, line.arrived_to)
         for line in lines.values()
         if line.has_failed
     )
@@ -509,6 +512,7 @@ def _lines(settings: Settings, attempt: Attempt, pending: list[tuple[_Send, _Pla
                 find=None
                 if plan.tick > generation.tick
                 else functools.partial(_arrived, client, *key, send.at - _MARGIN_MILLIS),
+                before=attempt.arrived_to.get(key, -1),
             )
         send.line = lines[key]
         send.line.last_id = send.first_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -120,8 +121,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         broker.kill()
 
 
-def release(topic: str, payloads: list[bytes], partitions: dict[str, int] | None = None) -> Assignment:
-    rows = messages([(1, i, now()) for i in range(len(payloads))], topic=topic)
+def release(
+    topic: str, payloads: list[bytes], partitions: dict[str, int] | None = None, due: list[int] | None = None
+) -> Assignment:
+    times = due or [now()] * len(payloads)
+    rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic)
     rows = with_columns(rows, payload=pa.array(payloads)).append_column("wants", pa.repeat(3, len(payloads)))
     sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: json.dumps(sending)})))
@@ -182,6 +186,32 @@ def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_u
     for destination in (refused, well):
         found = [payload for payload in received(cluster.client, destination) if payload != b"before"]
         assert found == [f"{i}".encode() for i in range(ROWS)]
+
+
+def test_a_destination_that_is_terminated_amid_a_release_and_made_anew_gets_the_rest_only(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}
+    )
+    refused, well = cluster.make(f"{topic}-a"), cluster.make(f"{topic}-b")
+    begin = now() + 1_000
+    what = release(topic, [f"{i}".encode() for i in range(ROWS)], due=[begin + 50 * i for i in range(ROWS)])
+    terminate = threading.Timer((begin + 25 * ROWS - now()) / 1000, cluster.terminate, [refused])
+    terminate.start()
+    sent = send(settings, Attempt(patience_seconds=2), what)
+    terminate.join()
+    assert delivered(sent) == {"b": ROWS}
+    first = received(cluster.client, refused)
+    assert 0 < len(first) < ROWS
+    cluster.make_anew(refused)
+    arrived_to = {(one.topic, one.producer): one.arrived_to for one in sent.failed}
+    again = send(
+        settings, Attempt(only=frozenset({(topic, "a")}), done=frozenset(sent.done), arrived_to=arrived_to), what
+    )
+    assert (delivered(again), again.failed) == ({"a": ROWS}, ())
+    assert first + received(cluster.client, refused) == [f"{i}".encode() for i in range(ROWS)]
+    assert received(cluster.client, well) == [f"{i}".encode() for i in range(ROWS)]
 
 
 def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other_gets_nothing_twice(

@@ -201,6 +201,23 @@ def test_what_is_sent_again_after_a_failure_comes_once() -> None:
     assert topic.entries == list(range(1, 21))
 
 
+def test_what_has_arrived_does_not_come_again_though_the_topic_is_made_anew_and_remembers_nothing() -> None:
+    [line], items = lines_to([Topic(terminated_after=7)])
+    run([line], items)
+    assert line.has_failed
+    anew = Topic()
+    [again], items = lines_to([anew], before=line.arrived_to)
+    run([again], items)
+    assert not again.has_failed
+    assert anew.entries == list(range(8, 21))
+
+
+def test_an_id_that_somebody_else_has_published_says_nothing_of_what_has_arrived() -> None:
+    [line], items = lines_to([Topic(last_id=5_000)])
+    run([line], items)
+    assert (line.foreign_id, line.arrived_to) == (5_000, -1)
+
+
 def test_nothing_is_sent_after_what_the_client_has_dropped() -> None:
     """Else the broker's last sequence id would hide what is missing, and drop it when it is sent again."""
     topic = Topic(drops=frozenset({8}))

@@ -104,6 +104,8 @@ class Job:
         self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
         self.refused: dict[str, str] = {}  # by subscription why the client does not take its messages
         self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
+        self.arrived_to = -1  # of what is sent to them
+        self.known: list[int] = []  # what of that each attempt was told
         self.is_silent = False  # they do not answer, rather than refuse
         self.is_broker_there = True
         self.slow: set[int] = set()  # ticks whose releases take their time, as the first one of a run does
@@ -150,7 +152,8 @@ class Job:
                 if target in attempt.skipped:
                     skipped.add(target)
                 elif name in self.broken:
-                    failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None))
+                    failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to))
+                    self.known.append(attempt.arrived_to.get(line, -1))
                 elif name in self.refused:
                     done.append(line)
                     refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
@@ -229,6 +232,18 @@ def test_one_that_refuses_leaves_the_others_alone_and_gets_its_own_in_order_late
     job.submit(7, [7])
     job.has_confirmed(7)
     assert sorted(name for tick, name, _ in job.tables.delivered if tick == 7) == NAMES
+
+
+def test_what_has_arrived_of_a_release_is_told_to_each_further_attempt(make: Callable[..., Job]) -> None:
+    job = make()
+    job.broken["a"], job.arrived_to = "TopicTerminated", 7
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2)
+    wait_until(lambda: len(job.known) == 2, 5, "it was tried again")
+    job.arrived_to = 3  # a producer that is not opened knows of nothing
+    wait_until(lambda: len(job.known) == 4, 10, "and again")
+    assert job.known == [-1, 7, 7, 7]
 
 
 def test_one_is_not_there_again_before_all_has_arrived_that_was_handed_out_before_it_was_held_back(
