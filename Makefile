@@ -19,7 +19,7 @@ help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-8s %s\n' "$$name" "$$what"; done
 
 setup: tools $(VENV)/.stamp ## a .venv with all that is needed, and the JARs; nothing to do when they are there
-	@$(PY) -m jobs.jars
+	@$(PY) -m broker.jars
 
 run: setup ## the main job on an embedded broker, with a summary that checks itself
 	@$(VENV)/bin/delaylake demo
@@ -48,7 +48,7 @@ lock: setup ## requirements.lock anew from pyproject.toml
 	  --no-annotate --quiet -o requirements.lock
 
 proto: setup ## the Python code of proto/*.proto
-	@$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. proto/*.proto
+	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire proto/*.proto
 
 # One line that names all that is missing.
 tools:

@@ -9,21 +9,21 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from admin import health_api, index_api, pending_api, topics_api
-from admin.async_control_client import AsyncControlClient
+from admin.control.async_client import AsyncControlClient
 from admin.dashboard import pages
 from admin.dashboard.data import Stats
 from admin.dashboard.rendering import error_page
-from admin.errors import answer_errors
-from admin.hosts import AllowedHosts, host_check
-from admin.message_index import MessageIndex
-from admin.metrics import ApiMetrics, CountRequests
-from admin.middleware import BodyLimit, PulsarPaths
-from admin.policy import Policy, check_policies
-from admin.proxies import TrustedProxies
-from admin.refusals import Refusals
+from admin.rest import health_api, index_api, pending_api, topics_api
+from admin.rest.errors import answer_errors
+from admin.rest.metrics import ApiMetrics, CountRequests
+from admin.rest.middleware import BodyLimit, PulsarPaths
+from admin.security.hosts import AllowedHosts, host_check
+from admin.security.policy import Policy, check_policies
+from admin.security.proxies import TrustedProxies
+from admin.security.refusals import Refusals
 from conf.settings import Settings
-from streaming.tables import Tables
+from warehouse.queries.message_index import MessageIndex
+from warehouse.tables import Tables
 
 
 class _AdminApi(FastAPI):

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.on_time import NAMESPACE, consume
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
 from tests.harness import Job
 
 SENDING_SECONDS = 30

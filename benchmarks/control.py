@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pulsar
 
-from admin.control_client import ControlClient
-from admin.control_requests import Cancel
-from admin.message_ids import MessageRef
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
+from admin.control.client import ControlClient
+from admin.control.requests import Cancel
+from broker.client import connect
+from broker.message_ids import MessageRef
+from broker.standalone import EmbeddedBroker
 from tests.harness import Job, now, wait_until
 
 PENDING = 20_000

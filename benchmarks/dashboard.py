@@ -17,9 +17,9 @@ import numpy as np
 import yaml
 
 from benchmarks.pending import FILES, ROWS, TOPIC, write
-from streaming.tables import Tables
 from tests.browser import chromium
 from tests.harness import Api
+from warehouse.tables import Tables
 
 REPEATED = 5
 PAGES = {

@@ -18,8 +18,8 @@ import psutil
 import pulsar
 
 from benchmarks.on_time import NAMESPACE
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from tests.harness import Job
 
 SETTLING_SECONDS = 30

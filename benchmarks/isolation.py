@@ -23,9 +23,9 @@ import numpy as np
 import pulsar
 
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, paced, received
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
 from tests.harness import Job
 
 SOURCES = [f"{NAMESPACE}/bench{i}" for i in range(10)]

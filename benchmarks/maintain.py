@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from conf.settings import Settings
-from streaming.compaction import Run, overlap
-from streaming.maintenance import maintain
-from streaming.segments import read_segment
-from streaming.table_files import TableFiles
-from streaming.tables import DELAYED_INDEX, Tables
+from warehouse.maintenance.compaction import Run, overlap
+from warehouse.maintenance.maintain import maintain
+from warehouse.maintenance.table_files import TableFiles
+from warehouse.queries.index_rows import read_segment
+from warehouse.tables import DELAYED_INDEX, Tables
 
 ROWS = int(os.environ.get("ROWS", "10000000"))
 SEALS = int(os.environ.get("SEALS", "500"))

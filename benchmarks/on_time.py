@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pulsar
 
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
 from tests.harness import Job
 
 WARM_UP_SECONDS = 20

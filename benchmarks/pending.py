@@ -14,12 +14,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from admin.pending import Pending, PendingFilter
 from conf.settings import Settings
-from streaming.segments import cancels_to_index, to_index
-from streaming.tables import Tables
-from tracker.control import CANCELS
+from tracker.commands.apply import CANCELS
 from tracker.messages import MESSAGES
+from warehouse.queries.index_rows import cancels_to_index, to_index
+from warehouse.queries.waiting import Pending, PendingFilter
+from warehouse.tables import Tables
 
 ROWS, ROWS_A_FILE, KEYS = 10_000_000, 50_000, 1_000_000
 FILES = ROWS // ROWS_A_FILE

@@ -26,8 +26,8 @@ import pulsar
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.scale import TOPIC, YEAR_MILLIS, Memory, service
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from tests.harness import Job, now, wait_until
 
 TRACKERS = {"bucket": "BucketDelayedDeliveryTrackerFactory", "in_memory": "InMemoryDelayedDeliveryTrackerFactory"}

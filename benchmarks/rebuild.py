@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pending import MONTH_MILLIS, ROWS_A_FILE, TOPIC, columns, write
+from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.broker import EmbeddedBroker
-from streaming.rebuild import rebuild
-from streaming.segments import positions, to_index
-from streaming.tables import DELIVERIES, SCHEMAS, Tables
+from recovery.rebuild import rebuild
 from tracker.messages import MESSAGES
+from warehouse.queries.index_rows import positions, to_index
+from warehouse.tables import DELIVERIES, SCHEMAS, Tables
 
 SUBSCRIPTIONS = ["a", "b"]
 

@@ -29,15 +29,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from admin.bulk import NAMED, Action, Change, plan
-from admin.control_client import ControlClient
-from admin.control_requests import Cancel
-from admin.pending import Pending, PendingFilter
+from admin.control.bulk import NAMED, Action, Change, plan
+from admin.control.client import ControlClient
+from admin.control.requests import Cancel
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
 from tests.harness import Job, now
+from warehouse.queries.waiting import Pending, PendingFilter
 
 FILE_ROWS = 1_000_000
 YEAR_MILLIS = 365 * 86_400_000

@@ -14,12 +14,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from tracker.commands import COMMANDS
-from tracker.control import KNOWN, Control, Moment
-from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.commands.apply import KNOWN, Control, Moment
+from tracker.commands.cancelled import TakenBack
+from tracker.commands.schema import COMMANDS
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore
-from tracker.taken_back import TakenBack
 
 N = 200_000
 BATCH = 10_000

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pulsar
 
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from tests.browser import chromium
 from tests.harness import Api, Job, now
 

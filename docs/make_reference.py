@@ -18,8 +18,8 @@ from pydantic import BaseModel, SecretStr
 from admin.app import create_app
 from conf.settings import Settings
 from jobs import cli
-from streaming.message_schemas import COLUMNS
-from streaming.tables import EXPIRED, REFUSALS, SCHEMAS
+from warehouse.message_schemas import COLUMNS
+from warehouse.tables import EXPIRED, REFUSALS, SCHEMAS
 
 FILE = Path(__file__).with_name("reference.md")
 _GLOBAL = ("help", *cli.GLOBAL_OPTIONS)

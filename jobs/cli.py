@@ -11,21 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs import (
-    api,
-    audit,
-    broker_commands,
-    demo,
-    importing,
-    maintain,
-    pending,
-    produce,
-    rebuild,
-    run,
-    sql,
-    status,
-    topics,
-)
+from jobs.commands import api, audit, demo, maintain, pending, produce, rebuild, run, sql, status, topics
+from jobs.commands import broker as broker_commands
+from jobs.commands import import_ as importing
 from jobs.logs import LogFormat
 from jobs.options import GlobalOptions, global_options
 

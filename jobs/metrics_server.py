@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from admin.hosts import MISDIRECTED, host_name, names_check
+from admin.security.hosts import MISDIRECTED, host_name, names_check
 from conf.settings import Settings
 
 

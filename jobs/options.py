@@ -14,7 +14,7 @@ import typer
 from jobs.logs import LogFormat
 
 if TYPE_CHECKING:
-    from admin.rest_client import RestClient
+    from admin.control.rest_client import RestClient
     from conf.settings import Settings
 
 
@@ -58,7 +58,7 @@ def global_options(context: typer.Context) -> GlobalOptions:
 
 
 def rest_client(options: GlobalOptions, url: str) -> RestClient:
-    from admin.rest_client import RestClient
+    from admin.control.rest_client import RestClient
 
     return RestClient(url, options.settings.api.max_ids_per_call, options.settings.pulsar)
 

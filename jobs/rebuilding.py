@@ -12,11 +12,11 @@ from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
-from streaming.checkpoint import Checkpoint
-from streaming.job_status import STALE_MILLIS, read_status
-from streaming.maintenance import lock
-from streaming.rebuild import rebuild
-from streaming.tables import SCHEMAS, OnProgress, Tables, exists
+from recovery.rebuild import rebuild
+from status.job_status import STALE_MILLIS, read_status
+from streaming.checkpoint.checkpoint import Checkpoint
+from warehouse.maintenance.maintain import lock
+from warehouse.tables import SCHEMAS, OnProgress, Tables, exists
 
 
 class RebuildError(DelayLakeError):

@@ -8,9 +8,9 @@ import gc
 
 from pyspark.daemon import manager
 
-import streaming.processor
-import streaming.sender
-import streaming.source  # noqa: F401
+import streaming.operator.processor
+import streaming.release.sender
+import streaming.source.reader  # noqa: F401
 
 if __name__ == "__main__":
     # After each task a worker collects garbage: not in what has been imported, which takes longer than the task itself.

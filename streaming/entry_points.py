@@ -1,7 +1,8 @@
 """The source and the stateful operator as Spark has them.
 
 Spark plans a query in half a dozen Python processes, one after the other, and each imports this module: so it imports
-little, and the work is in `streaming.source` and `streaming.processor`, which are imported where it is done.
+little, and the work is in `streaming.source.reader` and `streaming.operator.processor`, which are imported where it is
+done.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streaming.processor import Operator
-    from streaming.source import SourceReader
+    from streaming.operator.processor import Operator
+    from streaming.source.reader import SourceReader
 
 # A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
 INPUT_SCHEMA = StructType(
@@ -96,7 +97,7 @@ class DelayedDeliveryReader(DataSourceStreamReader):
 
     @cached_property
     def _reader(self) -> SourceReader:
-        from streaming.source import SourceReader
+        from streaming.source.reader import SourceReader
 
         return SourceReader(self._options)
 
@@ -124,6 +125,6 @@ class DelayedDeliveryProcessor(StatefulProcessor):
 
     @cached_property
     def _operator(self) -> Operator:
-        from streaming.processor import Operator
+        from streaming.operator.processor import Operator
 
         return Operator(self._state, *self._options)

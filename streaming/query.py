@@ -19,17 +19,17 @@ from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
-from streaming.checkpoint import Checkpoint
+from status.troubles import Troubles
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import OUTPUT_SCHEMA, DelayedDeliveryProcessor, DelayedDeliverySource
-from streaming.feedback import FeedbackFile
-from streaming.last_routes import last_routes
-from streaming.outcomes import OutcomePublisher
-from streaming.parts import shard_keys
-from streaming.release import Releaser
-from streaming.sink import BatchSink, BatchStatus
+from streaming.operator.parts import shard_keys
+from streaming.release.feedback import FeedbackFile
+from streaming.release.releaser import Releaser
+from streaming.sinks.batch_sink import BatchSink, BatchStatus
+from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import begin, check_broker, check_sent
-from streaming.tables import Tables
-from streaming.troubles import Troubles
+from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 

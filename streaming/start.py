@@ -8,18 +8,18 @@ from collections.abc import Iterable
 
 import pulsar
 
+from broker.client import AdminClient, PulsarError
+from broker.new_cluster import check_topics
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
-from streaming.checkpoint import Checkpoint
-from streaming.clock import Offset
-from streaming.last_sent import last_sent, most_tick
-from streaming.new_cluster import check_topics
-from streaming.outcomes import OutcomePublisher
-from streaming.pulsar_client import AdminClient, PulsarError
-from streaming.rebuild import Rebuilt
-from streaming.routes import known_routes
-from streaming.sender import lane_names
-from streaming.tables import SCHEMAS, Tables
+from recovery.rebuild import Rebuilt
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.release.last_sent import last_sent, most_tick
+from streaming.release.sender import lane_names
+from streaming.sinks.outcomes import OutcomePublisher
+from streaming.source.clock import Offset
+from warehouse.known_routes import known_routes
+from warehouse.tables import SCHEMAS, Tables
 
 _log = logging.getLogger(__name__)
 

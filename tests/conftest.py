@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 
 if TYPE_CHECKING:
     import pulsar

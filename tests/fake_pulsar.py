@@ -9,10 +9,10 @@ from typing import Any
 
 import pulsar
 
-from proto.message_id_pb2 import MessageIdData
-from streaming.broker_side import Cursor
-from streaming.position import START, Position
-from streaming.pulsar_client import PulsarError
+from broker.broker_side import Cursor
+from broker.client import PulsarError
+from broker.position import START, Position
+from tracker.wire.message_id_pb2 import MessageIdData
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pulsar
 
-from streaming.chunk_builder import batch_size_of
-from streaming.not_seen import NOT_TOLD
-from streaming.pulsar_client import AdminClient, subscribe
+from broker.client import AdminClient, subscribe
+from streaming.source.receiving.chunk_builder import batch_size_of
 from tests.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.schedule import MAX_TIME_MILLIS
+from warehouse.not_seen import NOT_TOLD
 
 
 @dataclass(frozen=True)

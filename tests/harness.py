@@ -23,7 +23,7 @@ import yaml
 from deltalake import DeltaTable, QueryBuilder
 
 from conf.settings import PulsarSettings, Settings, load_settings
-from jobs.demo_consumers import SteadyClock
+from jobs.demo.consumers import SteadyClock
 from tests.conftest import PROGRAM, RUN_SECONDS
 
 START_SECONDS = 60

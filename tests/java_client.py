@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from jobs.jars import jars
+from broker.jars import jars
 from tests.conftest import RUN_SECONDS
 
 _PROGRAM = Path(__file__).parent / "java" / "Messages.java"

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands import CANCEL, COMMANDS, SKIP
+from tracker.commands.repeats import ANSWERS, OTHER_BODY
+from tracker.commands.schema import CANCEL, COMMANDS, SKIP
 from tracker.messages import MESSAGES, concat
-from tracker.repeats import ANSWERS, OTHER_BODY
 
 TOPIC = "persistent://public/default/t"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from tracker.commands import COMMANDS
+from tracker.commands.cancelled import TakenBack
+from tracker.commands.schema import COMMANDS
 from tracker.messages import int64, where
-from tracker.taken_back import TakenBack
 
 # Longer than it takes to read the source topics up to where they were read before.
 REBUILT_KEPT_MILLIS = 24 * 3600 * 1000
@@ -27,7 +27,7 @@ TAKEN = pa.schema(
 )
 
 
-# Messages that were moved, as `tracker.moved` keeps them. `until`: ms since the epoch.
+# Messages that were moved, as `tracker.commands.moves` keeps them. `until`: ms since the epoch.
 MOVED = pa.schema(
     [
         ("subscription", pa.int32()),  # its number in its route

@@ -11,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
-from tracker.control import CANCELS, KNOWN, PAST, RELEASED_A_SECOND, Control, Moment, with_released
-from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.commands.apply import CANCELS, KNOWN, PAST, RELEASED_A_SECOND, Control, Moment, with_released
+from tracker.commands.cancelled import Compression
+from tracker.commands.giving_up import GivenUp, GivingUp
+from tracker.commands.moves import HELD_MILLIS, held
+from tracker.commands.repeats import FirstAnswers, no_answers
+from tracker.commands.schema import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
-from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
 from tracker.messages import (
     MESSAGES,
@@ -29,12 +32,9 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.moved import HELD_MILLIS, held
 from tracker.rebuilt import Rebuilt
-from tracker.repeats import FirstAnswers, no_answers
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
-from tracker.taken_back import Compression
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from admin.message_ids import MessageRef
-from admin.pending import Pending
-from admin.refusals import TABLE as REFUSALS
+from admin.security.refusals import TABLE as REFUSALS
+from broker.message_ids import MessageRef
 from conf.settings import Settings
-from streaming.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
-from tracker.moved import HELD_MILLIS
+from tracker.commands.moves import HELD_MILLIS
+from warehouse.queries.waiting import Pending
+from warehouse.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0

@@ -16,17 +16,17 @@ from pydantic import ValidationError
 
 from admin.dashboard.data import control_log, history_of, message_of, refusals, storage
 from admin.dashboard.rendering import COOKIE, page, part, static_file
-from admin.errors import AdminError
-from admin.message_ids import MessageIdError, MessageRef
-from admin.message_ids import parse as parse_id
-from admin.pending import Pending, PendingError, PendingFilter, State
-from admin.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
+from admin.rest.errors import AdminError
+from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
+from broker.message_ids import MessageIdError, MessageRef
+from broker.message_ids import parse as parse_id
 from conf.errors import one_line
 from conf.secrets import without_secrets
 from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
-from streaming.job_status import read_status
-from streaming.troubles import Trouble
+from status.job_status import read_status
+from status.troubles import Trouble
+from warehouse.queries.waiting import Pending, PendingError, PendingFilter, State
 
 _PAGE = 50
 _LOGGED = 200

@@ -14,9 +14,9 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from admin.errors import AdminError
-from admin.policy import TOKEN_COOKIE, Reader
-from tracker.moved import HELD_MILLIS
+from admin.rest.errors import AdminError
+from admin.security.policy import TOKEN_COOKIE, Reader
+from tracker.commands.moves import HELD_MILLIS
 
 COOKIE = TOKEN_COOKIE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.demo_plan import Fate, plan
+from jobs.demo.plan import Fate, plan
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import wait_until
 

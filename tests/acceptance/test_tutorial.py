@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import wait_until
 

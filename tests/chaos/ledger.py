@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pulsar
 
-from jobs.demo_consumers import SteadyClock
-from proto.delaylake_pb2 import ControlOutcome, Result
+from jobs.demo.consumers import SteadyClock
+from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 _PAYLOAD = struct.Struct(">qq")  # a message's number and when it is due, ms since the epoch
 _SHOWN = 5

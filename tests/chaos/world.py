@@ -19,13 +19,13 @@ import psutil
 import pulsar
 import yaml
 
-from jobs.audit import Audit, run_audit
-from jobs.broker import EmbeddedBroker
-from proto.delaylake_pb2 import ControlCommand, SkipEntry
-from streaming.producer_names import NAMES_FILE
-from streaming.pulsar_client import AdminClient, connect
+from broker.client import AdminClient, connect
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import Audit, run_audit
+from streaming.release.producer_names import NAMES_FILE
 from tests.chaos.ledger import Commands, Ledger, Receivers, follow_outcomes, payload
 from tests.harness import Api, Job, now, wait_until
+from tracker.wire.delaylake_pb2 import ControlCommand, SkipEntry
 
 SOURCE = "persistent://public/default/chaos"
 PARTS = "persistent://public/default/chaos_parts"

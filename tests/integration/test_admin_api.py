@@ -21,10 +21,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from admin.message_ids import MessageRef
-from jobs.broker import EmbeddedBroker
-from jobs.jars import jars
-from streaming.pulsar_client import AdminClient
+from broker.client import AdminClient
+from broker.jars import jars
+from broker.message_ids import MessageRef
+from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Api, Collector, Job, http, now, wait_until
 

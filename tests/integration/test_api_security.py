@@ -14,13 +14,13 @@ import yaml
 from starlette.testclient import TestClient
 
 from admin.app import create_app
+from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.broker import EmbeddedBroker
-from proto.delaylake_pb2 import ControlCommand
-from streaming.tables import Tables
 from tests.conftest import PROGRAM
 from tests.harness import wait_until
 from tests.tokens import SECRET, certificate, encoded, token
+from tracker.wire.delaylake_pb2 import ControlCommand
+from warehouse.tables import Tables
 
 ORDERS = "persistent://public/default/orders"
 ACKNOWLEDGE = "/admin/v2/persistent/public/default/orders/acknowledgeMessage"

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from conf.settings import Settings
-from jobs.audit import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
-from streaming.tables import SCHEMAS, Tables
-from streaming.views import Warehouse as Views
-from tracker.moved import HELD_MILLIS
+from jobs.commands.audit import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
+from tracker.commands.moves import HELD_MILLIS
+from warehouse.tables import SCHEMAS, Tables
+from warehouse.views import Warehouse as Views
 
 ORDERS = "persistent://public/default/orders"  # to billing and audit
 ALERTS = "persistent://public/default/alerts"  # to mail

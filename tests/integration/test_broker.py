@@ -15,8 +15,8 @@ import psutil
 import pulsar
 import pytest
 
-from jobs.broker import BrokerError, EmbeddedBroker
-from streaming.pulsar_client import connect
+from broker.client import connect
+from broker.standalone import BrokerError, EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 
 TOPIC = "persistent://public/default/kept"

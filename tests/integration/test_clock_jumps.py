@@ -8,7 +8,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
 from tests.harness import Collector, Job, now, wait_until
 

@@ -18,9 +18,9 @@ import pulsar
 import pyspark
 import pytest
 
+from broker.standalone import EmbeddedBroker
 from jobs import cli
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 
 SPARK_HOME = Path(pyspark.__file__).parent

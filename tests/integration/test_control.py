@@ -14,14 +14,21 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from admin.control_client import ControlClient
-from admin.control_requests import Cancel, Outcome, RequestFactory
-from admin.message_ids import MessageRef
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from proto.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry, SkipMessages
+from admin.control.client import ControlClient
+from admin.control.requests import Cancel, Outcome, RequestFactory
+from broker.message_ids import MessageRef
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
+from tracker.wire.delaylake_pb2 import (
+    CancelDelayedMessage,
+    ControlCommand,
+    ControlOutcome,
+    Result,
+    SkipEntry,
+    SkipMessages,
+)
 
 ANSWER_SECONDS = 90
 

@@ -7,13 +7,13 @@ import threading
 import pulsar
 import pytest
 
-from admin import control_client
-from admin.control_client import ControlClient
-from admin.control_requests import ControlError, Outcome
-from admin.message_ids import MessageRef
+from admin.control import client as control_client
+from admin.control.client import ControlClient
+from admin.control.requests import ControlError, Outcome
+from broker.message_ids import MessageRef
+from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Settings
-from jobs.broker import EmbeddedBroker
-from proto.delaylake_pb2 import ControlCommand, ControlOutcome, Result
+from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 
 @pytest.fixture

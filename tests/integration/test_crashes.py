@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import AdminClient, connect
+from broker.client import AdminClient, connect
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests import java_client
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 

@@ -13,7 +13,7 @@ import yaml
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
 from tests.browser import chromium
 from tests.harness import Api, Collector, Job, http, now, wait_until
 from tests.tokens import SECRET, encoded, token

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from streaming.checkpoint import Checkpoint
-from streaming.pulsar_client import connect
-from streaming.tables import Tables
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
+from streaming.checkpoint.checkpoint import Checkpoint
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from warehouse.tables import Tables
 
 TOPIC = "persistent://public/default/fenced"
 

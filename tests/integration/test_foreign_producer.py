@@ -11,25 +11,25 @@ import pulsar
 import pyarrow as pa
 import pytest
 
-from jobs.broker import EmbeddedBroker
-from proto.delaylake_pb2 import ControlOutcome
-from streaming.checkpoint import Checkpoint, CheckpointError
-from streaming.clock import Offset
-from streaming.outcomes import OutcomePublisher
-from streaming.producer_names import ProducerNames, read_generations
-from streaming.release import Releaser
-from streaming.routes import known_routes
-from streaming.sender import Assignment, Attempt, Failed, producer_name, send_releases
+from broker.standalone import EmbeddedBroker
+from status.troubles import FOREIGN_PRODUCER, Troubles
+from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
+from streaming.release.producer_names import ProducerNames, read_generations
+from streaming.release.releaser import Releaser
+from streaming.release.sender import Assignment, Attempt, Failed, producer_name, send_releases
+from streaming.sinks.outcomes import OutcomePublisher
+from streaming.source.clock import Offset
 from streaming.start import check_broker, check_sent
-from streaming.tables import Tables
-from streaming.troubles import FOREIGN_PRODUCER, Troubles
 from tests.harness import http, now, wait_until
 from tests.integration.test_going_on import begun, made
 from tests.messages import messages
-from tests.unit.test_releaser import Recorded, Spark
-from tracker.commands import OUTCOMES
+from tests.unit.streaming.release.test_releaser import Recorded, Spark
+from tracker.commands.schema import OUTCOMES
 from tracker.in_flight import SENDING
 from tracker.messages import pack
+from tracker.wire.delaylake_pb2 import ControlOutcome
+from warehouse.known_routes import known_routes
+from warehouse.tables import Tables
 
 N = 40
 HUGE = 1 << 60

@@ -11,9 +11,9 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import AdminClient, connect
-from streaming.troubles import NOT_SEEN_REASON
+from broker.client import AdminClient, connect
+from broker.standalone import EmbeddedBroker
+from status.troubles import NOT_SEEN_REASON
 from tests.fuzz import OWN, Fuzz, Producers, unload
 from tests.fuzz_check import Topics, check
 from tests.harness import PATIENCE, Job, wait_until

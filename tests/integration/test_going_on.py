@@ -16,27 +16,27 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import TableNotFoundError
 
+from broker.client import AdminClient
+from broker.new_cluster import NewClusterError, check_topics
+from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Route, Settings
-from jobs.broker import EmbeddedBroker
-from streaming.checkpoint import Checkpoint, CheckpointError
-from streaming.clock import Offset
-from streaming.fence import PAUSE_SECONDS, FencedError
-from streaming.last_sent import last_sent
-from streaming.message_schemas import MessageSchema, SchemaKeeper, version_bytes
-from streaming.new_cluster import NewClusterError, check_topics
-from streaming.outcomes import OutcomePublisher
-from streaming.pulsar_client import AdminClient
-from streaming.rebuild import rebuild
-from streaming.routes import known_routes
-from streaming.sender import ROW_BITS, Assignment, Attempt, producer_name, send_releases
+from recovery.rebuild import rebuild
+from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
+from streaming.release.last_sent import last_sent
+from streaming.release.sender import ROW_BITS, Assignment, Attempt, producer_name, send_releases
+from streaming.sinks.outcomes import OutcomePublisher
+from streaming.source.clock import Offset
 from streaming.start import check_broker, check_sent
-from streaming.tables import Tables
 from tests.harness import http, now, wait_until
 from tests.messages import messages
-from tests.unit.test_maintenance import rows
-from tracker.commands import OUTCOMES
+from tests.unit.warehouse.maintenance.test_maintenance import rows
+from tracker.commands.schema import OUTCOMES
 from tracker.in_flight import SENDING
 from tracker.messages import pack, unpack
+from warehouse.epoch import PAUSE_SECONDS, FencedError
+from warehouse.known_routes import known_routes
+from warehouse.message_schemas import MessageSchema, SchemaKeeper, version_bytes
+from warehouse.tables import Tables
 
 HOUR = 3_600_000
 

@@ -11,8 +11,8 @@ import pulsar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests import java_client
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until

@@ -10,12 +10,12 @@ from typing import Any
 import pulsar
 import pytest
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from jobs.run import warn_without_deduplication
-from streaming.job_status import read_status
-from streaming.pulsar_client import AdminClient
-from streaming.sender import java_string_hash
+from broker.client import AdminClient
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
+from jobs.commands.run import warn_without_deduplication
+from status.job_status import read_status
+from streaming.release.sender import java_string_hash
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 
@@ -286,6 +286,6 @@ def test_a_namespace_without_deduplication_is_named(
     subscriptions = [{"name": "a", "destination": "persistent://public/repeating/a"}, {"name": "b"}]
     job = Job(tmp_path, broker.settings, [{"source": "persistent://public/default/s", "subscriptions": subscriptions}])
     warn_without_deduplication(job.settings)
-    assert [r.getMessage() for r in caplog.records if r.name == "jobs.run"] == [
+    assert [r.getMessage() for r in caplog.records if r.name == "jobs.commands.run"] == [
         "delivery to public/repeating is at least once, not exactly once: its broker has no deduplication"
     ]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pulsar
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from streaming.table_files import APPLICATION
-from streaming.tables import Tables
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+from warehouse.maintenance.table_files import APPLICATION
+from warehouse.tables import Tables
 
 N = 6_000
 

@@ -13,10 +13,12 @@ import pulsar
 import pytest
 import yaml
 
-from admin.message_ids import MessageRef
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from proto.delaylake_pb2 import (
+from broker.message_ids import MessageRef
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.harness import Collector, Job, now, wait_until
+from tracker.wire.delaylake_pb2 import (
     ControlCommand,
     PauseSubscriptions,
     RescheduleMessages,
@@ -25,8 +27,6 @@ from proto.delaylake_pb2 import (
     SkipEntry,
     SkipMessages,
 )
-from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.harness import Collector, Job, now, wait_until
 
 
 class Desk:

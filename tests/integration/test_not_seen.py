@@ -14,22 +14,22 @@ import pulsar
 import pyarrow as pa
 import pytest
 
+from broker.broker_side import BrokerSide
+from broker.client import AdminClient, connect, subscribe
+from broker.jars import jars
+from broker.position import START, Position, SourceTopic
+from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.audit import Audit, run_audit
-from jobs.broker import EmbeddedBroker
-from jobs.jars import jars
-from streaming.broker_side import BrokerSide
-from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient, connect, subscribe
-from streaming.receiver import Limits, Receiver
-from streaming.segments import positions
-from streaming.source_watch import SourceWatch
-from streaming.standing import STANDING_MILLIS
-from streaming.tables import SCHEMAS, Tables
-from streaming.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from jobs.commands.audit import Audit, run_audit
+from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.watch.source_watch import SourceWatch
+from streaming.source.watch.standing import STANDING_MILLIS
 from tests import java_client
 from tests.harness import now, wait_until
 from tests.java_client import make_key
+from warehouse.queries.index_rows import positions
+from warehouse.tables import SCHEMAS, Tables
 
 SUBSCRIPTION = "delaylake"
 

@@ -12,17 +12,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from admin.app import create_app
+from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
-from streaming.job_status import StatusWriter, read_status
-from streaming.maintenance import maintain
-from streaming.table_files import TableFiles
-from streaming.tables import Snapshot, Tables, exists
-from streaming.views import Warehouse
+from jobs.commands.audit import run_audit
+from status.job_status import StatusWriter, read_status
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from tests.object_storage import ObjectStorage
-from tests.unit.test_maintenance import NOW, bucket, content
+from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, content
+from warehouse.maintenance.maintain import maintain
+from warehouse.maintenance.table_files import TableFiles
+from warehouse.tables import Snapshot, Tables, exists
+from warehouse.views import Warehouse
 
 
 @pytest.fixture

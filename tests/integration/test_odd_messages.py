@@ -9,7 +9,7 @@ from typing import Any
 import _pulsar
 import pulsar
 
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
 from tests.harness import Collector, Job, now, wait_until
 
 MEGABYTE = 1024 * 1024

@@ -9,14 +9,14 @@ from typing import Any
 
 import pulsar
 
-from admin.control_client import ControlClient
-from admin.control_requests import Cancel
-from admin.message_ids import MessageRef
-from admin.pending import Pending, PendingFilter
-from jobs.broker import EmbeddedBroker
+from admin.control.client import ControlClient
+from admin.control.requests import Cancel
+from broker.message_ids import MessageRef
+from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
-from tests.unit.test_admin_app import served
+from tests.unit.admin.rest.test_admin_app import served
+from warehouse.queries.waiting import Pending, PendingFilter
 
 
 def test_what_is_listed_and_not_taken_back_by_a_filter_is_what_comes(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import AdminClient
+from broker.client import AdminClient
+from broker.standalone import EmbeddedBroker
 
 READ_TIMEOUT_MILLIS = 10_000
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.client import AdminClient, NotToldError, PulsarError, connect, token_reader
+from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import AdminClient, NotToldError, PulsarError, connect, token_reader
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from admin.tokens import TokenError, TokenVerifier
+from admin.security.tokens import TokenError, TokenVerifier
+from broker.jars import jars
 from conf.settings import AuthSettings
-from jobs.jars import jars
 from tests.conftest import RUN_SECONDS
 
 

@@ -13,14 +13,14 @@ import pulsar
 import pyarrow as pa
 import pytest
 
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import connect
-from streaming.sender import Assignment, Attempt, Sent, can_write, send_releases
+from streaming.release.sender import Assignment, Attempt, Sent, can_write, send_releases
 from tests.harness import now, wait_until
 from tests.messages import messages
 from tests.tokens import SECRET, token
-from tracker.giving_up import NOT_DELIVERED
+from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.in_flight import SENDING
 from tracker.messages import pack, unpack, with_columns
 

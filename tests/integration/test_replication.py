@@ -12,13 +12,13 @@ import httpx
 import pulsar
 import pytest
 
-from jobs.broker import EmbeddedBroker
-from jobs.jars import jars
-from streaming.broker_side import BrokerSide
-from streaming.position import START, Position, SourceTopic
-from streaming.pulsar_client import AdminClient
-from streaming.receiver import Limits, Receiver
-from streaming.replication import Origins
+from broker.broker_side import BrokerSide
+from broker.client import AdminClient
+from broker.jars import jars
+from broker.position import START, Position, SourceTopic
+from broker.replication import Origins
+from broker.standalone import EmbeddedBroker
+from streaming.source.receiving.receiver import Limits, Receiver
 from tests.conftest import RUN_SECONDS
 
 OTHER = "elsewhere"

@@ -9,8 +9,8 @@ import pyarrow as pa
 from chispa import assert_df_equality
 from deltalake import DeltaTable, QueryBuilder
 
-from jobs.broker import EmbeddedBroker
-from jobs.jars import jars
+from broker.jars import jars
+from broker.standalone import EmbeddedBroker
 from streaming.session import create_session
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 

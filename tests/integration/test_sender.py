@@ -11,9 +11,9 @@ from pathlib import Path
 import pulsar
 import pyarrow as pa
 
+from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.broker import EmbeddedBroker
-from streaming.sender import Assignment, Attempt, send_releases
+from streaming.release.sender import Assignment, Attempt, send_releases
 from tests.harness import Job, now
 from tests.messages import messages
 from tracker.in_flight import SENDING

@@ -12,8 +12,8 @@ from typing import Any
 import pulsar
 import yaml
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, wait_until
 from tests.integration.test_moves import Desk

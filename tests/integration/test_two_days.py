@@ -16,15 +16,15 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from streaming.clock import Clock, ClockSettings, Offset
-from streaming.feedback import Feedback
-from streaming.maintenance import maintain
-from streaming.segments import LOOKED_UP, cancels_to_index, find_entries, read_segment, rows_due, to_index
-from streaming.tables import DELIVERIES, OUTCOMES, SCHEMAS, Tables
+from streaming.release.feedback import Feedback
+from streaming.source.clock import Clock, ClockSettings, Offset
 from tests.messages import TOPIC, command, commands, messages
 from tracker.messages import concat
 from tracker.shard import Effects, Intake, Shard
 from tracker.store import MemoryStore
+from warehouse.maintenance.maintain import maintain
+from warehouse.queries.index_rows import LOOKED_UP, cancels_to_index, find_entries, read_segment, rows_due, to_index
+from warehouse.tables import DELIVERIES, OUTCOMES, SCHEMAS, Tables
 
 START = 1_800_000_000_000
 MINUTE, HOUR = 60_000, 3_600_000

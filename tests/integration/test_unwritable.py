@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pulsar
 
-from jobs.audit import run_audit
-from jobs.broker import EmbeddedBroker
+from broker.standalone import EmbeddedBroker
+from jobs.commands.audit import run_audit
 from tests.conftest import Run
 from tests.harness import PATIENCE, Collector, Job, check_exactly_once, now, wait_until
 

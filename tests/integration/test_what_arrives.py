@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.broker import EmbeddedBroker
-from streaming.pulsar_client import AdminClient
-from streaming.troubles import NOT_SEEN_REASON
+from broker.client import AdminClient
+from broker.standalone import EmbeddedBroker
+from status.troubles import NOT_SEEN_REASON
 from tests import java_client
 from tests.harness import Job, http, now, wait_until
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tests.messages import messages, positions
-from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.messages import concat, int64
 from tracker.store import MemoryStore
 

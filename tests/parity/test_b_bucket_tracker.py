@@ -6,7 +6,7 @@ import pytest
 
 from tests.messages import messages, positions, times
 from tests.parity.conftest import Buckets
-from tracker.index_bits import MAX_ENTRY_ID
+from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.messages import pack, unpack
 
 

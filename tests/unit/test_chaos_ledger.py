@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from proto.delaylake_pb2 import ControlOutcome, Result
 from tests.chaos.faults import ALL
 from tests.chaos.ledger import Commands, Ledger, payload
 from tests.chaos.test_faults import drawn
+from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 DUE = 1_900_000_000_000
 

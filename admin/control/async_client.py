@@ -1,0 +1,180 @@
+"""Sends control commands from an event loop: many wait for their outcomes, one thread reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from admin.control.requests import ControlError, ControlRequest, Outcome, Window
+from conf.settings import Settings
+from tracker.wire.delaylake_pb2 import ControlOutcome
+
+if TYPE_CHECKING:
+    import pulsar
+
+_log = logging.getLogger(__name__)
+
+_OPERATION_SECONDS = 3
+_RETRY_SECONDS = 0.5
+_POLL_MILLIS = 300
+
+_MAX_PENDING = 100_000  # commands that the broker has not taken yet; beyond that they are refused
+_MESSAGES_AHEAD = 20_000  # so that several callers find room, also with commands of one message each
+
+# The client's own reconnecting may wait a minute before it tries again.
+_GIVE_UP_SECONDS = 5.0
+
+
+# The outcomes of a caller's requests, or why there are none.
+_Coming = asyncio.Queue["ControlOutcome | ControlUnavailable"]
+
+
+class ControlUnavailable(ControlError):
+    """The broker can't be reached now. What was sent before may be done."""
+
+
+class NoAnswer(ControlError):
+    """The job has not answered in time. It may still do what it was asked."""
+
+
+class AsyncControlClient:
+    """Publishes commands to the control topic and hands their outcomes to who waits. An asynchronous context manager.
+
+    One Pulsar client, made in a thread of its own, which connects, connects again where the broker was away, and reads
+    the outcome topic. Starting never waits for the broker.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._waiting: dict[str, _Coming] = {}  # by request id
+        self._reader: pulsar.Reader | None = None
+        self._producer: pulsar.Producer | None = None
+        self._trouble = "not connected yet"
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopped.set()
+        await asyncio.to_thread(self._thread.join, 2 * _OPERATION_SECONDS)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether commands can be sent and outcomes read."""
+        reader, producer = self._reader, self._producer
+        return reader is not None and producer is not None and reader.is_connected() and producer.is_connected()
+
+    async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
+        """Publishes requests and returns their outcomes once all have come.
+
+        Raises:
+            ControlUnavailable: the broker can't be reached.
+            NoAnswer: not everything was answered in time.
+        """
+        deadline = self._loop.time() + timeout_seconds
+        return [outcome async for outcome in self._exchange(requests, timeout_seconds, deadline)]
+
+    def send_ahead(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> AsyncIterator[Outcome]:
+        """Publishes many requests, some of them ahead of their outcomes, and yields these as they come.
+
+        Args:
+            timeout_seconds: from one outcome to the next.
+
+        Raises:
+            ControlUnavailable: the broker can't be reached.
+            NoAnswer: no outcome came in time.
+        """
+        return self._exchange(requests, timeout_seconds)
+
+    async def _exchange(
+        self, requests: Iterable[ControlRequest], timeout_seconds: float, deadline: float | None = None
+    ) -> AsyncIterator[Outcome]:
+        import pulsar
+
+        window = Window(requests, _MESSAGES_AHEAD)
+        coming: _Coming = asyncio.Queue()
+        try:
+            while True:
+                while request := window.next():
+                    producer = self._producer
+                    if producer is None or not self.is_connected:
+                        raise ControlUnavailable(f"no connection to the broker: {self._trouble}")
+                    self._waiting[request.request_id] = coming
+                    producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
+                    await asyncio.sleep(0)  # to make a command of a thousand messages takes some ms
+                if not window.waiting:
+                    return
+                async with asyncio.timeout_at(deadline or self._loop.time() + timeout_seconds):
+                    told = await coming.get()
+                if isinstance(told, ControlUnavailable):
+                    raise told
+                outcome = window.take(told)
+                if told.request_id not in window.waiting:
+                    self._waiting.pop(told.request_id, None)
+                if outcome is not None:
+                    yield outcome
+        except pulsar.PulsarException as error:
+            raise ControlUnavailable(f"the broker did not take the command: {error}") from error
+        except TimeoutError:
+            raise NoAnswer(window.no_answer(timeout_seconds)) from None
+        finally:
+            for request_id in window.waiting:
+                self._waiting.pop(request_id, None)
+
+    def _sent(self, coming: _Coming, result: Any, _: object) -> None:
+        """Called by the client's own thread; an exception here would hang the process."""
+        with contextlib.suppress(Exception):
+            if result.name != "Ok":
+                failure = ControlUnavailable(f"the broker did not take the command: {result.name}")
+                self._loop.call_soon_threadsafe(coming.put_nowait, failure)
+
+    def _take(self, data: bytes) -> None:
+        told = ControlOutcome.FromString(data)
+        if coming := self._waiting.get(told.request_id):
+            coming.put_nowait(told)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._read_outcomes()
+            except Exception as error:
+                trouble = str(error) or type(error).__name__
+                if trouble != self._trouble:
+                    _log.warning("no connection to Pulsar at %s: %s", self._settings.pulsar.service_url, trouble)
+                self._trouble = trouble
+                self._stopped.wait(_RETRY_SECONDS)
+
+    def _read_outcomes(self) -> None:
+        import pulsar
+
+        from broker.client import connect
+
+        client = connect(self._settings.pulsar, operation_timeout_seconds=_OPERATION_SECONDS)
+        try:
+            # First the reader, so that no outcome is missed.
+            reader = client.create_reader(self._settings.control.outcome_topic, pulsar.MessageId.latest)
+            self._producer = client.create_producer(self._settings.control.topic, max_pending_messages=_MAX_PENDING)
+            self._reader = reader
+            connected_at = time.monotonic()
+            while not self._stopped.is_set():
+                with contextlib.suppress(pulsar.Timeout):
+                    message = reader.read_next(_POLL_MILLIS)
+                    if message.partition_key() in self._waiting:
+                        self._loop.call_soon_threadsafe(self._take, message.data())
+                if self.is_connected:
+                    connected_at = time.monotonic()
+                elif time.monotonic() - connected_at > _GIVE_UP_SECONDS:
+                    raise ControlUnavailable("the broker is away")
+        finally:
+            self._reader = self._producer = None
+            client.close()

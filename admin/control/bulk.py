@@ -1,0 +1,224 @@
+"""Does something to all pending messages that a filter means: what to send for it, and what became of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from admin.control.requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, RequestFactory
+from broker.message_ids import MessageRef
+from conf.settings import Settings, Subscription
+from tracker.commands.moves import HELD_MILLIS
+from tracker.messages import Int64Array, int64, typed, where
+from tracker.schedule import MAX_TIME_MILLIS
+from warehouse.queries.waiting import WAITS, Pending, PendingError, PendingFilter, State
+from warehouse.tables import DELAYED_INDEX
+
+# What is known of messages that are to be changed.
+NAMED = pa.schema(
+    [
+        DELAYED_INDEX.field(name)
+        for name in ("ledger_id", "entry_id", "partition", "batch_index", "batch_size", "deliver_at")
+    ]
+)
+
+MAX_MATCHED = 10_000  # unless more are asked for
+
+
+class TooManyError(PendingError):
+    """More messages match than may be changed at once."""
+
+
+class CumulativeError(PendingError):
+    """Messages of a subscription with a cumulative type can't be skipped."""
+
+
+class Action(StrEnum):
+    CANCEL = "cancel"
+    SKIP = "skip"
+    RESCHEDULE = "reschedule"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be done to messages. To reschedule them: to a time, ms since the epoch, or by so many ms."""
+
+    action: Action
+    deliver_at: int | None = None
+    shift_millis: int | None = None
+
+    def new_times(self, rows: pa.Table) -> Int64Array:
+        """When messages are to be delivered that are rescheduled."""
+        if self.deliver_at is not None:
+            return np.full(rows.num_rows, self.deliver_at)
+        due = int64(rows, "deliver_at")
+        # What is held back has no time that could be shifted: it is delivered at once.
+        return np.where(due >= HELD_MILLIS, 0, np.maximum(due + (self.shift_millis or 0), 0))
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is done to messages in one way, or to entries where they are cancelled.
+
+    Attributes:
+        rows: the messages, with the columns of NAMED; of entries the last of their times.
+        deliver_at: when they are to be delivered.
+        batch_size: the messages of each of the rows.
+    """
+
+    subscription: str
+    action: Action
+    rows: pa.Table
+    deliver_at: int = 0
+    batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The calls that change messages.
+
+    Attributes:
+        total: messages, counted for each subscription that they wait for.
+        impossible: of these, how many can't be cancelled alone.
+    """
+
+    calls: list[Call]
+    total: int
+    impossible: int
+
+
+class Tally:
+    """Counts what became of the messages of a plan, by result, for each subscription that they waited for."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.results: Counter[str] = Counter({"NOT_ALLOWED": plan.impossible} if plan and plan.impossible else {})
+        self.done = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.results[outcome.result] += outcome.n_messages
+        self.done += outcome.n_messages * outcome.is_done
+
+    def to_json(self) -> dict[str, int]:
+        """The counts as `applied`, `tooLate` and so on."""
+        counts = {"APPLIED": 0, "TOO_LATE": 0, **self.results}
+        return {_camel(result): n for result, n in counts.items()}
+
+
+def meant(wanted: PendingFilter, action: Action) -> PendingFilter:
+    """The filter that an action goes by: to restore is meant what was taken back."""
+    return wanted.model_copy(update={"state": State.TAKEN_BACK}) if action is Action.RESTORE else wanted
+
+
+def check(pending: Pending, action: Action) -> None:
+    """Whether an action can be done to the messages of a listing.
+
+    Raises:
+        CumulativeError: they can't be skipped.
+    """
+    if action is Action.SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
+        raise CumulativeError(
+            f"messages of {cumulative[0].name} can't be skipped: its type {cumulative[0].type} acknowledges "
+            "cumulatively (cancel them)"
+        )
+
+
+def matching(pending: Pending, max_matched: int) -> pa.Table:
+    """All messages of a listing, soonest first, with the columns of NAMED and WAITS.
+
+    Raises:
+        TooManyError: there are more than `max_matched`.
+    """
+    rows = pending.rows(max_matched + 1, NAMED.names)
+    if rows.num_rows > max_matched:
+        raise TooManyError(f"{pending.count():,} messages match, and at most {max_matched:,} may")
+    return rows
+
+
+def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) -> Plan:
+    """What to send to change messages for the subscriptions that have them in the state that was asked for.
+
+    All are skipped, also where they are to be cancelled, but where the subscription's type is cumulative: there entries
+    are cancelled, of which all messages are meant.
+
+    Args:
+        rows: as `matching` returns them.
+    """
+    calls: list[Call] = []
+    total = impossible = 0
+    for number, subscription in enumerate(subscriptions):
+        waiting = where(rows, int64(rows, WAITS) >> number & 1 > 0).select(NAMED.names)
+        total += waiting.num_rows
+        if change.action is Action.CANCEL and subscription.type.is_cumulative:
+            entries = _whole_entries(waiting)
+            sizes = int64(entries, "batch_size")
+            impossible += waiting.num_rows - int(sizes.sum())
+            calls += [
+                Call(subscription.name, Action.CANCEL, where(entries, sizes == size), batch_size=size)
+                for size in np.unique(sizes).tolist()
+            ]
+        elif change.action is Action.RESCHEDULE:
+            by_time = _by_time(waiting, change.new_times(waiting))
+            calls += [Call(subscription.name, change.action, chosen, time) for time, chosen in by_time]
+        elif waiting.num_rows:
+            action = Action.RESTORE if change.action is Action.RESTORE else Action.SKIP
+            calls.append(Call(subscription.name, action, waiting))
+    return Plan(calls, total, impossible)
+
+
+def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> Iterator[ControlRequest]:
+    """A call's commands, answered by numbers of messages."""
+    made = RequestFactory(settings, issued_by, topic, [call.subscription], sum_up=True)
+    # A command at a time, so that there are few Python objects of a million messages.
+    for start in range(0, call.rows.num_rows, MAX_ENTRIES):
+        rows = call.rows.slice(start, MAX_ENTRIES)
+        position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
+        messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
+        match call.action:
+            case Action.RESCHEDULE:
+                yield from made.reschedule(messages, call.deliver_at)
+            case Action.RESTORE:
+                yield from made.restore(messages)
+            case Action.SKIP:
+                yield from made.skip(messages, times)
+            case Action.CANCEL:
+                yield from made.cancel_entries(list(map(Cancel, messages, times)), call.batch_size)
+
+
+def _whole_entries(rows: pa.Table) -> pa.Table:
+    """A row, with batch_index -1, for each entry of which all messages are there."""
+    entries = rows.group_by(["ledger_id", "entry_id"], use_threads=False).aggregate(
+        [("batch_size", "max"), ("deliver_at", "max"), ("partition", "max"), ([], "count_all")]
+    )
+    entries = where(entries, int64(entries, "count_all") == int64(entries, "batch_size_max"))
+    columns = {
+        "ledger_id": entries["ledger_id"],
+        "entry_id": entries["entry_id"],
+        "partition": entries["partition_max"],
+        "batch_index": pa.array(np.full(entries.num_rows, -1)),
+        "batch_size": entries["batch_size_max"],
+        # What is held back has none; and a cancel's time need not be its message's.
+        "deliver_at": pc.min_element_wise(entries["deliver_at_max"], MAX_TIME_MILLIS),
+    }
+    return typed(columns, NAMED)
+
+
+def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]]:
+    """The rows that share a time, for each time."""
+    order = np.argsort(times, kind="stable")
+    rows, times = rows.take(pa.array(order)), times[order]
+    starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1)).tolist()
+    for start, end in itertools.pairwise([*starts, len(times)]):
+        yield int(times[start]), rows.slice(start, end - start)
+
+
+def _camel(result: str) -> str:
+    first, *rest = result.lower().split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,151 @@
+"""Sends control commands and waits for what they did. Needs no JVM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pulsar
+
+from admin.control.requests import (
+    Cancel,
+    ControlError,
+    ControlRequest,
+    Outcome,
+    RequestFactory,
+    Window,
+)
+from broker.client import connect
+from broker.message_ids import MessageRef
+from conf.settings import Settings
+from tracker.wire.delaylake_pb2 import ControlOutcome
+
+if TYPE_CHECKING:
+    from admin.control.bulk import Call
+
+
+_MESSAGES_AHEAD = 100_000  # also commands of one message each: where Pulsar's client keeps no more, sending waits
+
+
+class ControlClient:
+    """Publishes commands to the control topic and reads their outcomes. A context manager.
+
+    Outcomes are read from the moment the client is made, so that none is missed.
+    """
+
+    def __init__(self, settings: Settings, issued_by: str) -> None:
+        self._settings = settings
+        self._issued_by = issued_by
+        self._client = connect(settings.pulsar, operation_timeout_seconds=10)
+        try:
+            self._outcomes = self._client.create_reader(settings.control.outcome_topic, pulsar.MessageId.latest)
+            self._producer = self._client.create_producer(settings.control.topic, block_if_queue_full=True)
+        except pulsar.PulsarException as error:
+            self._client.close()
+            raise ControlError(f"no connection to Pulsar at {settings.pulsar.service_url}: {error}") from error
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def cancel(
+        self, topic: str, cancels: Iterable[Cancel], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Cancels delayed messages; yields what became of each.
+
+        Args:
+            subscriptions: their names; none: all of the topic's.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(map(self._factory(topic, subscriptions).cancel, cancels), timeout_seconds)
+
+    def skip(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips messages or whole entries; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).skip(messages), timeout_seconds)
+
+    def reschedule(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        deliver_at: int,
+        subscriptions: Sequence[str],
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Delivers messages that wait at another time, ms since the epoch; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
+
+    def restore(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Undoes cancels and skips; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).restore(messages), timeout_seconds)
+
+    def pause(
+        self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Pauses subscriptions, or resumes them; yields an outcome each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send([self._factory(topic, subscriptions).pause(is_paused)], timeout_seconds)
+
+    def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
+        """Does what the calls of a plan say; yields what became of the messages, summed up.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        from admin.control.bulk import requests
+
+        made = (r for call in calls for r in requests(self._settings, self._issued_by, topic, call))
+        return self._send(made, timeout_seconds)
+
+    def _factory(self, topic: str, subscriptions: Sequence[str]) -> RequestFactory:
+        return RequestFactory(self._settings, self._issued_by, topic, subscriptions)
+
+    def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
+        """Publishes commands, some of them ahead, and yields their outcomes until each has all of them.
+
+        Args:
+            timeout_seconds: from one outcome to the next.
+        """
+        window = Window(requests, _MESSAGES_AHEAD)
+        deadline = 0.0
+        while True:
+            while request := window.next():
+                self._producer.send_async(request.command.SerializeToString(), None)
+                deadline = time.monotonic() + timeout_seconds
+            if not window.waiting:
+                return
+            left = int((deadline - time.monotonic()) * 1000)
+            try:
+                if left <= 0:
+                    raise pulsar.Timeout
+                told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
+            except pulsar.Timeout:
+                raise ControlError(window.no_answer(timeout_seconds)) from None
+            # Others may have commands of their own.
+            if told.request_id in window.waiting:
+                if outcome := window.take(told):
+                    yield outcome
+                deadline = time.monotonic() + timeout_seconds

@@ -1,0 +1,316 @@
+"""Control commands as requests: built from ids, and kept until each outcome that they wait for has come."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from broker.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from conf.settings import Settings
+from tracker.subscriptions import ALSO_LATER
+from tracker.wire.delaylake_pb2 import (
+    CancelDelayedMessage,
+    ControlCommand,
+    ControlOutcome,
+    PauseSubscriptions,
+    Result,
+    ResumeSubscriptions,
+    SkipEntry,
+)
+
+_SHOWN_IDS = 5
+
+_T = TypeVar("_T")
+
+MAX_ENTRIES = 1_000  # of a command; more are sent as several
+
+# The results with which it is done: of a skip, the message will not be delivered. In advance of its message a cancel is
+# kept, which is all that can be done.
+SKIPPED = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
+CANCELLED = SKIPPED | {Result.WAITING}
+
+
+class ControlError(DelayLakeError):
+    """A command can't be sent, or is not answered. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A delayed message to cancel; deliver_at in ms since the epoch, as it was sent."""
+
+    message: MessageRef
+    deliver_at: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done to one message, or entry, of one subscription; where they are summed up, to several."""
+
+    subscription: str
+    message: MessageRef  # -1 throughout: several, or all
+    result: str  # the name of a Result
+    reason: str
+    is_done: bool  # what was asked for is done, or was before
+    n_messages: int = 1
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "subscription": self.subscription,
+            "ledgerId": self.message.ledger_id,
+            "entryId": self.message.entry_id,
+            "batchIndex": self.message.batch_index,
+            "result": self.result,
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        # An outcome for all that a command names has no position.
+        position = f"{self.message.ledger_id}:{self.message.entry_id}" if self.message.ledger_id >= 0 else ""
+        if self.message.batch_index >= 0:
+            position += f":{self.message.batch_index}"
+        return " ".join(part for part in (position, self.subscription, self.result, self.reason) if part)
+
+
+class ControlRequest:
+    """A command, and the outcomes that it still waits for."""
+
+    def __init__(
+        self, command: ControlCommand, n_messages: int, expected: _OneByOne | _SummedUp, done: frozenset[int]
+    ) -> None:
+        self.command = command
+        self.n_messages = n_messages
+        self._expected = expected
+        self._done = done
+
+    @property
+    def request_id(self) -> str:
+        return self.command.request_id
+
+    @property
+    def is_answered(self) -> bool:
+        return not self._expected.left
+
+    def take(self, told: ControlOutcome) -> Outcome | None:
+        """Takes one of its outcomes; None where that is not the last word on its message."""
+        if told.result == Result.WAITING and Result.WAITING not in self._done:
+            return None
+        return Outcome(
+            told.subscription,
+            MessageRef(told.ledger_id, told.entry_id, -1, told.batch_index),
+            Result.Name(told.result),
+            told.reason,
+            told.result in self._done,
+            self._expected.settle(told),
+        )
+
+
+class _OneByOne:
+    """Expects an outcome for each message of each subscription."""
+
+    def __init__(self, messages: Sequence[MessageRef], subscriptions: Sequence[str]) -> None:
+        # By entry, the subscription and batch index of each outcome.
+        self.left: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
+        for m in messages:
+            self.left[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
+
+    def settle(self, told: ControlOutcome) -> int:
+        """Waits no more for what an outcome is of; returns of how many messages that is."""
+        entries = list(self.left) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
+        for entry in entries:
+            left = {key for key in self.left.pop(entry, ()) if not _answers(told, *key)}
+            if left:
+                self.left[entry] = left
+        return 1
+
+
+class _SummedUp:
+    """Expects numbers of what a command names, for each subscription.
+
+    Args:
+        n: what it names.
+        batch_size: how many messages are meant by each of these.
+    """
+
+    def __init__(self, n: int, subscriptions: Sequence[str], batch_size: int) -> None:
+        self.left = dict.fromkeys(subscriptions, n)
+        self._batch_size = batch_size
+
+    def settle(self, told: ControlOutcome) -> int:
+        """As above."""
+        names = [n for n in self.left if told.subscription in ("", n) or not n]
+        if told.ledger_id >= 0:
+            # One of the messages of an entry that was named whole, which ends with the last of them.
+            settled = dict.fromkeys(names, int(not told.has_more))
+        else:
+            # Without a number it is of all.
+            settled = {name: min(told.n_named or self.left[name], self.left[name]) for name in names}
+        self.left = {n: left for n in self.left if (left := self.left[n] - settled.get(n, 0))}
+        return len(names) if told.ledger_id >= 0 else sum(settled.values()) * self._batch_size
+
+
+class Window:
+    """Requests that are sent, some of them ahead of their outcomes.
+
+    Args:
+        most: so many messages are named in commands that are not answered yet: enough for the job to have some at hand
+            always, and few enough that the answers begin soon.
+    """
+
+    def __init__(self, requests: Iterable[ControlRequest], most: int) -> None:
+        self._coming = iter(requests)
+        self._most = most
+        self._ahead = 0
+        self.waiting: dict[str, ControlRequest] = {}  # by request id: sent, and not answered
+
+    def no_answer(self, timeout_seconds: float) -> str:
+        """What to say where no outcome came in time: with a few of the ids that find the commands in `outcomes`."""
+        ids = ", ".join(list(self.waiting)[:_SHOWN_IDS])
+        return f"no answer within {timeout_seconds:g} s (does the job run?); request id: {ids}"
+
+    def next(self) -> ControlRequest | None:
+        """The next request to send; None where there is none, or none now."""
+        if self._ahead >= self._most:
+            return None
+        request = next(self._coming, None)
+        if request is not None:
+            self.waiting[request.request_id] = request
+            self._ahead += request.n_messages
+        return request
+
+    def take(self, told: ControlOutcome) -> Outcome | None:
+        """Takes an outcome; None where it is not the last word on a message that is waited for."""
+        request = self.waiting.get(told.request_id)
+        if request is None:
+            return None
+        outcome = request.take(told)
+        if request.is_answered:
+            del self.waiting[told.request_id]
+            self._ahead -= request.n_messages
+        return outcome
+
+
+@dataclass(frozen=True)
+class RequestFactory:
+    """Makes requests about messages of one topic.
+
+    Attributes:
+        subscriptions: their names; none: all of the topic's.
+        sum_up: whether all that a command names and that shares a result is answered together.
+    """
+
+    settings: Settings
+    issued_by: str
+    topic: str
+    subscriptions: Sequence[str] = ()
+    sum_up: bool = False
+
+    def cancel(self, cancel: Cancel) -> ControlRequest:
+        """A request to cancel a delayed message, as PIP-423's cancelDelayedMessage."""
+        command = self._command()
+        command.cancel.CopyFrom(_cancel_message(cancel))
+        return self._request(command, [cancel.message], CANCELLED)
+
+    def cancel_entries(self, cancels: Sequence[Cancel], batch_size: int = 1) -> Iterator[ControlRequest]:
+        """Requests to cancel many entries, each of so many messages."""
+        for part in _parts(cancels):
+            command = self._command()
+            command.cancels.messages.extend(map(_cancel_message, part))
+            yield self._request(command, [cancel.message for cancel in part], CANCELLED, batch_size)
+
+    def skip(self, messages: Sequence[MessageRef], times: Sequence[int] = ()) -> Iterator[ControlRequest]:
+        """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds.
+
+        Args:
+            times: when the messages wait, where that is known: they are found sooner.
+        """
+        for part, known in zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True):
+            command = self._command()
+            command.skip.entries.extend(map(_skip_entry, part, known))
+            yield self._request(command, part, SKIPPED)
+
+    def reschedule(self, messages: Sequence[MessageRef], deliver_at: int) -> Iterator[ControlRequest]:
+        """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
+        for part in _parts(messages):
+            command = self._command()
+            command.reschedule.entries.extend(map(_skip_entry, part))
+            command.reschedule.deliver_at = deliver_at
+            yield self._request(command, part, SKIPPED)
+
+    def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
+        """Requests to undo cancels and skips of messages that are not due yet."""
+        for part in _parts(messages):
+            command = self._command()
+            command.restore.entries.extend(map(_skip_entry, part))
+            yield self._request(command, part, SKIPPED)
+
+    def pause(self, is_paused: bool) -> ControlRequest:
+        """A request to hold back what comes due for the subscriptions, or to end that."""
+        command = self._command()
+        if is_paused:
+            command.pause.CopyFrom(PauseSubscriptions())
+        else:
+            command.resume.CopyFrom(ResumeSubscriptions())
+        # Answered by subscription, not by message.
+        return self._request(command, [MessageRef(-1, -1)], SKIPPED)
+
+    def _command(self) -> ControlCommand:
+        return ControlCommand(
+            request_id=uuid.uuid4().hex,
+            topic=self.topic,
+            subscriptions=self.subscriptions,
+            issued_at=time.time_ns() // 1_000_000,
+            issued_by=self.issued_by,
+            sum_up=self.sum_up,
+        )
+
+    def _request(
+        self, command: ControlCommand, messages: Sequence[MessageRef], done: frozenset[int], batch_size: int = 1
+    ) -> ControlRequest:
+        names = self._names()
+        expected = _SummedUp(len(messages), names, batch_size) if self.sum_up else _OneByOne(messages, names)
+        return ControlRequest(command, len(messages) * batch_size, expected, done)
+
+    def _names(self) -> list[str]:
+        """The subscriptions that will answer."""
+        others = [ALSO_LATER] if ALSO_LATER in self.subscriptions else []
+        if self.subscriptions and not others:
+            return list(self.subscriptions)
+        name = self.topic.rpartition("-partition-")[0] or self.topic
+        route = self.settings.route(self.topic) or self.settings.route(name)
+        # Of a topic without a route nothing is known but that there will be one answer.
+        return [*others, *(s.name for s in route.subscriptions)] if route else others or [""]
+
+
+def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """So many at a time as a command names."""
+    return (items[start : start + MAX_ENTRIES] for start in range(0, len(items), MAX_ENTRIES))
+
+
+def _cancel_message(cancel: Cancel) -> CancelDelayedMessage:
+    return CancelDelayedMessage(
+        ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
+    )
+
+
+def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:
+    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=deliver_at)
+    if message.batch_index >= 0:
+        entry.batch_indexes.append(message.batch_index)
+    if message.partition >= 0:
+        entry.partition = message.partition
+    return entry
+
+
+def _answers(told: ControlOutcome, subscription: str, batch_index: int) -> bool:
+    """Whether an outcome for an entry answers for one of its messages, or all (-1), of a subscription."""
+    if told.subscription and subscription not in ("", told.subscription):
+        return False
+    if told.batch_index < 0 or told.batch_index == batch_index:
+        return True
+    # An entry is answered by its messages where they do not share a result: by the last of them.
+    return batch_index < 0 and not told.has_more

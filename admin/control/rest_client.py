@@ -1,0 +1,191 @@
+"""Takes messages back through an admin API instead of the control topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from admin.control.requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
+from broker.client import http_client
+from broker.message_ids import MessageRef
+from conf.errors import one_line
+from conf.settings import PulsarSettings
+from tracker.commands.schema import full_name
+from tracker.wire.delaylake_pb2 import Result
+
+_CONNECTIONS = 16
+
+
+class RestClient:
+    """As ControlClient, with an admin API. A context manager.
+
+    Args:
+        url: where the API is served.
+        max_ids_per_call: of the API.
+        pulsar: the section that has the token and the certificates, which are the broker's, too.
+    """
+
+    def __init__(self, url: str, max_ids_per_call: int, pulsar: PulsarSettings) -> None:
+        self._url = url.rstrip("/")
+        self._max_ids = max_ids_per_call
+        self._http = http_client(pulsar, headers={"Prefer": "return=representation"})
+
+    def __enter__(self) -> RestClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def cancel(
+        self, topic: str, cancels: Iterable[Cancel], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Cancels delayed messages; yields what became of each.
+
+        Raises:
+            ControlError: the API can't be reached, refuses, or does not answer in time.
+        """
+        path = f"{_path(topic)}/cancelDelayedMessage"
+        calls = [
+            {
+                "ledgerId": cancel.message.ledger_id,
+                "entryId": cancel.message.entry_id,
+                "deliverAt": cancel.deliver_at,
+                "subscriptionNames": list(subscriptions),
+            }
+            for cancel in cancels
+        ]
+        return self._post([(path, call) for call in calls], CANCELLED, timeout_seconds)
+
+    def skip(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips messages or whole entries; yields what became of each. Without subscriptions: one whole entry a call.
+
+        Raises:
+            ControlError: as above.
+        """
+        calls: list[tuple[str, Any]] = []
+        if not subscriptions:
+            calls = [(f"{_path(topic)}/acknowledgeMessage", _entry(message)) for message in messages]
+        calls += self._calls(topic, messages, subscriptions, "skipByMessageIds")
+        return self._post(calls, SKIPPED, timeout_seconds)
+
+    def reschedule(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        deliver_at: int,
+        subscriptions: Sequence[str],
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Delivers messages that wait at another time, ms since the epoch; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        calls = [
+            (path, {"messageIds": ids, "deliverAt": deliver_at})
+            for path, ids in self._calls(topic, messages, subscriptions, "reschedule")
+        ]
+        return self._post(calls, SKIPPED, timeout_seconds)
+
+    def restore(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Undoes cancels and skips; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        return self._post(self._calls(topic, messages, subscriptions, "restore"), SKIPPED, timeout_seconds)
+
+    def pause(
+        self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Pauses subscriptions, or resumes them; yields an outcome each.
+
+        Raises:
+            ControlError: as above.
+        """
+        operation = "pause" if is_paused else "resume"
+        paths = [f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}" for name in subscriptions]
+        return self._post([(path, None) for path in paths], SKIPPED, timeout_seconds)
+
+    def _calls(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], operation: str
+    ) -> list[tuple[str, Any]]:
+        """The path and message ids of each call."""
+        return [
+            (
+                f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}",
+                [str(message) for message in messages[start : start + self._max_ids]],
+            )
+            for name in subscriptions
+            for start in range(0, len(messages), self._max_ids)
+        ]
+
+    def message_id_by_index(self, topic: str, index: int) -> MessageRef:
+        """The entry that has an index.
+
+        Raises:
+            ControlError: the API can't be reached, or has no such entry.
+        """
+        found = self._call("GET", f"{_path(topic)}/getMessageIdByIndex?index={index}", None, 30)
+        return MessageRef(found["ledgerId"], found["entryId"], found["partitionIndex"])
+
+    def delayed(self, topic: str, query: dict[str, Any], is_stats: bool, timeout_seconds: float = 60) -> Any:
+        """What waits, or its counts, as the API's JSON.
+
+        Raises:
+            ControlError: the API can't be reached, or refuses.
+        """
+        path = f"{_path(topic)}/delayed{'/stats' if is_stats else ''}"
+        return self._call("GET", f"{path}?{httpx.QueryParams(query)}", None, timeout_seconds)
+
+    def by_filter(
+        self, topic: str, subscription: str, operation: str, content: dict[str, Any], timeout_seconds: float
+    ) -> Any:
+        """Changes all messages that match; the counts as the API's JSON.
+
+        Raises:
+            ControlError: as above.
+        """
+        path = f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{operation}"
+        return self._call("POST", path, content, timeout_seconds)
+
+    def _post(self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float) -> Iterator[Outcome]:
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            for found in pool.map(lambda call: self._call("POST", call[0], call[1], timeout_seconds), calls):
+                for told in found["outcomes"]:
+                    yield Outcome(
+                        told["subscription"],
+                        MessageRef(told["ledgerId"], told["entryId"], -1, told["batchIndex"]),
+                        told["result"],
+                        told["reason"],
+                        Result.Value(told["result"]) in done,
+                    )
+
+    def _call(self, method: str, path: str, content: Any, timeout_seconds: float) -> Any:
+        """The answer's body; that of an error only where it tells outcomes."""
+        try:
+            response = self._http.request(method, self._url + path, json=content, timeout=timeout_seconds)
+            found = response.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            reason = one_line(error) or type(error).__name__
+            raise ControlError(f"no answer from {self._url} ({reason}): is this an admin API (--admin-url)?") from error
+        if response.is_success or "outcomes" in found:
+            return found
+        raise ControlError(f"{response.status_code}: {found.get('reason', response.reason_phrase)}")
+
+
+def _path(topic: str) -> str:
+    domain, _, rest = full_name(topic).partition("://")
+    return "/".join(["/admin/v2", domain, *(quote(part, safe="") for part in rest.split("/", 2))])
+
+
+def _entry(message: MessageRef) -> dict[str, int]:
+    return {"ledgerId": message.ledger_id, "entryId": message.entry_id}

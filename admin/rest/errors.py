@@ -1,0 +1,108 @@
+"""Errors of the admin API: each is answered with its code and the body {"reason": "..."}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from admin.control.async_client import ControlUnavailable, NoAnswer
+from admin.control.requests import Outcome
+
+
+class AdminError(Exception):
+    """A call that is answered with an error.
+
+    Args:
+        code: of HTTP.
+        reason: one line.
+        outcomes: what was done all the same, where the caller asked for it.
+    """
+
+    def __init__(self, code: int, reason: str, outcomes: list[Outcome] | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.outcomes = outcomes
+
+
+class Reason(BaseModel):
+    """The body of every error."""
+
+    reason: str
+
+
+def error_responses(**descriptions: str) -> dict[int | str, dict[str, Any]]:
+    """Errors for a route's description, as in `error_responses(_404="no such topic")`."""
+    return {int(code[1:]): {"model": Reason, "description": text} for code, text in descriptions.items()}
+
+
+ErrorPage = Callable[[Request, int, str], Response]
+
+
+def answer_errors(app: FastAPI, page: ErrorPage) -> None:
+    """Makes an application answer all errors, also those of unknown paths and methods, with a reason.
+
+    Args:
+        page: what a browser is shown that asks for a page.
+    """
+
+    def answer(request: Request, code: int, reason: str, *more: Any) -> Response:
+        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+            return page(request, code, reason)
+        return error_response(code, reason, *more)
+
+    @app.exception_handler(AdminError)
+    async def refuse(request: Request, error: AdminError) -> Response:
+        return answer(request, error.code, error.reason, error.outcomes)
+
+    @app.exception_handler(ControlUnavailable)
+    async def unavailable(_: Request, error: ControlUnavailable) -> Response:
+        return error_response(503, str(error))
+
+    @app.exception_handler(NoAnswer)
+    async def no_answer(_: Request, error: NoAnswer) -> Response:
+        return error_response(504, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        reason = str(error.detail)
+        if error.status_code == 404 and reason == HTTPStatus(404).phrase:
+            reason = f"no such path: {request.url.path[:200]!r}"
+        return answer(request, error.status_code, reason, None, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return error_response(400, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return answer(request, 500, f"internal error: {type(error).__name__}")
+
+
+def prefers_outcomes(request: Request) -> bool:
+    """Whether the caller wants to be told what became of each message: `Prefer: return=representation`."""
+    return "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
+
+
+def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None, headers: Any = None) -> Response:
+    """What an error is answered with."""
+    content: dict[str, object] = {"reason": reason}
+    if outcomes is not None:
+        content["outcomes"] = [outcome.to_json() for outcome in outcomes]
+    return _AsciiResponse(content, code, headers)
+
+
+class _AsciiResponse(JSONResponse):
+    """JSON without characters that have no UTF-8, such as half a surrogate pair, which a request may bring."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode("ascii")

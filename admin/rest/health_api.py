@@ -1,0 +1,52 @@
+"""Whether the API runs, whether it can do anything, and whether the job does its work."""
+
+from __future__ import annotations
+
+import time
+
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from admin.rest.errors import AdminError, error_responses
+from admin.security.policy import open_to_all
+from status.job_status import read_status
+
+router = APIRouter(dependencies=[Depends(open_to_all)])
+
+
+@router.get("/healthz", summary="The process is up")
+async def healthz() -> JSONResponse:
+    return JSONResponse({"status": "up"})
+
+
+@router.get(
+    "/readyz",
+    summary="The broker is connected and the tables can be read; and whether the job does its work",
+    description="`job` is for people: what the API can do without the job, it does.",
+    responses=error_responses(_503="Not so; the reason says which."),
+)
+def readyz(request: Request) -> JSONResponse:
+    if not request.app.state.control.is_connected:
+        raise AdminError(503, "no connection to the broker")
+    try:
+        request.app.state.tables.version("entries")
+    except TableNotFoundError as error:
+        raise AdminError(503, "there are no tables: the job has not run yet") from error
+    except (DeltaError, OSError) as error:
+        raise AdminError(503, f"the tables can't be read: {type(error).__name__}") from error
+    status = read_status(request.app.state.settings.warehouse)
+    now = time.time_ns() // 1_000_000
+    trouble = "the job has told nothing of itself" if status is None else status.trouble(now)
+    job = {
+        "state": "unknown" if status is None else status.state,
+        "trouble": trouble,
+        "ageMillis": None if status is None else now - status.updated_at,
+    }
+    return JSONResponse({"status": "ready", "job": job})
+
+
+@router.get("/metrics", summary="Figures of the API and of the job, for Prometheus", response_class=Response)
+def metrics(request: Request) -> Response:
+    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)

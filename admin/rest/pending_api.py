@@ -1,0 +1,341 @@
+"""What waits, and taking it back by a filter, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from admin.control.async_client import AsyncControlClient
+from admin.control.bulk import (
+    MAX_MATCHED,
+    NAMED,
+    Action,
+    Change,
+    CumulativeError,
+    Tally,
+    TooManyError,
+    check,
+    matching,
+    meant,
+    plan,
+    requests,
+)
+from admin.rest.errors import AdminError, error_responses, prefers_outcomes
+from admin.rest.request_bodies import BadRequest, parse_count
+from admin.rest.target import Target, TargetTopic
+from admin.rest.topics_schema import (
+    CALLER_ERRORS,
+    CHANGE_ERRORS,
+    SKIP_NEXT_RESPONSES,
+    SKIP_NEXT_TEXT,
+    TOPIC_PATH,
+    Authoritative,
+    Canceller,
+    Count,
+    Reader,
+    Skipper,
+    Subscription,
+)
+from conf.settings import Settings
+from status.job_status import read_status
+from tracker.messages import int64
+from warehouse.queries.waiting import (
+    MAX_LIMIT,
+    CursorError,
+    NoTablesError,
+    Pending,
+    PendingError,
+    PendingFilter,
+    State,
+    UnknownTopicError,
+    VersionGoneError,
+)
+
+_SHOWN = 100  # messages of a dry run
+_MOST_MATCHED = 1_000_000
+
+_CODES: dict[type[PendingError], int] = {
+    CursorError: 400,
+    UnknownTopicError: 404,
+    CumulativeError: 405,
+    VersionGoneError: 410,
+    TooManyError: 412,
+    NoTablesError: 503,
+}
+_MEANT = (
+    "\n\nA message is known here when the job has sealed it, a few seconds after it came; one that is due sooner than"
+    " about ten seconds may never be."
+)
+
+router = APIRouter()
+
+
+class BulkRequest(BaseModel):
+    """Which messages are to be changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
+
+    filter: PendingFilter
+    dry_run: bool = False
+    max: Annotated[int, Field(ge=1, le=_MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+
+
+class BulkReschedule(BulkRequest):
+    """Which messages are to be delivered at another time, and when."""
+
+    deliver_at: Annotated[int | None, Field(ge=0, lt=2**63, description="When, ms since the epoch.")] = None
+    shift_millis: Annotated[int | None, Field(gt=-(2**62), lt=2**62, description="So much later.")] = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> BulkReschedule:
+        if (self.deliver_at is None) == (self.shift_millis is None):
+            raise ValueError("one of deliverAt and shiftMillis is needed")
+        return self
+
+
+def pending_filter(
+    due_from: Annotated[int | None, Query(alias="dueFrom", description="Due then or later, ms.")] = None,
+    due_before: Annotated[int | None, Query(alias="dueBefore", description="Due before, ms.")] = None,
+    key: Annotated[str | None, Query(description="With this key.")] = None,
+    subscription: Annotated[str | None, Query(description="Pending for it; none: for any.")] = None,
+    properties: Annotated[list[str] | None, Query(alias="property", description="name=value; repeatable.")] = None,
+    producer_name: Annotated[str | None, Query(alias="producerName", description="Of this producer.")] = None,
+    ledger_id: Annotated[int | None, Query(alias="ledgerId", description="Of this ledger.")] = None,
+    entry_id: Annotated[int | None, Query(alias="entryId", description="Of this entry of the ledger.")] = None,
+    state: Annotated[State, Query(description="Only what is held back; or what was taken back and is not past.")] = (
+        State.WAITING
+    ),
+) -> PendingFilter:
+    """A dependency: the query's filter."""
+    pairs = [text.partition("=") for text in properties or ()]
+    if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
+        raise AdminError(400, f"property must be name=value: {wrong[0][:80]!r}")
+    try:
+        return PendingFilter(
+            subscription=subscription,
+            key=key,
+            properties={name: value for name, _, value in pairs},
+            due_from=due_from,
+            due_before=due_before,
+            producer_name=producer_name,
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            state=state,
+        )
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+Filter = Annotated[PendingFilter, Depends(pending_filter)]
+_READ_ERRORS = CALLER_ERRORS | {
+    "_400": "A parameter is wrong, or the cursor is not of this listing.",
+    "_404": "No such topic or subscription.",
+    "_503": "The tables are not there: the job has not run yet.",
+}
+_BULK_ERRORS = CHANGE_ERRORS | {
+    "_400": "The body is not understood, or its filter says nothing.",
+    "_404": "No such topic or subscription.",
+    "_412": "More messages match than `max`: nothing was done.",
+}
+
+
+@router.get(
+    TOPIC_PATH + "/delayed",
+    summary="The messages that wait, soonest first",
+    description="All pages of a listing are of the version of the tables that the first one was of." + _MEANT,
+    responses=error_responses(**_READ_ERRORS, _410="The listing's version of the tables is gone: begin it again."),
+)
+def list_delayed(
+    request: Request,
+    role: Reader,
+    target: TargetTopic,
+    wanted: Filter,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 100,
+    cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
+) -> dict[str, Any]:
+    try:
+        return _ask(request, target, wanted, cursor).page(limit).to_json()
+    except PendingError as error:
+        raise _refusal(error) from error
+
+
+@router.get(
+    TOPIC_PATH + "/delayed/stats",
+    summary="How many messages wait, by subscription",
+    description="`takenBack` counts messages and whole entries that were, and would be due later." + _MEANT,
+    responses=error_responses(**_READ_ERRORS),
+)
+def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: Filter) -> dict[str, Any]:
+    try:
+        return _ask(request, target, wanted).stats()
+    except PendingError as error:
+        raise _refusal(error) from error
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/cancel",
+    summary="Cancel all messages that match a filter",
+    description="Answers with counts by result. Of a batch on a subscription that acknowledges cumulatively, all"
+    " messages must match." + _MEANT,
+    responses=error_responses(**_BULK_ERRORS, _405="The topic is not persistent."),
+)
+async def cancel_by_filter(
+    request: Request, role: Canceller, target: TargetTopic, subscription: Subscription, body: BulkRequest
+) -> Response:
+    return await by_filter(request, role, target, subscription, body, Change(Action.CANCEL))
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skip",
+    summary="Skip all messages that match a filter",
+    description="Answers with counts by result." + _MEANT,
+    responses=error_responses(
+        **_BULK_ERRORS, _405="The subscription's type acknowledges cumulatively, or the topic is not persistent."
+    ),
+)
+async def skip_by_filter(
+    request: Request, role: Skipper, target: TargetTopic, subscription: Subscription, body: BulkRequest
+) -> Response:
+    return await by_filter(request, role, target, subscription, body, Change(Action.SKIP))
+
+
+def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:
+    """A body with a filter instead of ids, and what is to be done; without a change it says when to deliver.
+
+    Raises:
+        AdminError: it is not understood.
+    """
+    try:
+        if change is not None:
+            return BulkRequest.model_validate_json(body), change
+        moved = BulkReschedule.model_validate_json(body)
+    except ValidationError as error:
+        raise _invalid(error) from error
+    return moved, Change(Action.RESCHEDULE, moved.deliver_at, moved.shift_millis)
+
+
+async def by_filter(
+    request: Request, role: str, target: Target, subscription: str, body: BulkRequest, change: Change
+) -> Response:
+    """Changes all messages that match, or tells which would be."""
+    target.check_subscriptions([subscription])
+    wanted = body.filter
+    if not wanted.is_selective:
+        raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
+    if wanted.subscription not in (None, subscription):
+        raise AdminError(400, "the filter has another subscription than the path")
+    wanted = meant(wanted.model_copy(update={"subscription": subscription}), change.action)
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    try:
+        question = await asyncio.to_thread(_ask, request, target, wanted)
+        check(question, change.action)
+        if body.dry_run:
+            return JSONResponse(await asyncio.to_thread(_would_match, question))
+        rows = await asyncio.to_thread(matching, question, body.max)
+    except PendingError as error:
+        raise _refusal(error) from error
+    todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
+    tally = Tally(todo)
+    commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
+    async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
+        tally.add(outcome)
+    return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skip/{n}",
+    summary="Skip the next messages",
+    description=SKIP_NEXT_TEXT,
+    status_code=204,
+    responses=SKIP_NEXT_RESPONSES,
+)
+async def skip_next(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    subscription: Subscription,
+    n: Count,
+    authoritative: Authoritative = None,
+) -> Response:
+    try:
+        wanted = parse_count(n)
+    except BadRequest as error:
+        raise AdminError(400, str(error)) from error
+    if await request.body():
+        raise AdminError(400, "a number of messages goes without a body; message ids go to skip/0 or skipByMessageIds")
+    target.check_subscriptions([subscription])
+    try:
+        question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
+        check(question, Action.SKIP)
+        tally = await _skip_next(request, role, target, question, wanted)
+    except PendingError as error:
+        raise _refusal(error) from error
+    if prefers_outcomes(request):
+        return JSONResponse(tally.to_json())
+    return Response(status_code=204)
+
+
+async def _skip_next(request: Request, role: str, target: Target, question: Pending, n: int) -> Tally:
+    """Skips the next n messages of a listing, or all where there are fewer.
+
+    What turns out to be done with, because it was handed out or taken back since the table was written, does not count:
+    the one after it is skipped instead.
+    """
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    timeout_seconds = settings.api.answer_timeout_millis / 1000
+    tally = Tally()
+    tried = 0
+    deadline = time.monotonic() + timeout_seconds
+    while (left := n - tally.results["APPLIED"]) > 0:
+        rows = (await asyncio.to_thread(question.rows, tried + min(left, _MOST_MATCHED), NAMED.names)).slice(tried)
+        if not rows.num_rows:
+            break
+        if target.partition < 0 and int64(rows, "partition").max() >= 0:
+            raise AdminError(405, "the topic is partitioned: name a partition")
+        if tried and time.monotonic() > deadline:
+            raise AdminError(
+                504, f"{n - left:,} of {n:,} were skipped in {timeout_seconds:g} s: call again for the rest"
+            )
+        tried += rows.num_rows
+        todo = await asyncio.to_thread(plan, question.subscriptions, rows, Change(Action.SKIP))
+        commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
+        before = tally.results["APPLIED"]
+        async for outcome in client.send_ahead(commands, timeout_seconds):
+            tally.add(outcome)
+        if tally.results["APPLIED"] > before:
+            deadline = time.monotonic() + timeout_seconds
+    return tally
+
+
+def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:
+    """What waits for a subscription and is not with the senders, as far as is known."""
+    settings: Settings = request.app.state.settings
+    status = read_status(settings.warehouse)
+    horizon = time.time_ns() // 1_000_000 + (status.lookahead_millis if status else 0)
+    return _ask(request, target, PendingFilter(subscription=subscription, due_from=horizon))
+
+
+def _would_match(question: Pending) -> dict[str, Any]:
+    page = question.page(_SHOWN)
+    return {"matched": question.count(), "messages": page.to_json()["messages"]}
+
+
+def _ask(request: Request, target: Target, wanted: PendingFilter, cursor: str | None = None) -> Pending:
+    return Pending(request.app.state.settings, target.name, wanted, cursor)
+
+
+def _invalid(error: ValidationError) -> AdminError:
+    first = error.errors()[0]
+    return AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]]))
+
+
+def _refusal(error: PendingError) -> AdminError:
+    return AdminError(_CODES.get(type(error), 500), str(error))

@@ -1,0 +1,193 @@
+"""What calls of the admin API say, read strictly: what is not understood is refused, never passed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from admin.control.requests import Cancel
+from broker.message_ids import MAX_INT64, MessageRef, message_ref, parse, parse_base64, parse_number
+from conf.errors import DelayLakeError
+from tracker.schedule import MAX_TIME_MILLIS
+
+_MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
+
+
+class BadRequest(DelayLakeError):
+    """A parameter or a body can't be read. The message is one line."""
+
+
+class TooManyIds(DelayLakeError):
+    """More message ids than a call may have."""
+
+
+def parse_json(body: bytes) -> Any:
+    """Reads JSON in which no name comes twice.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    try:
+        return json.loads(body, parse_constant=_no_number, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {type(error).__name__}: {str(error)[:80]}") from None
+
+
+def parse_message(given: Mapping[str, object]) -> MessageRef:
+    """Reads ledgerId and entryId.
+
+    Raises:
+        BadRequest: one of them is missing, no number or negative.
+    """
+    return message_ref(_int64(given, "ledgerId", 0), _int64(given, "entryId", 0), -1, -1)
+
+
+def parse_cancel(given: Mapping[str, object]) -> Cancel:
+    """Reads ledgerId, entryId and deliverAt.
+
+    Raises:
+        BadRequest: one of them is missing, no number, negative, or deliverAt is 0.
+    """
+    return Cancel(parse_message(given), _int64(given, "deliverAt", 1))
+
+
+def parse_index(given: str | None) -> int:
+    """Reads the index of a message, which may be negative: there is just none.
+
+    Raises:
+        BadRequest: it is missing or no number.
+    """
+    return _int64({"index": given}, "index", -MAX_INT64)
+
+
+def parse_count(given: str) -> int:
+    """Reads how many messages are meant.
+
+    Raises:
+        BadRequest: it is no number, or negative.
+    """
+    return _int64({"the number of messages": given}, "the number of messages", 0)
+
+
+def parse_subscriptions(given: object) -> list[str]:
+    """Reads subscriptionNames: one text or several, each with one name or several separated by commas.
+
+    Raises:
+        BadRequest: it is something else.
+    """
+    names: list[str] = []
+    for text in given if isinstance(given, list) else [] if given is None else [given]:
+        if not isinstance(text, str):
+            raise BadRequest("subscriptionNames must be names")
+        names += (name.strip() for name in text.split(","))
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
+    """Reads the body of skipByMessageIds in any of its forms.
+
+    Raises:
+        BadRequest, MessageIdError: it is in none of them, or names no message.
+        TooManyIds: it names more than `max_ids`.
+    """
+    content = parse_json(body)
+    if isinstance(content, list):
+        return _each(content, max_ids, _text_id)
+    if not isinstance(content, dict):
+        raise BadRequest("the body must be an object or a list")
+    if "messageIds" not in content and "type" not in content:
+        return _of_map(content, max_ids)
+    if unknown := content.keys() - {"type", "messageIds"}:
+        raise BadRequest(f"unknown: {min(unknown)[:80]!r}")
+    kind, ids = content.get("type"), content.get("messageIds")
+    if not isinstance(kind, str) or kind.lower() not in ("messageid", "bytearray"):
+        raise BadRequest("type must be messageId or byteArray")
+    if not isinstance(ids, list):
+        raise BadRequest("messageIds must be a list")
+    return _each(ids, max_ids, _object_id if kind.lower() == "messageid" else _base64_id)
+
+
+def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
+    """Reads {"messageIds": ids as `parse_skip` takes them, "deliverAt": ms since the epoch}; raises as `parse_skip`."""
+    content = parse_json(body)
+    if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
+        raise BadRequest('the body must be {"messageIds": [...], "deliverAt": ms}')
+    ids, deliver_at = content["messageIds"], _int64(content, "deliverAt", 0)
+    if deliver_at >= MAX_TIME_MILLIS:
+        raise BadRequest("deliverAt must be before the year 10000")
+    return parse_skip(json.dumps(ids).encode(), max_ids), deliver_at
+
+
+def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:
+    """Reads a map of ledger ids to entry ids; raises as `parse_skip`."""
+    content = parse_json(body)
+    if not isinstance(content, dict):
+        raise BadRequest('the body must be a map: {"ledgerId": "entryId"}')
+    return _of_map(content, max_ids)
+
+
+def _of_map(content: dict[str, object], max_ids: int) -> list[MessageRef]:
+    pairs = [{"ledgerId": ledger, "entryId": entry} for ledger, entry in content.items() if entry is not None]
+    return _each(pairs, max_ids, parse_message)
+
+
+def _each(items: Iterable[Any], max_ids: int, read: Any) -> list[MessageRef]:
+    items = [item for item in items if item is not None]
+    if not items:
+        raise BadRequest("no message ids")
+    if len(items) > max_ids:
+        raise TooManyIds(f"{len(items):,} message ids; a call may have {max_ids:,}")
+    return list(dict.fromkeys(read(item) for item in items))
+
+
+def _text_id(item: object) -> MessageRef:
+    return parse(_text(item))
+
+
+def _base64_id(item: object) -> MessageRef:
+    return parse_base64(_text(item))
+
+
+def _object_id(item: object) -> MessageRef:
+    if not isinstance(item, dict):
+        raise BadRequest("a message id must be an object with ledgerId and entryId")
+    # A misspelt batchIndex would skip the whole entry.
+    if unknown := item.keys() - _MESSAGE_ID_FIELDS:
+        raise BadRequest(f"a message id has no {min(unknown)[:80]!r}")
+    entry = parse_message(item)
+    batch_index, partition = (
+        -1 if item.get(name) is None else _int64(item, name, -MAX_INT64) for name in ("batchIndex", "partitionIndex")
+    )
+    return message_ref(entry.ledger_id, entry.entry_id, partition, batch_index)
+
+
+def _text(item: object) -> str:
+    if not isinstance(item, str):
+        raise BadRequest("a message id must be a text")
+    return item
+
+
+def _int64(given: Mapping[str, object], name: str, least: int) -> int:
+    value = given.get(name)
+    try:
+        # Not isinstance: true is no number.
+        number = value if type(value) is int else parse_number(value) if isinstance(value, str) else None
+    except ValueError:
+        number = None
+    if number is None:
+        raise BadRequest(f"{name} is needed" if value is None else f"{name} must be a whole number")
+    if not least <= number <= MAX_INT64:
+        raise BadRequest(f"{name} must be {least} to {MAX_INT64}")
+    return number
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a name comes twice")
+    return content
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,53 @@
+"""The topic and the subscriptions that a call is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from admin.rest.errors import AdminError
+from admin.security.policy import topic_name
+from conf.settings import Route, Settings
+from tracker.commands.schema import resolve_topic
+from tracker.subscriptions import ALSO_LATER
+
+
+@dataclass(frozen=True)
+class Target:
+    """The topic that a path names."""
+
+    name: str  # as it was named
+    route: Route
+    partition: int  # -1: not a partition
+
+    def check_subscriptions(self, names: Sequence[str]) -> None:
+        """Raises AdminError (404) where the topic has no subscription of one of the names."""
+        known = {subscription.name for subscription in self.route.subscriptions}
+        if unknown := [name for name in names if name not in known and name != ALSO_LATER]:
+            raise AdminError(404, f"the topic {self.name} has no such subscription: {unknown[0][:300]!r}")
+
+
+def target(
+    request: Request,
+    tenant: Annotated[str, Path(examples=["public"])],
+    namespace: Annotated[str, Path(examples=["default"])],
+    topic: Annotated[str, Path(description="URL-encoded; also a partition's.", examples=["orders"])],
+) -> Target:
+    """A dependency: the path's topic.
+
+    Raises:
+        AdminError: 404, it is neither the source topic of a route nor a partition of one.
+    """
+    settings: Settings = request.app.state.settings
+    name = topic_name(tenant, namespace, topic)
+    source, partition = resolve_topic(name, {route.source for route in settings.routes})
+    route = settings.route(source) if source else None
+    if route is None:
+        raise AdminError(404, f"no such topic: {name[:300]!r}")
+    return Target(name, route, partition)
+
+
+TargetTopic = Annotated[Target, Depends(target)]

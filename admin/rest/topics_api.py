@@ -1,0 +1,329 @@
+"""Takes messages back, with the paths and codes of Pulsar's admin API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from admin.control.async_client import AsyncControlClient
+from admin.control.bulk import Action, Change
+from admin.control.requests import ControlRequest, Outcome, RequestFactory
+from admin.rest.errors import AdminError, prefers_outcomes
+from admin.rest.pending_api import by_filter, parse_bulk
+from admin.rest.request_bodies import (
+    BadRequest,
+    TooManyIds,
+    parse_cancel,
+    parse_json,
+    parse_message,
+    parse_reschedule,
+    parse_skip,
+    parse_skip_map,
+    parse_subscriptions,
+)
+from admin.rest.target import Target, TargetTopic
+from admin.rest.topics_schema import (
+    ACKNOWLEDGE_RESPONSES,
+    ACKNOWLEDGE_TEXT,
+    ACTION_RESPONSES,
+    CANCEL_RESPONSES,
+    CANCEL_TEXT,
+    DELIVER_NOW_TEXT,
+    FILTER_BODY,
+    PAUSE_TEXT,
+    RESCHEDULE_BODY,
+    RESCHEDULE_TEXT,
+    RESTORE_TEXT,
+    RESUME_TEXT,
+    SKIP_BODY,
+    SKIP_MAP_BODY,
+    SKIP_RESPONSES,
+    SKIP_TEXT,
+    TOPIC_PATH,
+    Acknowledger,
+    Administrator,
+    Authoritative,
+    Canceller,
+    DeliverAt,
+    EntryId,
+    LedgerId,
+    Skipper,
+    Subscription,
+    SubscriptionNames,
+    fields_body,
+)
+from admin.security.policy import open_to_all
+from broker.message_ids import MessageIdError, MessageRef
+from conf.settings import Settings
+
+# The codes of outcomes that are no success, gravest first: a call has one code.
+_CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
+_SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
+
+_SHOWN = 5  # outcomes in a reason
+
+_T = TypeVar("_T")
+
+router = APIRouter()
+
+
+@router.post(
+    TOPIC_PATH + "/cancelDelayedMessage",
+    summary="Cancel a delayed message",
+    description=CANCEL_TEXT,
+    status_code=204,
+    responses=CANCEL_RESPONSES,
+    openapi_extra=fields_body("ledgerId", "entryId", "deliverAt"),
+)
+async def cancel_delayed_message(
+    request: Request,
+    role: Canceller,
+    target: TargetTopic,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
+    deliver_at: DeliverAt = None,
+    subscription_names: SubscriptionNames = None,
+    authoritative: Authoritative = None,
+) -> Response:
+    try:
+        given = await _given(
+            request, ledgerId=ledger_id, entryId=entry_id, deliverAt=deliver_at, subscriptionNames=subscription_names
+        )
+        cancel, names = parse_cancel(given), parse_subscriptions(given.get("subscriptionNames"))
+    except (BadRequest, MessageIdError) as error:
+        raise AdminError(412, str(error)) from error
+    target.check_subscriptions(names)
+    return await _send(request, [_factory(request, role, target, names).cancel(cancel)], _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/acknowledgeMessage",
+    summary="Acknowledge a message",
+    description=ACKNOWLEDGE_TEXT,
+    status_code=204,
+    responses=ACKNOWLEDGE_RESPONSES,
+    openapi_extra=fields_body("ledgerId", "entryId"),
+)
+async def acknowledge_message(
+    request: Request,
+    role: Acknowledger,
+    target: TargetTopic,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
+    subscription_names: SubscriptionNames = None,
+    authoritative: Authoritative = None,
+) -> Response:
+    try:
+        given = await _given(request, ledgerId=ledger_id, entryId=entry_id, subscriptionNames=subscription_names)
+        message, names = parse_message(given), parse_subscriptions(given.get("subscriptionNames"))
+    except (BadRequest, MessageIdError) as error:
+        raise AdminError(412, str(error)) from error
+    target.check_subscriptions(names)
+    return await _send(request, _factory(request, role, target, names).skip([message]), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skipByMessageIds",
+    summary="Skip messages by their ids",
+    description=SKIP_TEXT,
+    status_code=204,
+    responses=SKIP_RESPONSES,
+    openapi_extra=SKIP_BODY,
+)
+async def skip_by_message_ids(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    subscription: Subscription,
+    authoritative: Authoritative = None,
+) -> Response:
+    return await _skip(request, role, target, subscription, parse_skip)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/skip/0",
+    summary="Skip entries by a map of ledger ids to entry ids",
+    description=SKIP_TEXT,
+    status_code=204,
+    responses=SKIP_RESPONSES,
+    openapi_extra=SKIP_MAP_BODY,
+)
+async def skip_by_map(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    subscription: Subscription,
+    authoritative: Authoritative = None,
+) -> Response:
+    return await _skip(request, role, target, subscription, parse_skip_map)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/reschedule",
+    summary="Deliver messages at another time",
+    description=RESCHEDULE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=RESCHEDULE_BODY,
+)
+async def reschedule(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
+    messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
+    factory = _factory(request, role, target, [subscription])
+    return await _send(request, factory.reschedule(messages, deliver_at), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/deliverNow",
+    summary="Deliver messages at once",
+    description=DELIVER_NOW_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=FILTER_BODY,
+)
+async def deliver_now(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        at_once = Change(Action.RESCHEDULE, deliver_at=0)
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
+    messages = await _named(request, target, subscription, parse_skip)
+    factory = _factory(request, role, target, [subscription])
+    return await _send(request, factory.reschedule(messages, 0), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/restore",
+    summary="Undo cancels and skips",
+    description=RESTORE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=FILTER_BODY,
+)
+async def restore(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        undo = Change(Action.RESTORE)
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
+    messages = await _named(request, target, subscription, parse_skip)
+    return await _send(request, _factory(request, role, target, [subscription]).restore(messages), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/pause",
+    summary="Hold back what comes due",
+    description=PAUSE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def pause(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
+    return await _switch(request, role, target, subscription, is_paused=True)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/resume",
+    summary="End a pause",
+    description=RESUME_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def resume(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
+    return await _switch(request, role, target, subscription, is_paused=False)
+
+
+@router.api_route(
+    "/admin/v2/non-persistent/{rest:path}",
+    methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"],
+    include_in_schema=False,
+    dependencies=[Depends(open_to_all)],
+)
+async def non_persistent(rest: str) -> Response:
+    code = 406 if rest.endswith("/getMessageIdByIndex") else 405
+    raise AdminError(code, "not for non-persistent topics: they keep no messages")
+
+
+async def _skip(
+    request: Request,
+    role: str,
+    target: Target,
+    subscription: str,
+    parse: Callable[[bytes, int], list[MessageRef]],
+) -> Response:
+    messages = await _named(request, target, subscription, parse)
+    return await _send(request, _factory(request, role, target, [subscription]).skip(messages), _SKIP_CODES)
+
+
+def _factory(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> RequestFactory:
+    return RequestFactory(request.app.state.settings, role, target.name, subscriptions)
+
+
+async def _has_filter(request: Request) -> bool:
+    """Whether the body says by a filter which messages are meant, not by their ids."""
+    try:
+        content = parse_json(await request.body())
+    except BadRequest:
+        return False
+    return isinstance(content, dict) and "filter" in content
+
+
+async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
+    target.check_subscriptions([subscription])
+    return await _send(request, [_factory(request, role, target, [subscription]).pause(is_paused)], _CANCEL_CODES)
+
+
+async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
+    """What the body names, for a subscription that there is."""
+    settings: Settings = request.app.state.settings
+    target.check_subscriptions([subscription])
+    try:
+        return parse(await request.body(), settings.api.max_ids_per_call)
+    except (BadRequest, MessageIdError) as error:
+        raise AdminError(400, str(error)) from error
+    except TooManyIds as error:
+        raise AdminError(413, str(error)) from error
+
+
+async def _given(request: Request, **query: object) -> dict[str, object]:
+    """The parameters of the query, and from the body, a form or JSON, those that it does not have.
+
+    Raises:
+        BadRequest: the body is neither.
+    """
+    body = await request.body()
+    content: dict[str, object] = {}
+    if body.lstrip()[:1] in (b"{", b"["):
+        parsed = parse_json(body)
+        if not isinstance(parsed, dict):
+            raise BadRequest("the body must be an object")
+        content = parsed
+    elif body:
+        try:
+            form = await request.form()
+        except HTTPException as error:
+            raise BadRequest(f"the body is no form: {error.detail}") from error
+        content = {name: form.getlist(name) if name == "subscriptionNames" else form[name] for name in form}
+    return content | {name: value for name, value in query.items() if value is not None}
+
+
+async def _send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
+    """Sends commands, waits for what they do, and answers with it."""
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
+    wants_outcomes = prefers_outcomes(request)
+    if failed := [outcome for outcome in outcomes if not outcome.is_done]:
+        results = {outcome.result for outcome in failed}
+        code = next((code for result, code in codes.items() if result in results), 500)
+        raise AdminError(code, _reason(failed, len(outcomes)), outcomes if wants_outcomes else None)
+    if wants_outcomes:
+        return JSONResponse({"outcomes": [outcome.to_json() for outcome in outcomes]})
+    return Response(status_code=204)
+
+
+def _reason(failed: Sequence[Outcome], n: int) -> str:
+    shown = "; ".join(str(outcome) for outcome in failed[:_SHOWN])
+    more = f"; and {len(failed) - _SHOWN:,} more" if len(failed) > _SHOWN else ""
+    others = f" ({n - len(failed):,} of {n:,} done)" if len(failed) < n else ""
+    return f"{shown}{more}{others}"

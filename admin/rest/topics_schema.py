@@ -1,0 +1,235 @@
+"""The parameters, bodies and answers of the operations on topics, as OpenAPI describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Query
+from pydantic import BaseModel, WithJsonSchema
+
+from admin.rest.errors import error_responses
+from admin.security.policy import requires
+from broker.message_ids import MAX_INT64
+from conf.settings import Operation
+
+TOPIC_PATH = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+
+_EXAMPLES = {"ledgerId": 7, "entryId": 0, "deliverAt": 1_795_251_600_000}
+
+
+def _whole_number(example: int, least: int = 0) -> WithJsonSchema:
+    """Describes a number that is read as text, because its errors have codes of their own."""
+    return WithJsonSchema(
+        {"type": "integer", "format": "int64", "minimum": least, "maximum": MAX_INT64, "examples": [example]}
+    )
+
+
+LedgerId = Annotated[str | None, _whole_number(7), Query(alias="ledgerId", description="Of the message.")]
+EntryId = Annotated[str | None, _whole_number(0), Query(alias="entryId", description="Of the message.")]
+DeliverAt = Annotated[
+    str | None,
+    _whole_number(_EXAMPLES["deliverAt"], least=1),
+    Query(alias="deliverAt", description="When the message is due, ms since the epoch, UTC."),
+]
+Index = Annotated[str | None, _whole_number(42), Query(description="Of the message in the topic, from 0.")]
+SubscriptionNames = Annotated[
+    list[str] | None,
+    Query(
+        alias="subscriptionNames",
+        description="Repeated, or separated by commas; none: all of the topic's.",
+        examples=[["billing", "audit"]],
+    ),
+]
+Subscription = Annotated[str, Path(examples=["billing"])]
+Count = Annotated[str, _whole_number(5, least=1), Path(description="How many messages.")]
+Authoritative = Annotated[
+    str | None, WithJsonSchema({"type": "boolean"}), Query(description="Accepted, as by Pulsar, and not looked at.")
+]
+
+# Who calls, where the caller may do the operation.
+Canceller = Annotated[str, Depends(requires(Operation.CANCEL))]
+Acknowledger = Annotated[str, Depends(requires(Operation.ACKNOWLEDGE))]
+Skipper = Annotated[str, Depends(requires(Operation.SKIP))]
+Reader = Annotated[str, Depends(requires(Operation.READ))]
+Administrator = Annotated[str, Depends(requires(Operation.ADMIN))]
+
+
+class _Outcome(BaseModel):
+    subscription: str
+    ledgerId: int
+    entryId: int
+    batchIndex: int
+    result: str
+    reason: str
+
+
+class _Outcomes(BaseModel):
+    outcomes: list[_Outcome]
+
+
+class MessageIdOfIndex(BaseModel):
+    ledgerId: int
+    entryId: int
+    partitionIndex: int
+
+
+_PREFER = (
+    "\n\nWith the header `Prefer: return=representation` success is 200 and tells what became of each message and"
+    " subscription as `outcomes`; so do errors beside their reason, where something was tried."
+)
+_DONE: dict[int | str, dict[str, Any]] = {
+    200: {"model": _Outcomes, "description": "Done; the outcomes were asked for."},
+    204: {"description": "Done."},
+}
+CALLER_ERRORS = {"_401": "It is not known who calls.", "_403": "The caller may not do this.", "_500": "Internal error."}
+CHANGE_ERRORS = CALLER_ERRORS | {
+    "_413": "The body is too large, or has too many ids.",
+    "_503": "The broker can't be reached: nothing was done.",
+    "_504": "The job has not answered in time. It may still do it: the reason has the request id.",
+}
+
+CANCEL_TEXT = (
+    "Takes a delayed message back, on all subscriptions or those named. A cancel for a message that has not come yet is"
+    " kept until two ticks after the time that it names." + _PREFER
+)
+CANCEL_RESPONSES = _DONE | error_responses(
+    **CHANGE_ERRORS,
+    _404="No such topic or subscription.",
+    _405="The topic is not persistent.",
+    _412="An id is negative, deliverAt is not positive, or the message could not be cancelled, because it was handed"
+    " out already (TOO_LATE). What could be cancelled on other subscriptions was.",
+)
+
+ACKNOWLEDGE_TEXT = "Skips one entry that waits, on all subscriptions or those named." + _PREFER
+ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
+    **CHANGE_ERRORS,
+    _404="No such topic, subscription or message.",
+    _405="The topic is not persistent.",
+    _412="An id is negative, the message was handed out already (TOO_LATE), or a subscription's type acknowledges"
+    " cumulatively (NOT_ALLOWED). What could be acknowledged on other subscriptions was.",
+)
+
+SKIP_TEXT = (
+    "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was,"
+    " it is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that"
+    " none of the messages will be delivered. Where some could be skipped and some not, the former are." + _PREFER
+)
+SKIP_RESPONSES = _DONE | error_responses(
+    **CHANGE_ERRORS,
+    _400="The body is no JSON or in none of the forms, or an id is no message's.",
+    _404="No such topic, subscription or message, or the message was handed out already.",
+    _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
+)
+
+SKIP_NEXT_TEXT = (
+    "Skips the next n messages that wait for the subscription, soonest first, or all where fewer wait. What is with the"
+    " senders already, or was cancelled or skipped before, is passed over and does not count. A message is known here"
+    " when the job has sealed it, a few seconds after it came. Where Pulsar counts entries, messages are counted: n may"
+    " end within a batch. With the header `Prefer: return=representation` success is 200, with counts by result."
+)
+SKIP_NEXT_RESPONSES = {204: {"description": "Done."}} | error_responses(
+    **CHANGE_ERRORS,
+    _400="n is no number or negative, or there is a body.",
+    _404="No such topic or subscription.",
+    _405="The topic is partitioned (name a partition), the subscription's type acknowledges cumulatively, or the topic"
+    " is not persistent.",
+)
+
+_OR_FILTER = (
+    " Takes message ids, or a filter, and then answers 200 with counts by result; with `dryRun` nothing is done, and it"
+    " answers with what matches."
+)
+RESCHEDULE_TEXT = (
+    "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
+    " They keep their ids. What was cancelled or skipped has to be restored first." + _OR_FILTER + _PREFER
+)
+DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _PREFER
+RESTORE_TEXT = (
+    "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time."
+    + _OR_FILTER
+    + _PREFER
+)
+PAUSE_TEXT = (
+    "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
+    " delivered now, or the pause ends. What was handed out already still comes." + _PREFER
+)
+RESUME_TEXT = (
+    "What was held back is delivered now, 5,000 messages a second and shard, and what comes due from now on at its"
+    " time." + _PREFER
+)
+ACTION_RESPONSES = _DONE | error_responses(
+    **CHANGE_ERRORS,
+    _400="The body is no JSON or in none of the forms, or an id is no message's.",
+    _404="No such topic, subscription or message.",
+    _405="The topic is not persistent.",
+    _412="A message was handed out already (TOO_LATE), or was taken back (INVALID). Where some could be done and some"
+    " not, the former are.",
+)
+
+INDEX_TEXT = (
+    "As known from the entries that the job has accounted for, some seconds behind the topic. Each index of a batch"
+    " gives its entry, and one of the broker's own markers the next entry. What is before the first entry known, or was"
+    " removed by retention, has expired, and gives -1:-1."
+)
+INDEX_RESPONSES = error_responses(
+    **CALLER_ERRORS,
+    _404="No such topic, or the index is no number, negative, or beyond the last.",
+    _405="The topic is partitioned: name a partition.",
+    _406="The topic is not persistent.",
+    _412="The broker has not told the indexes of the topic's entries.",
+    _503="The tables are not there: the job has not run yet.",
+)
+
+
+def fields_body(*names: str) -> dict[str, Any]:
+    """A body, as a form or JSON, that may have what the query lacks."""
+    properties: dict[str, Any] = {key: {"type": "integer", "format": "int64"} for key in names}
+    properties["subscriptionNames"] = {"type": "array", "items": {"type": "string"}}
+    schema = {"type": "object", "properties": properties}
+    example = {name: _EXAMPLES[name] for name in names} | {"subscriptionNames": ["billing"]}
+    return {
+        "requestBody": {
+            "description": "What is not in the query.",
+            "content": {
+                "application/json": {"schema": schema, "example": example},
+                "application/x-www-form-urlencoded": {"schema": schema},
+            },
+        }
+    }
+
+
+def _json_body(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
+    examples = {name: {"value": value} for name, value in examples.items()}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "examples": examples}}}
+    }
+
+
+_MAP = {"type": "object", "additionalProperties": {"type": "string"}}
+
+SKIP_BODY = _json_body(
+    {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "string"}}]},
+    {
+        "objects": {"type": "messageId", "messageIds": [{"ledgerId": 7, "entryId": 0, "batchIndex": 3}]},
+        "byte arrays": {"type": "byteArray", "messageIds": ["CAcQADAD"]},
+        "base64": ["CAcQADAD"],
+        "triplets": ["7:0:3", "7:1"],
+        "map of ledger to entry": {"7": "0"},
+    },
+)
+FILTER_BODY = _json_body(
+    {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "string"}}]},
+    {
+        "triplets": ["7:0:3", "7:1"],
+        "filter": {"filter": {"key": "customer-7"}, "dryRun": True, "max": 10_000},
+    },
+)
+RESCHEDULE_BODY = _json_body(
+    {"type": "object"},
+    {
+        "triplets": {"messageIds": ["7:0:3", "7:1"], "deliverAt": _EXAMPLES["deliverAt"]},
+        "filter, to a time": {"filter": {"key": "customer-7"}, "deliverAt": _EXAMPLES["deliverAt"]},
+        "filter, an hour later": {"filter": {"properties": {"region": "eu"}}, "shiftMillis": 3_600_000},
+    },
+)
+SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}})

@@ -1,0 +1,147 @@
+"""Who calls the admin API, and what each may do: tokens, roles, rate limits, and where it may be served."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import re
+import ssl
+import time
+from collections.abc import Sequence
+
+from limits import parse
+from limits.storage import MemoryStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+
+from admin.security.tokens import TokenError, TokenVerifier
+from conf.errors import DelayLakeError
+from conf.settings import ApiSettings, AuthSettings, Operation, Role
+
+BEARER = "Bearer "
+
+# The operations of a role that let it do one, beside that one and ADMIN: who may skip any messages may skip one.
+_INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
+
+_TOKEN = re.compile(r"([?&]token=)[^&]*")
+_PARTITION = re.compile(r"-partition-\d+$")
+
+
+class SecurityError(DelayLakeError):
+    """The API can't be served as the settings have it. The message is one line."""
+
+
+class Roles:
+    """What each role may do.
+
+    Args:
+        roles: as in the settings. A role that fits several of them may do what any of them allows.
+    """
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self._rules = [
+            (fitting([role.role]), frozenset(role.operations), fitting(role.topics), "*" in role.topics)
+            for role in roles
+        ]
+
+    def allow(self, role: str, operation: Operation, topic: str | None) -> bool:
+        """Whether a role may do an operation on a topic; None: on what is of no single topic.
+
+        Who may use a partitioned topic may use its partitions.
+        """
+        names = [] if topic is None else [topic, _PARTITION.sub("", topic)]
+        return any(
+            roles.fullmatch(role)
+            and not operations.isdisjoint((operation, _INCLUDED_IN.get(operation, operation), Operation.ADMIN))
+            and (is_for_all or any(topics.fullmatch(name) for name in names))
+            for roles, operations, topics, is_for_all in self._rules
+        )
+
+
+class Authenticator:
+    """Finds out a caller's role from its token.
+
+    Raises:
+        TokenKeyError: the key in the settings can't be used.
+    """
+
+    def __init__(self, settings: AuthSettings) -> None:
+        self._verifier = TokenVerifier.from_settings(settings)
+
+    def role(self, authorization: str | None, token: str | None) -> str:
+        """The role of a request.
+
+        Args:
+            authorization: the header of that name.
+            token: the parameter of that name, which counts where there is no header, as at the broker.
+
+        Raises:
+            TokenError: there is no token, or it is not accepted.
+        """
+        if authorization is None:
+            if token is None:
+                raise TokenError("a token is needed (Authorization: Bearer ...)")
+            authorization = token if token.startswith(BEARER) else BEARER + token
+        if not authorization.startswith(BEARER):
+            raise TokenError("the Authorization header must be: Bearer, a space, a token")
+        return self._verifier.role(authorization.removeprefix(BEARER))
+
+
+class RateLimit:
+    """So many calls in so much time, for each caller. Counts are kept in this process.
+
+    Args:
+        limit: such as `100/second`.
+    """
+
+    def __init__(self, limit: str) -> None:
+        self._limit = parse(limit)
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+
+    def take(self, kind: str, caller: str) -> int:
+        """Counts a call of a role or an address (`kind`). 0: it may go on; else how many seconds to wait."""
+        if self._limiter.hit(self._limit, kind, caller):
+            return 0
+        reset_time = self._limiter.get_window_stats(self._limit, kind, caller).reset_time
+        return max(1, math.ceil(reset_time - time.time()))
+
+
+def check_address(address: str, auth: AuthSettings) -> None:
+    """Refuses to serve other machines without authentication.
+
+    Raises:
+        SecurityError: the IP address is not a loopback address.
+    """
+    if not auth.enabled and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise SecurityError(f"{address} can be reached from other machines: set auth.enabled, or serve on 127.0.0.1")
+
+
+def check_certificate(settings: ApiSettings) -> None:
+    """Makes sure that the certificate, if one is set, and its key can be used.
+
+    Raises:
+        SecurityError: they can't.
+    """
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    if certificate is None:
+        return
+    try:
+        # No password: nobody is there to be asked for it.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password=lambda: b"")
+    except OSError as error:
+        raise SecurityError(
+            f"can't serve https with api.tls_certificate_file {certificate} and api.tls_key_file {key}: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+def hide_tokens(record: logging.LogRecord) -> bool:
+    """A filter for the server's log of accesses, which has the queries in it."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(_TOKEN.sub(r"\1...", value) if isinstance(value, str) else value for value in record.args)
+    return True
+
+
+def fitting(patterns: Sequence[str]) -> re.Pattern[str]:
+    """What fits any of the patterns, in which `*` stands for any characters."""
+    return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)

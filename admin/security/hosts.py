@@ -1,0 +1,95 @@
+"""The names by which the API may be called: the answer to DNS rebinding.
+
+Any page of the web can have its own name point at 127.0.0.1, and then counts as a page of whatever is served there. Its
+requests still carry that name in the header `Host`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from admin.rest.errors import error_response
+from admin.security.authentication import fitting
+from admin.security.refusals import Refusal, Refusals
+from conf.settings import Settings
+
+MISDIRECTED = 421
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_SHOWN = 200  # characters of a name
+_MAX_LOGGED = 100  # names: callers choose them
+
+_log = logging.getLogger(__name__)
+
+
+def host_check(settings: Settings) -> Callable[[str, str | None], bool] | None:
+    """Whether a name may be served, by the name and the address at which the call came in; None: every name may.
+
+    Those of `api.allowed_hosts`. Loopback names and addresses, `api.host` and the address at which the call came in
+    may always. With authentication and no such setting every name may: a page under another name has no token.
+    """
+    if settings.auth.enabled and not settings.api.allowed_hosts:
+        return None
+    return names_check((settings.api.host, *settings.api.allowed_hosts))
+
+
+def names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
+    """Whether a name may be served: one of these, a loopback one, or the address at which the call came in."""
+    names = fitting([name.lower() for name in ("localhost", *own)])
+
+    def is_allowed(name: str, reached_at: str | None) -> bool:
+        if names.fullmatch(name):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or str(address) == reached_at
+
+    return is_allowed
+
+
+class AllowedHosts:
+    """Middleware: answers 421 to calls under a name that is not the API's, whatever their path."""
+
+    def __init__(self, app: ASGIApp, is_allowed: Callable[[str, str | None], bool] | None, refusals: Refusals) -> None:
+        self._app = app
+        self._is_allowed = is_allowed
+        self._refusals = refusals
+        self._logged: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_allowed is None:
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).getlist("host")
+        name = host_name(given[0]) if len(given) == 1 else ""
+        reached_at = scope["server"][0] if scope.get("server") else None
+        if self._is_allowed(name, reached_at):
+            await self._app(scope, receive, send)
+            return
+        reason = f"not served under the name {name[:_SHOWN]!r}: add it to api.allowed_hosts if it is this API's"
+        self._tell(scope, name, reason)
+        await error_response(MISDIRECTED, reason)(scope, receive, send)
+
+    def _tell(self, scope: Scope, name: str, reason: str) -> None:
+        if name not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add(name)
+            _log.warning("a call was refused: %s", reason)
+        if scope["method"] not in _READS:
+            address = scope["client"][0] if scope.get("client") else "unknown"
+            path = scope["path"]
+            self._refusals.add(Refusal(None, address, scope["method"], path, None, None, MISDIRECTED, reason))
+
+
+def host_name(header: str) -> str:
+    """The name in a header `Host`, without its port, in lower case: `[::1]:8081` is `::1`."""
+    name = header.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")

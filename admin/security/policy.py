@@ -1,0 +1,213 @@
+"""What a route of the admin API asks of its callers. Each declares it: `requires(operation)`, or `open_to_all`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.security import HTTPBearer
+
+from admin.rest.errors import AdminError
+from admin.security.authentication import BEARER, Authenticator, RateLimit, Roles
+from admin.security.refusals import Refusal, Refusals
+from admin.security.tokens import TokenError
+from conf.errors import DelayLakeError
+from conf.settings import Operation, Route, Settings
+
+# Without authentication there are no roles; commands say so in `issued_by`.
+ANONYMOUS = "anonymous"
+
+# Where a browser keeps its token. Only pages of the same site are sent with it, and no script can read it.
+TOKEN_COOKIE = "delaylake_token"  # noqa: S105
+
+# Of the framework, which takes no dependencies.
+OPEN_PATHS = frozenset({"/openapi.json"})
+
+# So that the API's description tells of tokens; the policy itself reads them.
+_BEARER = HTTPBearer(bearerFormat="JWT", auto_error=False, description="A token of Pulsar's, where they are required.")
+
+
+class PolicyError(DelayLakeError):
+    """A route declares no policy."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A caller of what is not of a single topic, and the routes that it may see."""
+
+    role: str
+    routes: Sequence[Route]
+    sees_all: bool
+    is_admin: bool  # of any of these
+
+
+class Policy:
+    """Lets calls pass, or refuses them: 401 who you are, 403 what you may, 429 how often.
+
+    Raises:
+        TokenKeyError: the key in the settings can't be used.
+    """
+
+    def __init__(self, settings: Settings, refusals: Refusals) -> None:
+        auth = settings.auth
+        self._authenticator = Authenticator(auth) if auth.enabled else None
+        self._roles = Roles(auth.roles)
+        self._rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
+        self._refusals = refusals
+        self._routes = settings.routes
+
+    def check(self, request: Request, operation: Operation) -> str:
+        """The caller's role.
+
+        Raises:
+            HTTPException: the call is refused.
+        """
+        role = None
+        path = request.path_params
+        topic = topic_name(path["tenant"], path["namespace"], path["topic"]) if "topic" in path else None
+        address = request.client.host if request.client else "unknown"
+        try:
+            role = self._role(request, address)
+            is_by_cookie = "authorization" not in request.headers and "token" not in request.query_params
+            is_by_browser = self._authenticator is None or is_by_cookie
+            if is_by_browser and operation is not Operation.READ and is_from_another_site(request):
+                raise HTTPException(403, "without a token in the header no page of another site may call")
+            if self._authenticator and not self._roles.allow(role, operation, topic):
+                raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
+        except HTTPException as refusal:
+            # Reads change nothing, and a rate limit is there to keep work low.
+            if operation is not Operation.READ and refusal.status_code != 429:
+                call = (role, address, request.method, request.url.path, topic, operation)
+                self._refusals.add(Refusal(*call, refusal.status_code, refusal.detail))
+            raise
+        return role
+
+    def check_some(self, request: Request, operation: Operation) -> Reader:
+        """The caller, if there is a topic on which it may do the operation.
+
+        Raises:
+            HTTPException: the call is refused.
+        """
+        role = self._role(request, request.client.host if request.client else "unknown")
+        if self._authenticator is None:
+            return Reader(role, self._routes, sees_all=True, is_admin=True)
+        routes = [route for route in self._routes if self._roles.allow(role, operation, route.source)]
+        sees_all = self._roles.allow(role, operation, None)
+        if not (routes or sees_all):
+            raise HTTPException(403, f"the role {role} may not {operation} on any topic")
+        topics = [None, *(route.source for route in routes)]
+        return Reader(role, routes, sees_all, any(self._roles.allow(role, Operation.ADMIN, topic) for topic in topics))
+
+    def login(self, request: Request, token: str) -> str:
+        """The role of a token that somebody logs in with.
+
+        Raises:
+            AdminError: it is not accepted.
+        """
+        try:
+            self._count("address", request.client.host if request.client else "unknown")
+            if is_from_another_site(request):
+                raise AdminError(403, "no page of another site may log you in")
+            if self._authenticator is None:
+                raise AdminError(400, "authentication is off: no token is needed")
+            return self._authenticator.role(None, token)
+        except TokenError as error:
+            raise AdminError(401, str(error)) from error
+
+    def _role(self, request: Request, address: str) -> str:
+        if self._authenticator is None:
+            self._count("address", address)
+            return ANONYMOUS
+        try:
+            header, cookie = request.headers.get("authorization"), request.cookies.get(TOKEN_COOKIE)
+            if header is None and cookie is not None:
+                header = BEARER + cookie
+            role = self._authenticator.role(header, request.query_params.get("token"))
+        except TokenError as error:
+            self._count("address", address)
+            raise HTTPException(401, str(error), {"WWW-Authenticate": "Bearer"}) from None
+        self._count("role", role)
+        return role
+
+    def _count(self, kind: str, caller: str) -> None:
+        if self._rate_limit and (wait := self._rate_limit.take(kind, caller)):
+            raise HTTPException(429, "too many calls: wait, and call again", {"Retry-After": str(wait)})
+
+
+class requires:
+    """A dependency: the caller's role, if it may do the operation on the topic that the path names.
+
+    `role: Annotated[str, Depends(requires(Operation.SKIP))]`
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+
+    async def __call__(self, request: Request, _: Annotated[object, Depends(_BEARER)]) -> str:
+        policy: Policy = request.app.state.policy
+        return policy.check(request, self.operation)
+
+
+class requires_some:
+    """A dependency: the caller, if it may do the operation on any topic, and the routes on which it may.
+
+    `caller: Annotated[Reader, Depends(requires_some(Operation.READ))]`
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+
+    async def __call__(self, request: Request, _: Annotated[object, Depends(_BEARER)]) -> Reader:
+        policy: Policy = request.app.state.policy
+        return policy.check_some(request, self.operation)
+
+
+async def open_to_all() -> None:
+    """A dependency that lets everyone pass: `dependencies=[Depends(open_to_all)]`."""
+
+
+def topic_name(tenant: str, namespace: str, topic: str) -> str:
+    """The topic that a path names: what is allowed and what is done go by this one name."""
+    return f"persistent://{tenant}/{namespace}/{topic}"
+
+
+def is_from_another_site(request: Request) -> bool:
+    """Whether a browser says that the call is made by a page of another origin: any page can reach 127.0.0.1."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+
+
+def policy_of(route: RouteContext) -> Operation | None:
+    """What a route asks for; None: nothing, it is declared open.
+
+    Raises:
+        PolicyError: it declares no policy.
+    """
+    if isinstance(route.original_route, APIRoute):
+        calls = _calls(route.dependant)
+        if open_to_all in calls:
+            return None
+        for call in calls:
+            if isinstance(call, (requires, requires_some)):
+                return call.operation
+    elif route.path in OPEN_PATHS:
+        return None
+    raise PolicyError(f"the route {route.path} declares no policy")
+
+
+def check_policies(app: FastAPI) -> None:
+    """Refuses to serve an app with a route that declares no policy.
+
+    Raises:
+        PolicyError: there is one.
+    """
+    for route in iter_route_contexts(app.routes):
+        policy_of(route)
+
+
+def _calls(dependant: Dependant) -> list[object]:
+    return [call for dependency in dependant.dependencies for call in (dependency.call, *_calls(dependency))]

@@ -1,0 +1,71 @@
+"""What the broker says of a source topic that its consumer can't see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.client import AdminClient, NoAnswerError, PulsarError
+from broker.position import START, Position
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far a subscription is."""
+
+    acknowledged: Position  # all up to here is
+    next_read: Position  # what was before has been sent to the consumer
+    end: Position  # the topic's last entry
+    ledgers: dict[int, int]  # the entries of each ledger that the topic still has
+
+    def has_sent(self, position: Position) -> bool:
+        """Whether nothing up to an entry is still to be sent to the consumer."""
+        return self.next_read > min(position, self.end)
+
+
+class BrokerSide:
+    """Questions to the broker's admin API about the topic partitions that one subscription reads.
+
+    Each method raises PulsarError where the broker does not answer, or refuses.
+    """
+
+    def __init__(self, admin: AdminClient, subscription: str) -> None:
+        self._admin = admin
+        self._subscription = subscription
+
+    def last_index(self, topic: str, position: Position) -> int | None:
+        """The broker entry index of an entry's last message, or None where it keeps none."""
+        return self._admin.message_index(topic, position.ledger_id, position.entry_id)
+
+    def is_first_chunk(self, topic: str, position: Position) -> bool:
+        """Whether an entry is the beginning of a message in several chunks, or may be; False where it is gone."""
+        try:
+            entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
+        except NoAnswerError:
+            return True
+        return entry is not None and entry.is_first_chunk
+
+    def cursor(self, topic: str) -> Cursor:
+        """How far the subscription is."""
+        found = self._admin.internal_stats(topic)
+        if found is None or self._subscription not in found.next_read:
+            raise PulsarError(f"{topic} has no subscription {self._subscription}")
+        return Cursor(
+            Position(*found.acknowledged[self._subscription]),
+            Position(*found.next_read[self._subscription]),
+            Position(*found.end),
+            found.ledgers,
+        )
+
+    def begin(self, topic: str) -> Position:
+        """The entry before the first that a consumer will get that begins with the earliest; START: not known."""
+        found = self._admin.internal_stats(topic)
+        if found is None:
+            return START
+        if self._subscription in found.acknowledged:
+            return Position(*found.acknowledged[self._subscription])
+        return Position(min(found.ledgers), -1) if found.ledgers else START
+
+    def connection(self, topic: str) -> str | None:
+        """Which connection the subscription's only consumer has, another text after a reconnection; None: none."""
+        connections = self._admin.connections(topic, self._subscription)
+        return connections[0] if len(connections) == 1 else None

@@ -1,0 +1,124 @@
+"""Whether a topic partition's entries came one after another, or some are missing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import START, Position
+from tracker.messages import int64
+
+_NOT_KNOWN = -1
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Two entries that came one after the other and do not follow each other.
+
+    Attributes:
+        after: the last entry that came before.
+        before: the first one that came then.
+        after_index: the broker entry index of the last message of `after`; None: not known.
+        before_index: that of the first message of `before`; None: not known.
+    """
+
+    after: Position
+    before: Position
+    after_index: int | None = None
+    before_index: int | None = None
+
+
+class Continuity:
+    """Follows the entries of a topic partition, and names the gaps between them.
+
+    Entries follow each other by their ids within a ledger: there indexes may hide a gap, since the broker counts a
+    batch of a transaction as one message. From one ledger to the next only indexes tell; where the broker keeps none
+    that is a gap, too, for who can ask the broker how the ledger ended.
+
+    Args:
+        after: the entry before the first that comes; START: not known.
+    """
+
+    def __init__(self, after: Position) -> None:
+        self._last = after
+        self._last_index = _NOT_KNOWN
+
+    @property
+    def last(self) -> Position:
+        """The last entry that came; START: none has, and which one is before the first is not known."""
+        return self._last
+
+    def begin_after(self, position: Position) -> None:
+        """Says which entry is before the first that is to come."""
+        self._last = position
+
+    def gaps(self, rows: pa.Table) -> list[Gap]:
+        """The gaps before and between the entries of the next messages.
+
+        Args:
+            rows: `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order; what is not after the
+                entries so far is passed over.
+        """
+        ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
+        is_new = (ledgers > self._last.ledger_id) | (
+            (ledgers == self._last.ledger_id) & (entries > self._last.entry_id)
+        )
+        is_new[1:] &= (ledgers[1:] != ledgers[:-1]) | (entries[1:] != entries[:-1])  # a row an entry
+        places = np.flatnonzero(is_new)
+        if not len(places):
+            return []
+        ledgers, entries = ledgers[places], entries[places]
+        firsts = pc.fill_null(rows["first_index"], _NOT_KNOWN).to_numpy()[places].astype(np.int64)
+        lasts = np.where(firsts == _NOT_KNOWN, _NOT_KNOWN, firsts + int64(rows, "batch_size")[places] - 1)
+        before_ledgers = np.concatenate(([self._last.ledger_id], ledgers[:-1]))
+        before_entries = np.concatenate(([self._last.entry_id], entries[:-1]))
+        before_lasts = np.concatenate(([self._last_index], lasts[:-1]))
+        follows = np.where(
+            ledgers == before_ledgers,
+            entries == before_entries + 1,
+            (before_lasts != _NOT_KNOWN) & (firsts == before_lasts + 1),
+        )
+        follows[0] |= self._last == START
+        found = [
+            Gap(
+                Position(int(before_ledgers[i]), int(before_entries[i])),
+                Position(int(ledgers[i]), int(entries[i])),
+                _known(before_lasts[i]),
+                _known(firsts[i]),
+            )
+            for i in np.flatnonzero(~follows).tolist()
+        ]
+        self._last = Position(int(ledgers[-1]), int(entries[-1]))
+        self._last_index = int(lasts[-1])
+        return found
+
+
+def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """The entries that are missing in a gap, as far as they can be named: (ledger, first entry, last entry).
+
+    Args:
+        ledgers: of the topic partition's ledgers that the broker still has how many entries each has.
+    """
+    if gap.after.ledger_id == gap.before.ledger_id:
+        ranges = [(gap.after.ledger_id, gap.after.entry_id + 1, gap.before.entry_id - 1)]
+    else:
+        between = [n for n in sorted(ledgers) if gap.after.ledger_id < n < gap.before.ledger_id]
+        ranges = [
+            (gap.after.ledger_id, gap.after.entry_id + 1, ledgers.get(gap.after.ledger_id, 0) - 1),
+            *((n, 0, ledgers[n] - 1) for n in between),
+            (gap.before.ledger_id, 0, gap.before.entry_id - 1),
+        ]
+    return [(ledger, first, last) for ledger, first, last in ranges if first <= last]
+
+
+def positions_in(ranges: Iterable[tuple[int, int, int]]) -> Iterator[Position]:
+    """The entries of ranges, one by one."""
+    return (Position(ledger, entry) for ledger, first, last in ranges for entry in range(first, last + 1))
+
+
+def _known(index: np.int64) -> int | None:
+    return None if index == _NOT_KNOWN else int(index)

@@ -1,0 +1,290 @@
+"""`delaylake run`: the delivery job, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.logs import LogFormat, configure
+from jobs.options import Output, OutputOption, global_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from conf.settings import Settings
+    from status.job_status import StatusWriter
+    from status.troubles import Troubles
+    from streaming.sinks.batch_sink import BatchStatus
+    from warehouse.known_routes import KnownRoute
+
+_log = logging.getLogger(__name__)
+
+_REPORT_SECONDS = 10.0
+
+
+def run(
+    context: typer.Context,
+    report_every: Annotated[float, typer.Option(help="Seconds between two lines of progress; 0 for none.")] = (
+        _REPORT_SECONDS
+    ),
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Run the delivery job until SIGTERM or SIGINT. Prints `ready` once it reads; progress goes to stderr.
+
+    What has changed in the settings' routes since the last run is a line each before that. With --output json stdout
+    has one object a line: {"event": "changed", "text": ...}, {"event": "ready"}, then {"event": "progress", ...}.
+    """
+    options = global_options(context)
+    configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
+    reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
+    run_job(options.settings, reporter, keeps_spark_log=not options.verbose)
+
+
+class Reporter:
+    """Prints `ready` and lines of progress.
+
+    Counts are those of the last batch; rates and lateness are since the last line.
+    """
+
+    def __init__(self, output: Output, every_seconds: float, max_in_flight: int) -> None:
+        self._output = output
+        self._max_in_flight = max_in_flight
+        self._every = every_seconds
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._status: dict[str, int] = {}
+        self._begin()
+
+    def changed(self, lines: Sequence[str]) -> None:
+        """Prints what has changed in the settings' routes since the last run."""
+        for line in lines:
+            self._print("changed", {"text": line}, line, sys.stdout)
+
+    def batch(self, status: BatchStatus) -> None:
+        with self._lock:
+            if not self._is_ready:
+                self._is_ready = True
+                self._print("ready", {}, "ready", sys.stdout)
+                self._begin()
+            self._status = status.counts | {"lookahead_millis": status.lookahead_millis}
+            self._taken += status.counts["taken"]
+            self._batch_millis.append(status.counts["sink_millis"])
+            if self._every and time.monotonic() - self._since >= self._every:
+                self._report()
+                self._begin()
+
+    def deliveries(self, rows: pa.Table) -> None:
+        import numpy as np
+
+        late = rows["sent_at"].to_numpy() - rows["deliver_at"].to_numpy()
+        planned = ~np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False))
+        with self._lock:
+            self._delivered += rows.num_rows
+            self._lateness.append(late[planned])
+
+    def _begin(self) -> None:
+        self._since = time.monotonic()
+        self._taken = self._delivered = 0
+        self._batch_millis: list[int] = []
+        self._lateness: list[Any] = []
+
+    def _report(self) -> None:
+        import numpy as np
+
+        seconds = time.monotonic() - self._since
+        late = np.concatenate(self._lateness) if self._lateness else np.zeros(0)
+        p50, p99 = (float(p) for p in np.percentile(late, [50, 99])) if len(late) else (None, None)
+        values = {
+            "pending": self._status["delayed"],
+            "in_state": self._status["loaded"],
+            "in_flight": self._status["in_flight"],
+            "lookahead_millis": self._status["lookahead_millis"],
+            "is_held_up": self._status["in_flight"] > self._max_in_flight,
+            "taken_per_second": round(self._taken / seconds, 1),
+            "delivered_per_second": round(self._delivered / seconds, 1),
+            "batches_per_second": round(len(self._batch_millis) / seconds, 2),
+            "batch_millis_p50": float(np.median(self._batch_millis)),
+            "late_millis_p50": p50,
+            "late_millis_p99": p99,
+        }
+        late_text = "" if p50 is None else f"   late p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+        text = (
+            f"pending {values['pending']:,} (in state {values['in_state']:,}, in flight {values['in_flight']:,})   "
+            f"in {values['taken_per_second']}/s, out {values['delivered_per_second']}/s{late_text}"
+            + ("   held up: the senders are behind" if values["is_held_up"] else "")
+        )
+        self._print("progress", values, text, sys.stderr)
+
+    def _print(self, event: str, values: dict[str, Any], text: str, stream: Any) -> None:
+        if self._output is Output.JSON:
+            print(json.dumps({"event": event, **values}), flush=True)
+        else:
+            print(text, file=stream, flush=True)
+
+
+def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True) -> None:
+    """Runs the job in this process until SIGTERM or SIGINT.
+
+    Args:
+        keeps_spark_log: what Spark prints goes to `spark.log` beside the checkpoint, else to stderr.
+
+    Raises:
+        JobError: it can't start or go on.
+    """
+    from status.job_status import StatusWriter
+    from status.troubles import Troubles
+
+    troubles = Troubles()
+    status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages, troubles.current)
+    with status, _metrics_server(settings, status):
+        _run_job(settings, reporter, status, troubles, keeps_spark_log)
+
+
+def _run_job(
+    settings: Settings, reporter: Reporter, status: StatusWriter, troubles: Troubles, keeps_spark_log: bool
+) -> None:
+    from py4j.protocol import Py4JError
+
+    from conf.settings import local_path
+    from jobs.maintaining import BackgroundMaintenance
+    from streaming.session import create_session
+    from warehouse.missing_routes import MissingRoutesWatch
+
+    def on_batch(batch: BatchStatus) -> None:
+        status.batch(batch)
+        reporter.batch(batch)
+
+    def on_deliveries(rows: pa.Table) -> None:
+        status.deliveries(rows)
+        reporter.deliveries(rows)
+
+    warn_without_deduplication(settings)
+    log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_spark_log else None
+    with _output_of_children(log), ThreadPoolExecutor(1) as thread:
+        thread.submit(importlib.import_module, "streaming.query")  # takes a second, in which Spark's JVM starts
+        spark = create_session(settings, "delaylake")
+    from streaming.query import DelayedDelivery
+
+    missing = _take_on_routes(settings, reporter, status)
+    job = DelayedDelivery(spark, settings, on_batch, on_deliveries, troubles)
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            job.run()
+        except BaseException as error:
+            failure.append(error)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: job.stop())
+    # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
+    worker = threading.Thread(target=work, name="job")
+    worker.start()
+    watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), troubles)
+    with watch, BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
+        while worker.is_alive():
+            worker.join(0.2)
+    with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more
+        spark.stop()
+    if failure:
+        raise failure[0]
+
+
+def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter) -> Mapping[str, KnownRoute]:
+    """Says what has changed in the routes since the last run; returns those that are missing, by topic.
+
+    Raises:
+        RoutesError: the settings' routes don't fit the checkpoint.
+    """
+    from conf.settings import local_path
+    from streaming.checkpoint.last_routes import last_routes
+    from warehouse.known_routes import KnownRoutes, changes
+
+    before = last_routes(Path(local_path(settings.checkpoint)))
+    now = (before or KnownRoutes.from_json(status.status().routes)).taken_on(settings)
+    if before is not None:
+        reporter.changed(changes(before, now))
+    status.routes(now.to_json())
+    return now.missing
+
+
+def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) -> int:
+    """How many messages of a topic without a route wait."""
+    from warehouse.known_routes import as_routes
+    from warehouse.queries.waiting import Pending
+
+    return Pending(settings.model_copy(update={"routes": as_routes(missing)}), topic).count()
+
+
+@contextmanager
+def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
+    """Serves the job's metrics, if that is set. That it can't be served does not stop the job."""
+    from jobs.metrics_server import serve_metrics
+    from status.metrics import JobCollector
+
+    if not settings.metrics.port:
+        yield
+        return
+    try:
+        server, thread = serve_metrics(settings, JobCollector(status.status))
+    except OSError as error:
+        _log.warning("no metrics on %s:%d: %s", settings.metrics.host, settings.metrics.port, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def warn_without_deduplication(settings: Settings) -> None:
+    """Says which destinations may get a message twice after a crash, because their broker does not drop repetitions."""
+    from broker.client import AdminClient, PulsarError
+
+    destinations = [s.destination for route in settings.routes for s in route.subscriptions]
+    namespaces = sorted({"/".join(d.removeprefix("persistent://").split("/")[:2]) for d in destinations})
+    with AdminClient(settings.pulsar) as admin:
+        for namespace in namespaces:
+            try:
+                if not admin.deduplication_enabled(namespace):
+                    _log.warning(
+                        "delivery to %s is at least once, not exactly once: its broker has no deduplication", namespace
+                    )
+            except PulsarError as error:
+                _log.warning("whether %s has deduplication is not known: %s", namespace, error)
+
+
+@contextmanager
+def _output_of_children(file: Path | None) -> Iterator[None]:
+    """Processes started inside print to a file."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(file, "ab") as log:
+        try:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            yield
+        finally:
+            for number, old in zip((1, 2), saved, strict=True):
+                os.dup2(old, number)
+                os.close(old)

@@ -1,0 +1,331 @@
+"""`delaylake topics`: take messages back and find them, with the commands and options of Pulsar's own tool."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conf.errors import DelayLakeError
+from jobs.commands import pending
+from jobs.commands.produce import parse_duration, parse_time
+from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
+
+if TYPE_CHECKING:
+    from admin.control.client import ControlClient
+    from admin.control.requests import Outcome
+    from admin.control.rest_client import RestClient
+    from broker.message_ids import MessageRef
+    from conf.settings import Settings
+
+    Client = ControlClient | RestClient
+
+app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscriptions.", no_args_is_help=True)
+
+_SHOWN = 20
+
+Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
+Subscriptions = Annotated[
+    str | None,
+    typer.Option(
+        "-s", "--subscriptionNames", help="Subscriptions, separated by commas; none: all; *: later ones, too."
+    ),
+]
+FromFile = Annotated[
+    typer.FileText | None, typer.Option("--from-file", help="Read ids from a file, one a line; - is standard input.")
+]
+SubscriptionOption = Annotated[str, typer.Option("-s", "--subscription", help="The subscription.")]
+Triplets = Annotated[
+    list[str] | None, typer.Option("--messageId-triplet", help="ledger:entry[:batchIndex]; may be repeated.")
+]
+Base64Ids = Annotated[
+    list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
+]
+Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for the answer.")]
+
+
+class TopicsError(DelayLakeError):
+    """Something was not done."""
+
+
+@app.command("cancel-delayed-message")
+def cancel_delayed_message(
+    context: typer.Context,
+    topic: Topic,
+    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
+    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    deliver_at: Annotated[
+        int | None, typer.Option("-t", "--deliverAt", help="Its time of delivery, ms since the epoch.")
+    ] = None,
+    subscriptions: Subscriptions = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Cancel a delayed message on the given subscriptions, or all.
+
+    One that is handed out already, some seconds before its time, is TOO_LATE. With --from-file each line is
+    `ledger:entry deliverAt`.
+    """
+    from admin.control.requests import Cancel
+    from broker.message_ids import MessageRef, parse
+
+    cancels = []
+    if from_file is not None:
+        for line in _lines(from_file):
+            message, _, time = line.partition(" ")
+            if not time.strip().isdigit():
+                raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
+            cancels.append(Cancel(parse(message), int(time)))
+    elif ledger_id is None or entry_id is None or deliver_at is None:
+        raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --from-file")
+    else:
+        _check(ledger_id, entry_id)
+        cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
+    names = _names(subscriptions)
+    _run(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
+
+
+def acknowledge_message(
+    context: typer.Context,
+    topic: Topic,
+    ledger_id: Annotated[int, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")],
+    entry_id: Annotated[int, typer.Option("-e", "--entryId", help="Entry id of the message.")],
+    subscriptions: Subscriptions = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
+    from broker.message_ids import MessageRef
+
+    _check(ledger_id, entry_id)
+    message = [MessageRef(ledger_id, entry_id)]
+    _run(context, 1, output, lambda client: client.skip(topic, message, _names(subscriptions), timeout))
+
+
+app.command("acknowledgeMessage")(acknowledge_message)
+app.command("acknowledge-message", hidden=True)(acknowledge_message)
+
+_BY_FILTER = {
+    "cancel": "Cancel the pending messages to which all options given apply, on a subscription or on all.",
+    "skip": "Skip the pending messages to which all options given apply; not where types acknowledge cumulatively.",
+    "deliver now": "Deliver the pending messages to which all options given apply at once.",
+    "restore": "Undo cancels and skips of the messages to which all options given apply, and whose time has not come.",
+}
+_MEANT = """
+
+Meant are those that `delaylake pending` lists. Exit status 1 where some were not done, as those that are handed out
+already."""
+for _action, _text in _BY_FILTER.items():
+    app.command(f"{_action.replace(' ', '-')}-by-filter")(pending.by_filter(_action, _text + _MEANT))
+app.command("reschedule-by-filter")(pending.reschedule_by_filter)
+app.command("purge")(pending.purge)
+
+
+@app.command("skip-messages")
+def skip_messages(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
+
+    Those that are handed out already are TOO_LATE: some seconds before they are due, and at once where they are due
+    when they come. To have time, pause the subscription first.
+
+    With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
+    """
+    messages = _named(triplets, base64_ids, from_file)
+    _run(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
+
+
+@app.command("reschedule")
+def reschedule(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    deliver_at: Annotated[
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
+    ] = None,
+    deliver_after: Annotated[
+        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m, 2h, 1d.")
+    ] = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages that wait at another time, earlier or later. They keep their ids."""
+    if (deliver_at is None) == (deliver_after is None):
+        raise typer.BadParameter("one of --deliver-at and --deliver-after is needed")
+    messages = _named(triplets, base64_ids, from_file)
+    due = deliver_at if deliver_at is not None else time.time_ns() // 1_000_000 + (deliver_after or 0)
+    _run(
+        context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
+    )
+
+
+@app.command("deliver-now")
+def deliver_now(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages that wait, or that a pause holds back, at once."""
+    messages = _named(triplets, base64_ids, from_file)
+    _run(context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout))
+
+
+@app.command("restore")
+def restore(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Undo cancels and skips of messages whose time has not come."""
+    messages = _named(triplets, base64_ids, from_file)
+    _run(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
+
+
+@app.command("pause")
+def pause(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Hold back what comes due for a subscription, until it is resumed, or the message rescheduled."""
+    _run(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
+
+
+@app.command("resume")
+def resume(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a pause: what was held back is delivered now."""
+    _run(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
+
+
+@app.command("get-message-id-by-index")
+def get_message_id_by_index(
+    context: typer.Context,
+    topic: Topic,
+    index: Annotated[int, typer.Option("-i", "--index", help="The message's index in the topic, from 0.")],
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; for one that has expired all are -1.
+
+    Of a partitioned topic, name a partition. An entry is known some seconds after it came.
+    """
+    options = global_options(context)
+    if options.api_url is None:
+        found = _entry_of_index(options.settings, topic, index)
+    else:
+        with rest_client(options, options.api_url) as client:
+            found = client.message_id_by_index(topic, index)
+    value = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
+    show(output, value, str(found))
+
+
+def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
+    from deltalake.exceptions import TableNotFoundError
+
+    from tracker.commands.schema import resolve_topic
+    from warehouse.queries.message_index import MessageIndex
+    from warehouse.tables import Tables
+
+    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
+    if source is None:
+        raise TopicsError(f"no route has the topic {topic!r}")
+    try:
+        return MessageIndex(Tables(settings.warehouse)).find(source, partition, index)
+    except TableNotFoundError as error:
+        raise TopicsError(f"no table of entries in {settings.warehouse}: the job has not run yet") from error
+
+
+def _client(options: GlobalOptions) -> Client:
+    """The control topic, or the admin API where one is named."""
+    if options.api_url is not None:
+        return rest_client(options, options.api_url)
+    from admin.control.client import ControlClient
+
+    return ControlClient(options.settings, getpass.getuser())
+
+
+def _run(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
+    """Runs a command and tells what became of each message.
+
+    Raises:
+        TopicsError: something was not done.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    outcomes = []
+    with _client(global_options(context)) as client:
+        console = Console(stderr=True)
+        with Progress(console=console, disable=n <= _SHOWN or not console.is_terminal) as progress:
+            task = progress.add_task("messages", total=n)
+            for outcome in command(client):
+                outcomes.append(outcome)
+                progress.update(task, completed=min(n, len(outcomes)))
+    failed = [outcome for outcome in outcomes if not outcome.is_done]
+    shown = outcomes if len(outcomes) <= _SHOWN else failed[:_SHOWN]
+    lines = [str(outcome) for outcome in shown]
+    if len(outcomes) > _SHOWN:
+        lines.append(f"{len(outcomes) - len(failed):,} of {len(outcomes):,} done")
+    show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
+    if failed:
+        raise TopicsError(f"not done: {failed[0]}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
+
+
+def _named(
+    triplets: list[str] | None, base64_ids: list[str] | None, from_file: typer.FileText | None
+) -> list[MessageRef]:
+    """The messages that the options name."""
+    from broker.message_ids import parse, parse_base64, parse_triplet
+
+    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
+    if from_file is not None:
+        messages += [parse(line) for line in _lines(from_file)]
+    if not messages:
+        raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
+    return messages
+
+
+def _names(subscriptions: str | None) -> list[str]:
+    return [name.strip() for name in (subscriptions or "").split(",") if name.strip()]
+
+
+def _lines(file: typer.FileText) -> list[str]:
+    return [line.strip() for line in file if line.strip()]
+
+
+def _check(ledger_id: int, entry_id: int) -> None:
+    if ledger_id < 0 or entry_id < 0:
+        raise TopicsError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")

@@ -1,0 +1,335 @@
+"""What commands have done to messages, by `delayed_index` and `outcomes`, in the terms of the tracker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import Position
+from recovery.delivered import Delivered, is_unbooked
+from recovery.message_set import MessageSet
+from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.schema import COMMANDS, RESCHEDULE
+from tracker.messages import (
+    BoolArray,
+    Int64Array,
+    in_order,
+    int64,
+    is_among,
+    message_ids,
+    subscription_numbers,
+    typed,
+    where,
+    with_columns,
+)
+from tracker.rebuilt import MOVED, REBUILT_KEPT_MILLIS, TAKEN
+from warehouse.pending import are_cancelled
+from warehouse.tables import DELAYED_INDEX, OnProgress, Tables
+
+_CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
+
+_CANCELLED = f"{_CHANGED}, deliver_at FROM delayed_index WHERE operation = 'CANCEL'"
+
+# Only what was applied: ALREADY_APPLIED says that another row does.
+_ANSWERED = f"""
+{_CHANGED}, CAST(0 AS BIGINT) AS deliver_at FROM outcomes
+WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
+"""
+
+_RESTORED = f"""
+{_CHANGED} FROM delayed_index WHERE operation = 'RESTORE'
+UNION ALL {_CHANGED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE'
+"""
+
+# A MOVE alone does not say to what time.
+_MOVES = f"""
+{_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source
+FROM delayed_index WHERE operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)
+UNION ALL {_CHANGED}, coalesce(deliver_at, 0), 1, topic AS source
+FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESCHEDULE'
+"""
+
+_DELAYS = """
+SELECT topic, partition, subscription, ledger_id, entry_id, batch_index, batch_size, deliver_at,
+       coalesce(sequence, 0) AS sequence
+FROM delayed_index WHERE operation = 'DELAY'
+"""
+
+_ENTRY = ["ledger_id", "entry_id"]
+_MESSAGE = [*_ENTRY, "message"]
+_KEY = ["subscription", *_MESSAGE]
+
+_WRITTEN_ROWS = 50_000  # at once
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the shards keep of commands."""
+
+    taken: pa.Table  # TAKEN
+    moved: pa.Table  # MOVED
+    waiting: pa.Table  # COMMANDS for messages that come in again
+    unsealed: pa.Table  # moves that no row of the delayed index tells of yet, though it has their messages
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What commands have done, by the tables: moves, what they have taken back, and the rows of what they changed."""
+
+    moves: pa.Table
+    done: pa.Table
+    delays: pa.Table
+    now: int
+
+    def changes(self, delivered: Delivered) -> Changes:
+        """What of it the shards keep, by what has been delivered."""
+        moves, done, delays = self.moves, self.done, self.delays
+        # What comes again as it came first does not stay.
+        kept = where(delays, (int64(delays, "is_unbooked") == 0) | (int64(delays, "sequence") > 0))
+        is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
+        is_open = ~is_sealed & ~_is_delivered(moves, delivered) & (int64(moves, "is_time_known") > 0)
+        is_there = is_among(moves, kept, _MESSAGE)
+        unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
+        moves = where(moves, ~is_open | is_there)
+
+        # A row that was held back is never loaded again: only while it counts, what is done has to be remembered.
+        loaded = where(delays, int64(delays, "deliver_at") < HELD_MILLIS)
+        last = np.maximum(_last_times(done, loaded), _last_times(done, moves))
+        taken = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
+        until = np.maximum(_last_times(moves, loaded), self.now + REBUILT_KEPT_MILLIS)
+        moved = typed(moves.append_column("until", pa.array(until)), MOVED)
+        return Changes(as_taken(taken, self.now), moved, waiting, unsealed)
+
+
+def find_commands(
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    booked: Mapping[str, Position],
+    now: int,
+    on_progress: OnProgress = lambda table, step, rows: None,
+) -> Commands:
+    """Finds what commands have done, as far as the subscriptions of the routes are concerned.
+
+    Args:
+        names: for each source topic the names of its subscriptions.
+        booked: by topic partition the last entry that does not come again from the source topics.
+        now: ms since the epoch.
+    """
+    cancelled, answered, restored, moves = (
+        pa.concat_tables(_read(tables, sql, names)) for sql in (_CANCELLED, _ANSWERED, _RESTORED, _MOVES)
+    )
+    moves = _resumed(_last_moves(moves), now)
+    delays = _delays_of(tables, names, booked, (cancelled, answered, restored, moves), on_progress)
+    done = pa.concat_tables([where(cancelled, _is_in_time(cancelled, delays, now)), answered])
+    done = _without_restored(done, restored, delays)
+    return Commands(moves, done, delays, now)
+
+
+def as_taken(rows: pa.Table, now: int) -> pa.Table:
+    """Messages as TAKEN: each once, kept until the last time of delivery that it has here, and for at least a day.
+
+    Args:
+        rows: with the columns of TAKEN, but `deliver_at` for `until`.
+    """
+    until = np.maximum(int64(rows, "deliver_at"), now + REBUILT_KEPT_MILLIS)
+    keys = [name for name in TAKEN.names if name != "until"]
+    unique = rows.select(keys).append_column("until", pa.array(until)).group_by(keys).aggregate([("until", "max")])
+    return typed(unique.rename_columns([*keys, "until"]), TAKEN)
+
+
+def _read(tables: Tables, sql: str, names: Mapping[str, Sequence[str]]) -> Iterator[pa.Table]:
+    """The rows of a query that are of subscriptions of the routes."""
+    for rows in tables.stream(sql):
+        numbers = subscription_numbers(rows, names)
+        yield _in_numbers(rows, numbers).filter(pa.array(numbers >= 0))
+
+
+def _in_numbers(rows: pa.Table, numbers: Int64Array) -> pa.Table:
+    """Rows with their subscription as a number, all numbers of one type, and a message's number in its entry."""
+    columns = {
+        field.name: rows[field.name].cast(pa.int64()) if pa.types.is_integer(field.type) else rows[field.name]
+        for field in rows.schema
+        if field.name != "topic"
+    }
+    message = pa.array(np.maximum(int64(rows, "batch_index"), 0))
+    return pa.table(columns | {"subscription": pa.array(numbers), "message": message})
+
+
+def _last_moves(moves: pa.Table) -> pa.Table:
+    """Each message's last move."""
+    keys = [int64(moves, name) for name in (*_KEY, "sequence", "is_time_known")]
+    order = np.lexsort(keys[::-1])
+    is_last = np.ones(len(order), np.bool_)
+    if len(order):
+        is_last[:-1] = np.any([key[order][1:] != key[order][:-1] for key in keys[: len(_KEY)]], axis=0)
+    return moves.take(pa.array(order[is_last]))
+
+
+def _resumed(moves: pa.Table, now: int) -> pa.Table:
+    """Moves, and when those go out that were held back until their subscription went on: at once.
+
+    No command names them. Their MOVE row is as late as what it takes the place of.
+    """
+    is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_MILLIS)
+    due = np.where(is_resumed, now, int64(moves, "deliver_at"))
+    is_known = int64(moves, "is_time_known") | is_resumed
+    return with_columns(moves, deliver_at=pa.array(due), is_time_known=pa.array(is_known))
+
+
+def _delays_of(
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    booked: Mapping[str, Position],
+    changed: Sequence[pa.Table],
+    on_progress: OnProgress,
+) -> pa.Table:
+    """The DELAY rows of entries that commands have changed; the subscription is -1 where a row is for all."""
+    wanted = MessageSet()
+    for rows in changed:
+        wanted.add(0, *_entries(rows))
+    found = []
+    n = 0
+    for rows in tables.stream(_DELAYS if wanted.subscriptions else f"{_DELAYS} AND false"):
+        of_entries = rows.filter(pa.array(wanted.contains(0, *_entries(rows))))
+        comes_again = pa.array(is_unbooked(of_entries, booked).astype(np.int64))
+        numbered = _in_numbers(of_entries, subscription_numbers(of_entries, names))
+        found.append(numbered.append_column("is_unbooked", comes_again))
+        n += rows.num_rows
+        on_progress("delayed_index", "rows compared with commands", n)
+    return pa.concat_tables(found)
+
+
+def _entries(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+    return int64(rows, "ledger_id"), int64(rows, "entry_id"), np.zeros(rows.num_rows, np.int64)
+
+
+def _pairs(rows: pa.Table, others: pa.Table, columns: Sequence[str]) -> tuple[Int64Array, pa.Table]:
+    """For each pair of a row and another one of the same entry the row's index, and columns of the other."""
+    numbered = rows.select(_ENTRY).append_column("row", _numbers_of(rows))
+    pairs = numbered.join(others.select([*_ENTRY, *columns]), _ENTRY, join_type="inner", use_threads=False)
+    return int64(pairs, "row"), pairs
+
+
+def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
+    """Which CANCEL rows have met their message, or still wait for it.
+
+    Such a row is as late as what it takes back. One whose message is later waited in vain.
+    """
+    originals = where(delays, int64(delays, "sequence") == 0)
+    row, pairs = _pairs(cancelled, originals, ["batch_index", "deliver_at"])
+    index, due = int64(cancelled, "batch_index")[row], int64(cancelled, "deliver_at")[row]
+    is_met = (int64(pairs, "deliver_at") <= due) & ((index < 0) | (index == int64(pairs, "batch_index")))
+    in_time = ~is_among(cancelled, delays, _ENTRY) & (int64(cancelled, "deliver_at") >= now)
+    in_time[row[is_met]] = True
+    return in_time
+
+
+def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> pa.Table:
+    """What is done, without the messages that were restored later; the rest of their entries one by one."""
+    entry = ["subscription", *_ENTRY]
+    is_concerned = is_among(done, restored, entry)
+    concerned = where(done, is_concerned)
+    if not concerned.num_rows:
+        return done
+    sizes = np.ones(concerned.num_rows, np.int64)
+    row, pairs = _pairs(concerned, delays, ["batch_size"])
+    np.maximum.at(sizes, row, int64(pairs, "batch_size"))
+    sizes[int64(concerned, "batch_index") >= 0] = 1
+    row = np.repeat(np.arange(concerned.num_rows), sizes)
+    single = concerned.take(pa.array(row))
+    place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    index = int64(single, "batch_index")
+    message = np.maximum(index, place)
+    single = with_columns(
+        single, message=pa.array(message), batch_index=pa.array(np.where(sizes[row] > 1, message, index))
+    )
+    left = where(single, are_cancelled(single, concerned, restored, ["subscription"]))
+    return pa.concat_tables([where(done, ~is_concerned), left])
+
+
+def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
+    """For each row the last time of delivery that others have of its entry, 0 where there is none."""
+    row, pairs = _pairs(rows, others, ["deliver_at"])
+    last = np.zeros(rows.num_rows, np.int64)
+    np.maximum.at(last, row, int64(pairs, "deliver_at"))
+    return last
+
+
+def _is_delivered(moves: pa.Table, delivered: Delivered) -> BoolArray:
+    numbers = int64(moves, "subscription")
+    is_delivered = np.zeros(moves.num_rows, np.bool_)
+    for number, found in delivered.find(moves):
+        is_delivered |= found & (numbers == number)
+    return is_delivered
+
+
+def write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> None:
+    """Writes further rows of the delayed index down, for messages that have a row there.
+
+    Args:
+        moves: `unsealed` of Changes.
+        tick: the bucket of the rows.
+    """
+    if not moves.num_rows:
+        return
+    wanted, written = MessageSet(), MessageSet()
+    wanted.add(0, *message_ids(moves))
+    ledgers = pc.min_max(moves["ledger_id"])
+    condition = f"operation = 'DELAY' AND ledger_id BETWEEN {ledgers['min']} AND {ledgers['max']}"
+    found = []
+    for rows in tables.stream(f"SELECT * FROM delayed_index WHERE {condition}", _WRITTEN_ROWS):  # noqa: S608
+        rows = where(rows, wanted.contains(0, *message_ids(rows)) & ~written.contains(0, *message_ids(rows)))
+        written.add(0, *message_ids(rows))
+        found.append(_moved_rows(rows, moves, names, tick))
+    new = in_order(pa.concat_tables(found))
+    for start in range(0, new.num_rows, _WRITTEN_ROWS):
+        tables.append("delayed_index", new.slice(start, _WRITTEN_ROWS), {f"rebuild-{time.time_ns()}": 1})
+
+
+def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> pa.Table:
+    """For each move of a message that has rows here, a copy of one of them with what the move says."""
+    message = pa.array(np.maximum(int64(rows, "batch_index"), 0))
+    numbered = rows.select(_ENTRY).append_column("message", message).append_column("row", _numbers_of(rows))
+    first = numbered.group_by(_MESSAGE).aggregate([("row", "min")])
+    moves = moves.append_column("move", _numbers_of(moves))
+    pairs = moves.select([*_MESSAGE, "move"]).join(first, _MESSAGE, join_type="inner", use_threads=False)
+    moves, rows = moves.take(pairs["move"]), rows.take(pairs["row_min"])
+    new = {
+        **{name: rows[name] for name in rows.column_names},
+        "deliver_at": moves["deliver_at"],
+        "subscription": pa.array(_names_of(moves, names), pa.string()),
+        "sequence": moves["sequence"],
+        "bucket_id": pa.array(np.full(moves.num_rows, tick)),
+    }
+    return typed(new, DELAYED_INDEX)
+
+
+def _reschedules(moves: pa.Table) -> pa.Table:
+    """The moves as commands again."""
+    n = moves.num_rows
+    values = {
+        **{name: moves[name] for name in ("ledger_id", "entry_id", "batch_index", "deliver_at")},
+        "topic": moves["source"],
+        "request_id": pc.binary_join_element_wise("rebuild", moves["sequence"].cast(pa.string()), "-"),
+        "kind": pa.repeat(RESCHEDULE, n),
+        "operation": pa.repeat(RESCHEDULE.upper(), n),
+        "partition": pa.repeat(-1, n),
+        "subscriptions": pa.array(1 << int64(moves, "subscription")),
+        "issued_by": pa.repeat("rebuild", n),
+        "issued_at": pa.repeat(0, n),
+    }
+    return typed(values, COMMANDS)
+
+
+def _numbers_of(rows: pa.Table) -> pa.Array:
+    return pa.array(np.arange(rows.num_rows))
+
+
+def _names_of(moves: pa.Table, names: Mapping[str, Sequence[str]]) -> list[str]:
+    pairs = zip(moves["source"].to_pylist(), moves["subscription"].to_pylist(), strict=True)
+    return [names[topic][number] for topic, number in pairs]

@@ -1,0 +1,302 @@
+"""What has been delivered: by `deliveries`, and by the destinations where nobody came to write it down."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.client import connect
+from broker.position import Position
+from conf.settings import Settings
+from recovery.message_set import MessageSet
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    BoolArray,
+    Int64Array,
+    concat,
+    int64,
+    message_ids,
+    subscription_numbers,
+    typed,
+    where,
+)
+from tracker.rebuilt import TAKEN
+from warehouse.tables import DELIVERIES, OnProgress, Tables, literal
+from warehouse.tenure import Tenures
+
+# The clocks of those who publish, send and rebuild may differ by this.
+CLOCKS_MILLIS = 15 * 60 * 1000
+
+# By topic and the number of a subscription a time, ms since the epoch.
+Times = dict[tuple[str, int], int]
+
+_MESSAGES_AT_ONCE = 20_000
+
+# Producers' names begin with the application of a checkpoint, which may be lost.
+_APPLICATION = "delaylake-[0-9a-f]{12}"
+
+# What the job writes to `delaylake.messageId` and `delaylake.deliverAt`, in numbers that fit their columns.
+_POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
+_DELIVER_AT = re.compile(r"[0-9]{1,18}")
+
+_DELIVERIES = "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at FROM deliveries"
+
+# Messages that a subscription is not to get (again), and when they were to be delivered.
+DONE = pa.schema([*list(TAKEN)[:-1], ("deliver_at", pa.int64())])
+
+
+class Delivered:
+    """What has been delivered to the subscriptions of the routes.
+
+    Args:
+        names: for each source topic the names of its subscriptions.
+        booked: by topic partition the last entry that does not come again from the source topics.
+        tenures: what was handed out while a subscription was not there counts as delivered to it.
+    """
+
+    def __init__(
+        self, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position], tenures: Tenures | None = None
+    ) -> None:
+        self._names = names
+        self._tenures = tenures or Tenures()
+        self._booked = booked
+        self._messages = MessageSet()
+        self._unbooked: list[pa.Table] = []
+
+    @property
+    def booked(self) -> Mapping[str, Position]:
+        """By topic partition the last entry that does not come again from the source topics."""
+        return self._booked
+
+    @property
+    def unbooked(self) -> pa.Table:
+        """What of it comes again from the source topics, as DONE."""
+        return concat(self._unbooked, DONE)
+
+    def add(self, rows: pa.Table) -> None:
+        """Adds rows of `deliveries`; of subscriptions that no route has they are passed over."""
+        numbers = subscription_numbers(rows, self._names)
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            self._messages.add(number, *message_ids(where(rows, numbers == number)))
+        is_again = is_unbooked(rows, self._booked) & (numbers >= 0)
+        again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
+        self._unbooked.append(as_done(again, numbers[is_again]))
+        of_all = again.drop_columns("subscription")
+        for number, is_missed in self.missed(of_all):
+            self._unbooked.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
+
+    def contains(self, number: int, rows: pa.Table) -> BoolArray:
+        """Which messages have been delivered to a topic's subscription of a number."""
+        return self._messages.contains(number, *message_ids(rows))
+
+    def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
+        """For each number of a subscription, which of the messages have been delivered to it."""
+        for number in self._messages.subscriptions:
+            yield number, self.contains(number, rows)
+
+    def missed(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
+        """For each number of a subscription that was away at some time, which rows are of messages handed out then.
+
+        Args:
+            rows: as of `Tenures.were_missed`.
+        """
+        for topic, names in self._names.items():
+            for name in self._tenures.of_topic(topic):
+                if name in names:
+                    yield list(names).index(name), self._tenures.were_missed(rows, topic, name)
+
+
+def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
+    """Messages as DONE for the subscriptions of these numbers."""
+    return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
+
+
+def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
+    """Which rows are of entries that come again from the source topics."""
+    if not rows.num_rows:
+        return np.zeros(0, np.bool_)
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    partitions, place = np.unique(int64(rows, "partition"), return_inverse=True)
+    last = np.array(
+        [
+            [booked.get(partition_name(topic, p), Position(-1, -1)) for p in partitions.tolist()]
+            for topic in topics.dictionary.to_pylist()
+        ],
+        np.int64,
+    )
+    ledger, entry = last[topics.indices.to_numpy(), place].T
+    ledgers = int64(rows, "ledger_id")
+    is_later = (ledgers > ledger) | ((ledgers == ledger) & (int64(rows, "entry_id") > entry))
+    return is_later & (ledgers < FIRST_IMPORTED_LEDGER)
+
+
+def partition_name(topic: str, partition: int) -> str:
+    """A topic partition as a client subscribes to it; -1: the topic is not partitioned."""
+    return topic if partition < 0 else f"{topic}-partition-{partition}"
+
+
+def read_delivered(
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    booked: Mapping[str, Position],
+    tenures: Tenures,
+    on_progress: OnProgress,
+) -> Delivered:
+    """What `deliveries` has."""
+    delivered = Delivered(names, booked, tenures)
+    n = 0
+    for rows in tables.stream(_DELIVERIES):
+        delivered.add(rows)
+        n += rows.num_rows
+        on_progress("deliveries", "rows read", n)
+    return delivered
+
+
+def write_missing_deliveries(
+    settings: Settings,
+    tables: Tables,
+    delivered: Delivered,
+    booked: Mapping[str, Position],
+    overdue: Mapping[tuple[str, int], int],
+    on_progress: OnProgress,
+) -> int:
+    """Writes down what the destinations hold and `deliveries` does not; returns how many.
+
+    They are read from the time on at which that can have been sent: a message is sent when it is due, and after it was
+    published.
+
+    Args:
+        delivered: what `deliveries` has, and then the destinations, too.
+        booked: by topic partition the last entry that does not come again from the source topics.
+        overdue: of each subscription that lacks something booked that is due, since when.
+    """
+    found: list[pa.Table] = []
+    n = 0
+    client = connect(settings.pulsar)
+    try:
+        for route in settings.routes:
+            unbooked = _first_unbooked(client, route.source, booked)
+            for number, subscription in enumerate(route.subscriptions):
+                times = [t for t in (overdue.get((route.source, number)), unbooked) if t is not None]
+                if not times:
+                    continue
+                messages = _messages_since(client, subscription.destination, max(0, min(times) - CLOCKS_MILLIS))
+                while some := list(islice(messages, _MESSAGES_AT_ONCE)):
+                    rows = _deliveries(some, route.source, subscription.name)
+                    missing = where(rows, ~delivered.contains(number, rows))
+                    missing = _of_known_entries(tables, missing, delivered.booked)
+                    delivered.add(missing)
+                    found.append(missing)
+                    n += len(some)
+                    on_progress("destinations", "messages read", n)
+    finally:
+        client.close()
+    rows = concat(found, DELIVERIES)
+    if rows.num_rows:
+        tables.append("deliveries", rows, {f"rebuild-{time.time_ns()}": 1})
+    return rows.num_rows
+
+
+def _first_unbooked(client: pulsar.Client, topic: str, booked: Mapping[str, Position]) -> int | None:
+    """When the first message was published that comes again from a source topic; None: there is none."""
+    times = []
+    for name in client.get_topic_partitions(topic):
+        last = booked.get(name)
+        start = pulsar.MessageId.earliest if last is None else pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1)
+        reader = client.create_reader(name, start, receiver_queue_size=10)
+        while reader.has_message_available():
+            message = reader.read_next(30_000)
+            position = Position(message.message_id().ledger_id(), message.message_id().entry_id())
+            if last is None or position > last:
+                times.append(message.publish_timestamp())
+                break
+        reader.close()
+    return min(times, default=None)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Of a message that a destination has, all that is looked at: its payload may be large."""
+
+    properties: dict[str, str]
+    published_at: int
+    destination: str
+    producer_name: str
+
+
+def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
+    """The messages that the job has sent, as rows of `deliveries`: each position once.
+
+    Anybody who may write to a destination can send messages with the job's properties, or send on what it got with
+    them. What a producer of another name sent, or what is not as the job writes it, is passed over.
+    """
+    # The names of 0.1.0 have no source topic.
+    is_own = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
+    rows: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        properties = message.properties
+        text = properties.get("delaylake.messageId", "")
+        due = properties.get("delaylake.deliverAt", "")
+        if properties.get("delaylake.source") != topic or text in rows or not is_own(message.producer_name):
+            continue
+        if not _POSITION.fullmatch(text) or not _DELIVER_AT.fullmatch(due):
+            continue
+        ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
+        rows[text] = {
+            "topic": topic,
+            "subscription": subscription,
+            "partition": partition,
+            "ledger_id": ledger,
+            "entry_id": entry,
+            "batch_index": batch_index,
+            "position": text,
+            "deliver_at": int(due),
+            "sent_at": message.published_at,
+            "short_notice": False,
+            "destination": message.destination,
+            "destination_message_id": None,
+            "batch_id": 0,
+        }
+    return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
+
+
+def _of_known_entries(tables: Tables, rows: pa.Table, booked: Mapping[str, Position]) -> pa.Table:
+    """Those rows whose entry is in `entries`, or comes again from the source topics."""
+    if not rows.num_rows:
+        return rows
+    comes_again = is_unbooked(rows, booked)
+    old = where(rows, ~comes_again)
+    if not old.num_rows:
+        return rows
+    [topic] = pc.unique(rows["topic"]).to_pylist()
+    ledgers = ", ".join(map(str, pc.unique(old["ledger_id"]).to_pylist()))
+    known = tables.query(
+        "entries",
+        "SELECT DISTINCT partition, ledger_id, entry_id FROM entries "  # noqa: S608
+        f"WHERE topic = {literal(topic)} AND ledger_id IN ({ledgers})",
+    )
+    return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
+
+
+def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_Sent]:
+    """The messages that a destination has got since a time, as far as the broker still has them."""
+    for partition in client.get_topic_partitions(topic):
+        reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5_000)
+        if since:
+            reader.seek(since)
+        while reader.has_message_available():
+            message = reader.read_next(30_000)
+            if message.publish_timestamp() >= since:
+                yield _Sent(
+                    message.properties(), message.publish_timestamp(), message.topic_name(), message.producer_name()
+                )
+        reader.close()

@@ -1,0 +1,437 @@
+"""Brings many messages in at once, from Parquet files or another Pulsar topic: straight into the Delta tables.
+
+The state learns of them by a rebuild. An imported message has a position that Pulsar gives to none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from broker.broker_side import BrokerSide
+from broker.client import AdminClient, NoAnswerError, connect, crypto_key_reader, subscribe
+from broker.continuity import Continuity, Gap, missing_ranges, positions_in
+from broker.position import START, Position, SourceTopic
+from conf.errors import DelayLakeError, one_line
+from conf.settings import Settings
+from status.troubles import NOT_SEEN_REASON
+from streaming.release.outgoing import FIELD_BYTES
+from streaming.release.sender import max_size_bytes
+from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.source.receiving.details import MessageDetails, NotKnownYet
+from tracker.commands.schema import resolve_topic
+from tracker.entry_log import ENTRY_COLUMNS
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    concat,
+    in_order,
+    int64,
+    is_rejected,
+    typed,
+    where,
+)
+from tracker.schedule import MAX_TIME_MILLIS, TOO_FAR
+from warehouse.message_schemas import SchemaKeeper
+from warehouse.not_seen import find_not_seen
+from warehouse.queries.index_rows import to_index, to_rejects
+from warehouse.tables import REJECTS, OnProgress, Tables
+
+_ROWS_AT_ONCE = 1_000_000
+_MESSAGES_AT_ONCE = 100_000
+_BYTES_AT_ONCE = 64 << 20
+_FILE_BYTES_AT_ONCE = 256 << 20
+_IDLE_MILLIS = 10_000
+_MOST_IDLE = 6  # times in a row, in the middle of an entry
+_MAX_PARTS = 1_000  # entries at the end of a topic that are looked at, one by one
+_ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
+_SUBSCRIPTION = "delaylake-import"
+
+# Ledgers of files; below them, above the first imported one, are those of other topics.
+_FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
+
+# A file's columns. `deliver_at` must be there; a null there, and in the others, is what a message without it has.
+COLUMNS = {
+    "deliver_at": pa.int64(),  # ms since the epoch, or a timestamp
+    "payload": pa.binary(),  # or text
+    "key": pa.string(),
+    "ordering_key": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "event_time": pa.int64(),  # as deliver_at
+    "producer_name": pa.string(),
+}
+
+
+class ImportFailedError(DelayLakeError):
+    """Messages can't be imported. The message is one line."""
+
+
+@dataclass
+class Imported:
+    """Counts of messages: written now, of these to `rejects`, and passed over because an earlier import has them."""
+
+    messages: int = 0
+    rejected: int = 0
+    already_there: int = 0
+
+
+class Importer:
+    """Appends to the tables, which are there, what is to be of a route's source topic. A rebuild has to follow.
+
+    Raises:
+        ImportFailedError: there is no such route.
+    """
+
+    def __init__(
+        self, settings: Settings, topic: str, on_progress: OnProgress = lambda table, step, rows: None
+    ) -> None:
+        self._settings = settings
+        source = self._source(topic)
+        if source is None:
+            raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
+        self._topic = source
+        self._on_progress = on_progress
+        self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
+        self._max_size = max_size_bytes(settings, source)
+        self.done = Imported()
+
+    def check(self, files: Iterable[Path], topic: str | None) -> None:
+        """Whether files, and what another topic holds, can be imported: nothing is written before all of it can be.
+
+        Raises:
+            ImportFailedError: a file can't be read or has other columns, or the topic is the source of a route, which
+                the job reads by itself.
+        """
+        for path in files:
+            with _errors_of(path):
+                schema = pq.read_schema(path)
+                unknown = [name for name in schema.names if name not in COLUMNS]
+                if unknown:
+                    raise ImportFailedError(f"{path}: unknown column {unknown[0]}; there may be {', '.join(COLUMNS)}")
+                if "deliver_at" not in schema.names:
+                    raise ImportFailedError(f"{path}: no column deliver_at")
+                if others := [field.name for field in schema if field.type != COLUMNS[field.name]]:
+                    for rows in _batches(path, _ROWS_AT_ONCE, others):
+                        _own_columns(rows)
+        if topic is not None and self._source(topic) is not None:
+            raise ImportFailedError(f"{topic} is the source of a route: the job reads it by itself")
+
+    def file(self, path: Path) -> None:
+        """Imports a Parquet file with the columns of COLUMNS. Importing it again does nothing.
+
+        A file is known by its name, size and footer. Its number stands for a ledger, and a row's number for an entry.
+
+        Raises:
+            ImportFailedError: it can't be read.
+        """
+        with _errors_of(path):
+            ledger = _FIRST_LEDGER_OF_FILES + _digest(self._topic, path)
+            metadata = pq.read_metadata(path)
+        size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        # The same of a file each time: what is written is known by the number of its part.
+        rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
+        first = 0
+        for number, rows in enumerate(_batches(path, rows_at_once), 1):
+            self._append(self._messages(rows, ledger, first), f"import-{ledger}", number)
+            first += rows.num_rows
+
+    def topic(self, name: str) -> None:
+        """Imports what another topic holds now, as its subscription `delaylake-import` has not acknowledged it.
+
+        Messages are scheduled by their properties, as those of a source topic are.
+
+        Raises:
+            ImportFailedError: it stops answering.
+            pulsar.PulsarException: it can't be read.
+        """
+        client = connect(self._settings.pulsar)
+        admin = AdminClient(self._settings.pulsar)
+        schemas = SchemaKeeper(self._settings.warehouse, admin)
+        try:
+            for partition in client.get_topic_partitions(name):
+                source = SourceTopic(partition, self._topic, -1)
+                application = f"import {partition} to {self._topic}"
+                written = _position(self.tables.written("entries", application))
+                begin = max(BrokerSide(admin, _SUBSCRIPTION).begin(partition), written)
+                consumer = subscribe(client, partition, _SUBSCRIPTION, crypto_key_reader(self._settings.pulsar))
+                details = MessageDetails(source, admin, schemas, name)
+                chunks = self._chunks(consumer, partition, written, details)
+                for messages, last in _with_not_seen(chunks, admin, source, begin):
+                    self._append(_as_imported(messages), application, _number(last), is_by_position=True)
+                    consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
+                consumer.close()
+        except NotKnownYet as error:
+            raise ImportFailedError(f"{name}: {error}") from error
+        finally:
+            client.close()
+            admin.close()
+
+    def _chunks(
+        self, consumer: pulsar.Consumer, partition: str, written: Position, details: MessageDetails
+    ) -> Iterator[tuple[pa.Table, Position]]:
+        """The messages up to the last one of now, whole entries, with the last entry; not those that are written."""
+        newest = consumer.get_last_message_id()
+        end = Position(newest.ledger_id(), newest.entry_id())
+        builder = self._builder(details)
+        position = Position(-1, -1)
+        idle = 0
+        while position < end:
+            try:
+                message = consumer.receive(_IDLE_MILLIS)
+                idle = 0
+            except pulsar.Timeout:
+                idle += 1
+                if not builder.is_whole and idle < _MOST_IDLE:
+                    continue  # the rest of a batch
+                if len(builder) and builder.is_whole:
+                    yield builder.build(), position
+                    builder = self._builder(details)
+                    continue
+                # The last ones may have been acknowledged before, or be none that the client can read.
+                with AdminClient(self._settings.pulsar) as admin:
+                    if not admin.backlog(partition, _SUBSCRIPTION):
+                        yield MESSAGES.empty_table(), end
+                        return
+                    # Or the beginning of a message in chunks, of which the rest is to come or never comes.
+                    last = max(position, written)
+                    passed = _before_parts(admin, partition, last, end)
+                    if passed is not None:
+                        if passed > last:
+                            yield MESSAGES.empty_table(), passed
+                        return
+                raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
+            message_id = message.message_id()
+            position = Position(message_id.ledger_id(), message_id.entry_id())
+            batch_index, batch_size = message_id.batch_index(), batch_size_of(message_id)
+            if position <= written:
+                self.done.already_there += 1
+            else:
+                if position in builder.entries:
+                    continue
+                if not builder.is_adding(position):
+                    builder.start_entry(position, batch_size, None)
+                builder.add(message, batch_index)
+            if batch_index + 1 < batch_size and batch_index >= 0:
+                position = Position(position.ledger_id, position.entry_id - 1)  # there is more of the entry
+            elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
+                # Of none, where all is written already, and was not acknowledged.
+                yield builder.build() if len(builder) else MESSAGES.empty_table(), position
+                builder = self._builder(details)
+
+    def _builder(self, details: MessageDetails) -> ChunkBuilder:
+        source = SourceTopic(self._topic, self._topic, -1)
+        return ChunkBuilder(source, self._settings.tracker.max_delay_millis, self._max_size, details)
+
+    def _source(self, topic: str) -> str | None:
+        """The source of the route that a topic, or a partition of one, belongs to."""
+        return resolve_topic(topic, {route.source for route in self._settings.routes})[0]
+
+    def _messages(self, rows: pa.Table, ledger: int, first: int) -> pa.Table:
+        """A file's rows as messages, from the entry `first` on."""
+        n, now = rows.num_rows, time.time_ns() // 1_000_000
+        own = _own_columns(rows)
+        due = pc.fill_null(own["deliver_at"], now)
+        columns = {
+            **own,
+            "topic": pa.repeat(self._topic, n),
+            "partition": pa.repeat(-1, n),
+            "ledger_id": pa.repeat(ledger, n),
+            "entry_id": pa.array(np.arange(first, first + n)),
+            "batch_index": pa.repeat(-1, n),
+            "batch_size": pa.repeat(1, n),
+            "deliver_at": due,
+            "publish_time": pa.repeat(now, n),
+            "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
+            "reason": self._reasons(due, own, now),
+        }
+        return typed(columns, MESSAGES)
+
+    def _reasons(self, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
+        """Why rows are rejected; null: they are not."""
+        times = due.to_numpy()
+        delay = self._settings.tracker.max_delay_millis
+        cases: list[tuple[BoolArray, str]] = [
+            (times < 0, "deliver_at is negative"),
+            (times > MAX_TIME_MILLIS, "deliver_at is beyond the year 9999"),
+            (
+                _sizes(own, len(times)) > self._max_size,
+                "too many bytes to be delivered with their delaylake properties",
+            ),
+        ]
+        if delay:
+            cases.append((times - now > delay, TOO_FAR.format(delay)))
+        reasons = np.full(len(times), None, dtype=object)
+        for is_wrong, reason in reversed(cases):
+            reasons[is_wrong] = reason
+        return pa.array(reasons, pa.string())
+
+    def _append(self, messages: pa.Table, application: str, number: int, is_by_position: bool = False) -> None:
+        """Writes messages down, unless it was done before. `entries` comes last: what it has is in the others.
+
+        Args:
+            number: rises from write to write.
+            is_by_position: it is that of the last message's position, and of an interrupted import some tables may
+                have a part of the messages.
+        """
+        rejected = is_rejected(messages)
+        was_seen = ~pc.fill_null(pc.starts_with(messages["reason"], NOT_SEEN_REASON), False).to_numpy()
+        taken = in_order(where(messages, ~rejected))
+        parts = (
+            ("rejects", to_rejects(where(messages, rejected), 0)),
+            ("delayed_index", to_index(taken, 0)),
+            ("entries", where(messages, (int64(messages, "batch_index") <= 0) & was_seen).select(ENTRY_COLUMNS)),
+        )
+        is_new = False
+        for table, rows in parts:
+            if is_by_position:
+                rows = where(rows, _numbers(rows) > self.tables.written(table, application))
+            if rows.num_rows:
+                is_new = self.tables.append(table, rows, {application: number})
+        if is_new:
+            self.done.messages += messages.num_rows
+            self.done.rejected += int(rejected.sum())
+        else:
+            self.done.already_there += messages.num_rows
+        self._on_progress("delayed_index", "messages imported", self.done.messages)
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns what can be wrong with a file into one line."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ImportFailedError(f"{path}: {one_line(error)}") from None
+
+
+def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """A file's rows in parts.
+
+    Raises:
+        ImportFailedError: it can't be read.
+    """
+    with _errors_of(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(rows_at_once, columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def _digest(topic: str, path: Path) -> int:
+    """A number of 48 bits for a topic's file: by its name, and its footer, which tells what is where in it."""
+    with path.open("rb") as file:
+        end = file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, end - length))
+        footer = file.read(length)
+    return int.from_bytes(hashlib.sha256(f"{topic} {path.name} {end} ".encode() + footer).digest()[:6], "big")
+
+
+def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """A file's columns in our types."""
+    return {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False)
+    return column.cast(kind)
+
+
+def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
+    """Bytes of each row's payload, keys and properties."""
+    sizes = np.zeros(n, np.int64)
+    for name in ("payload", "key", "ordering_key"):
+        if name in own:
+            sizes += pc.fill_null(pc.binary_length(own[name]), 0).to_numpy()
+    if "properties" in own:
+        properties = own["properties"].combine_chunks()
+        lengths = sum(
+            pc.fill_null(pc.binary_length(part), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+            for part in (properties.keys, properties.items)
+        )
+        offsets = properties.offsets.to_numpy() - properties.offsets[0].as_py()
+        total = np.concatenate([[0], np.cumsum(lengths + FIELD_BYTES)])
+        sizes += total[offsets[1:]] - total[offsets[:-1]]
+    return sizes
+
+
+def _before_parts(admin: AdminClient, partition: str, last: Position, end: Position) -> Position | None:
+    """The entry before those up to another that are no messages, and not acknowledged; None: one of them is a message.
+
+    Args:
+        last: the last one that was handed over.
+    """
+    stats = admin.internal_stats(partition)
+    if stats is None:
+        return last
+    acknowledged = Position(*stats.acknowledged.get(_SUBSCRIPTION, START))
+    passed = acknowledged if acknowledged.entry_id >= 0 and acknowledged > last else last
+    left = list(islice(positions_in(missing_ranges(Gap(passed, end.next), stats.ledgers)), _MAX_PARTS + 1))
+    entries = (admin.entry_metadata(partition, *position) for position in left)
+    try:
+        is_over = len(left) <= _MAX_PARTS and all(entry is None or entry.is_no_message for entry in entries)
+    except NoAnswerError:
+        return None
+    return passed if is_over else None
+
+
+def _with_not_seen(
+    chunks: Iterable[tuple[pa.Table, Position]], admin: AdminClient, source: SourceTopic, begin: Position
+) -> Iterator[tuple[pa.Table, Position]]:
+    """Chunks of a topic partition's messages with those that its client did not hand over, to be rejected.
+
+    Args:
+        chunks: messages, and up to which entry they are.
+        begin: the entry before the first one.
+    """
+    continuity = Continuity(begin)
+    for messages, last in chunks:
+        gaps = continuity.gaps(messages)
+        if continuity.last < last:
+            gaps.append(Gap(continuity.last, last.next))
+            continuity.begin_after(last)
+        found = pa.concat_tables(
+            [REJECTS.empty_table(), *(find_not_seen(admin, source, gap, lambda _: None).rows for gap in gaps)]
+        )
+        n = found.num_rows
+        columns = {name: found[name] for name in found.column_names} | {
+            "batch_size": pa.repeat(1, n),
+            "deliver_at": found["publish_time"],
+            "event_time": pa.repeat(0, n),
+        }
+        yield concat([messages, typed(columns, MESSAGES)]), last
+
+
+def _as_imported(messages: pa.Table) -> pa.Table:
+    """Messages of another topic, at positions that are no other's."""
+    i = messages.schema.get_field_index("ledger_id")
+    ledgers = pc.add(messages["ledger_id"], FIRST_IMPORTED_LEDGER)
+    return messages.set_column(i, messages.schema.field(i), ledgers)
+
+
+def _number(position: Position) -> int:
+    """A number that rises with the position."""
+    return (position.ledger_id << _ENTRY_BITS) + position.entry_id
+
+
+def _position(number: int) -> Position:
+    """The position that a number is of; START of -1."""
+    return START if number < 0 else Position(number >> _ENTRY_BITS, number & ((1 << _ENTRY_BITS) - 1))
+
+
+def _numbers(imported: pa.Table) -> Int64Array:
+    """The same of imported messages."""
+    return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << _ENTRY_BITS) + int64(imported, "entry_id")

@@ -1,0 +1,50 @@
+"""A set of many messages in little memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from pyroaring import BitMap64
+
+from tracker.buckets.index_bits import among, by_ledger
+from tracker.messages import BoolArray, Int64Array
+
+_ENTRY_BITS = 32
+
+
+class MessageSet:
+    """For each subscription and ledger a roaring bitmap: of entries, for each place in a batch.
+
+    A message alone in its entry counts as the first of a batch. Arrays are int64 and of one length.
+    """
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[int, int], BitMap64] = {}
+
+    @property
+    def subscriptions(self) -> list[int]:
+        """The subscriptions that there are messages of, ascending."""
+        return sorted({subscription for subscription, _ in self._bits})
+
+    def add(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array) -> None:
+        """Adds messages, whether they are there already or not."""
+        codes = _codes(entry_ids, batch_indexes)
+        for ledger, rows in by_ledger(ledger_ids):
+            self._bits.setdefault((subscription, ledger), BitMap64()).update(codes[rows])
+
+    def contains(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> BoolArray:
+        """Which of the messages are there."""
+        found = np.zeros(len(ledger_ids), np.bool_)
+        if not self._bits:
+            return found
+        codes = _codes(entry_ids, batch_indexes)
+        for ledger, rows in by_ledger(ledger_ids):
+            bits = self._bits.get((subscription, ledger))
+            if bits:
+                found[rows] = among(codes[rows], bits)
+        return found
+
+
+def _codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> np.ndarray:
+    return (np.maximum(batch_indexes, 0) << _ENTRY_BITS | entry_ids).astype(np.uint64)

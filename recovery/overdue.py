@@ -1,0 +1,105 @@
+"""Since when something may have been sent that is not written down: a lane may have been stuck for hours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recovery.changes import Commands
+from recovery.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
+from tracker.commands.apply import Control
+from tracker.commands.moves import HELD_MILLIS
+from tracker.messages import Int64Array, int64, where, with_columns
+from warehouse.tables import OnProgress, Tables, literal
+
+DELAYS = """
+SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence
+FROM delayed_index WHERE operation = 'DELAY'
+"""
+
+_RESUMED = """
+SELECT topic, subscription, max(applied_at) AS at FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESUME'
+GROUP BY topic, subscription
+"""
+
+
+def first_overdue(
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    control: Control,
+    commands: Commands,
+    delivered: Delivered,
+    now: int,
+    on_progress: OnProgress = lambda table, step, rows: None,
+) -> Times:
+    """The least time of delivery of what each subscription wants, is due, and is not written down as delivered.
+
+    Of what is booked, nothing was sent before that and not written down, for nothing is sent early. A subscription that
+    is not named in what is returned wants nothing that is due.
+
+    Args:
+        names: for each source topic the names of its subscriptions.
+        control: knows what has been taken back and moved.
+        commands: the same, and moves that no row tells of yet.
+        delivered: what is written down.
+        now: ms since the epoch. What is due soon counts as due, for clocks differ.
+    """
+    first: Times = {}
+
+    def note(topic: str, number: int, times: Int64Array) -> None:
+        if len(times):
+            first[topic, number] = min(int(times.min()), first.get((topic, number), int(times.min())))
+
+    n = 0
+    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now + CLOCKS_MILLIS}"):
+        n += rows.num_rows
+        on_progress("delayed_index", "past rows read", n)
+        rows = by_ledger(rows)
+        wants, _ = wants_of(rows, control, delivered)
+        due = int64(rows, "deliver_at")
+        for topic in pc.unique(rows["topic"]).to_pylist():
+            is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
+            for number in range(len(names.get(topic, ()))):
+                note(topic, number, due[is_own & (wants >> number & 1 > 0)])
+    unsealed = commands.changes(delivered).unsealed
+    for topic in pc.unique(unsealed["source"]).to_pylist():
+        own = where(unsealed, pc.equal(unsealed["source"], topic).to_numpy(zero_copy_only=False))
+        for number in np.unique(int64(own, "subscription")).tolist():
+            due = int64(own, "deliver_at")[int64(own, "subscription") == number]
+            note(topic, number, due[due < now + CLOCKS_MILLIS])
+    # What was held back for a subscription that has gone on: its rows do not say when that was.
+    for row in tables.sql(_RESUMED).to_pylist():
+        topic, name = row["topic"], row["subscription"]
+        if name in names.get(topic, ()):
+            number = list(names[topic]).index(name)
+            if _was_held(tables, topic, name, number, delivered):
+                note(topic, number, np.array([row["at"]]))
+    return first
+
+
+def wants_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
+    """For each row the subscriptions that still want it, as bits; and what has been delivered, as DONE."""
+    wants = control.wants(rows)
+    found = []
+    for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
+        wants[is_delivered] &= ~(1 << number)
+        done = rows.filter(pa.array(is_delivered))  # a copy: a slice would keep all rows in memory
+        # A row that was held back is never loaded.
+        times = np.where(int64(done, "deliver_at") < HELD_MILLIS, int64(done, "deliver_at"), 0)
+        found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
+    return wants, found
+
+
+def by_ledger(rows: pa.Table) -> pa.Table:
+    """The rows ledger by ledger, which makes looking them up faster."""
+    return rows.take(pa.array(np.argsort(int64(rows, "ledger_id"), kind="stable")))
+
+
+def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
+    """Whether a subscription has messages that were held back and, by what is written down, have not come to it."""
+    sql = f"{DELAYS} AND deliver_at >= {HELD_MILLIS} AND topic = {literal(topic)} AND subscription = {literal(name)}"
+    return any(not delivered.contains(number, rows).all() for rows in tables.stream(sql))

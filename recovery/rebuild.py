@@ -1,0 +1,308 @@
+"""The state anew from the Delta tables alone, where the checkpoint is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from broker.position import Position
+from conf.settings import Settings
+from recovery.changes import Changes, as_taken, find_commands, write_moves
+from recovery.delivered import (
+    DONE,
+    Delivered,
+    partition_name,
+    read_delivered,
+    write_missing_deliveries,
+)
+from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.source.clock import Offset
+from tracker.commands.apply import Control
+from tracker.commands.request_log import KEPT_MILLIS
+from tracker.commands.schema import COMMANDS
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, typed, where
+from tracker.rebuilt import MOVED, TAKEN
+from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.shards import shard_of
+from tracker.store import MemoryStore
+from warehouse.durable import sync, write_durably
+from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
+from warehouse.missing_routes import with_missing_routes
+from warehouse.tables import OnProgress, Tables
+from warehouse.tenure import Changes as SubscriptionChanges
+from warehouse.tenure import Tenures, changes, write_changes
+
+# Inside the query's folder, so that it is lost with it and never taken for a later one's.
+_FOLDER = Path("query/rebuild")
+
+# By ledger the last entry in a table.
+_LAST = f"""
+SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM {{table}} WHERE ledger_id < {FIRST_IMPORTED_LEDGER}
+GROUP BY topic, partition, ledger_id
+"""  # noqa: S608
+
+_SWITCHES = """
+SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND operation IN ('PAUSE', 'RESUME')
+ORDER BY sequence
+"""
+
+
+def rebuild(
+    settings: Settings,
+    tables: Tables,
+    checkpoint: Path,
+    on_progress: OnProgress = lambda table, step, rows: None,
+    now: int | None = None,
+) -> dict[str, int]:
+    """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
+
+    Entries that are not booked come again from the source topics, where they have not been acknowledged. So what the
+    delayed index has of them is removed, and what was delivered of them is kept in mind. Of what was delivered besides
+    only that is kept in mind of which a row will be loaded again.
+
+    Memory is in proportion to what commands have changed, and to what has been delivered: a bit or so a message.
+
+    Args:
+        now: ms since the epoch; the time where not given.
+
+    Returns:
+        counts of what was found.
+
+    Raises:
+        PulsarError, pulsar.PulsarException: the destinations can't be read.
+    """
+    # What waits for a route that is missing now goes on waiting.
+    known = with_missing_routes(settings)
+    names = subscription_names(known)
+    booked = _last(tables, "entries")
+    now = time.time_ns() // 1_000_000 if now is None else now
+    changed = _write_changes(known, tables, now)
+    delivered = read_delivered(tables, names, booked, Tenures.of(settings.warehouse), on_progress)
+    commands = find_commands(tables, names, booked, now, on_progress)
+    control = _control(known, commands.changes(delivered), now)
+    overdue = first_overdue(tables, names, control, commands, delivered, now, on_progress)
+    unwritten = write_missing_deliveries(known, tables, delivered, booked, overdue, on_progress)
+    tick = _last_tick(tables)
+    changes = commands.changes(delivered)
+    write_moves(tables, changes.unsealed, names, tick)
+    _remove_unbooked(tables, booked)
+    control = _control(known, changes, now)
+    since = min(overdue.values(), default=now)
+    found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
+    done = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
+    request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
+
+    folder = checkpoint / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {
+        REBUILT_TAKEN: changes.taken,
+        REBUILT_DELIVERED: done,
+        REBUILT_MOVED: changes.moved,
+        REBUILT_WAITING: changes.waiting,
+    }
+    for name, rows in kept.items():
+        pq.write_table(rows, folder / f"{name}.parquet")
+    offset = Offset(
+        tick=tick,
+        load_horizon=found.first,
+        positions={name: str(p) for name, p in booked.items()},
+        routes=known_routes(known).taken_on(settings).to_json(),
+        changed=changed,
+    )
+    meta = {
+        "offset": offset.to_json(),
+        "sealed": found.sealed.tolist(),
+        "unwanted": found.unwanted.tolist(),
+        "request_ids": request_ids["request_id"].to_pylist(),
+        "paused": _paused(tables.sql(_SWITCHES), names),
+        "released": found.first - 1,
+        "now": now,
+    }
+    sync(folder.iterdir())
+    own = Checkpoint(checkpoint)
+    own.write_version()
+    own.epoch = tables.epoch or 0
+    write_durably(folder / "meta.json", json.dumps(meta))  # last: with it there is something to begin with
+    return {
+        "pending": found.pending,
+        "taken_back_or_delivered": changes.taken.num_rows + done.num_rows,
+        "deliveries_found_at_destinations": unwritten,
+        "topic_partitions": len(booked),
+    }
+
+
+class Rebuilt:
+    """What `rebuild` prepared, for the source to begin with."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._folder = checkpoint / _FOLDER
+
+    @property
+    def offset(self) -> Offset | None:
+        """Where the query begins; None: nothing was rebuilt."""
+        meta = self._folder / "meta.json"
+        return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
+
+    @property
+    def shards(self) -> int:
+        """For how many shards."""
+        return len(json.loads((self._folder / "meta.json").read_text())["sealed"])
+
+    @property
+    def paused(self) -> dict[str, int]:
+        """By topic the subscriptions that are paused, as bits."""
+        paused: dict[str, int] = json.loads((self._folder / "meta.json").read_text())["paused"]
+        return paused
+
+    def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
+        """For each shard the counts, request ids and pauses, and by kind its rows."""
+        meta = json.loads((self._folder / "meta.json").read_text())
+        kinds = {REBUILT_TAKEN: TAKEN, REBUILT_DELIVERED: TAKEN, REBUILT_MOVED: MOVED, REBUILT_WAITING: COMMANDS}
+        tables = {
+            kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
+            for kind, schema in kinds.items()
+            for file in [self._folder / f"{kind}.parquet"]  # what an earlier version prepared has fewer
+        }
+        shard = {
+            kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
+        }
+        return [
+            (
+                {**meta, "sealed": meta["sealed"][i], "unwanted": meta["unwanted"][i]},
+                {kind: rows.filter(pa.array(shard[kind] == i)) for kind, rows in tables.items()},
+            )
+            for i in range(shards)
+        ]
+
+
+def _control(settings: Settings, changes: Changes, now: int) -> Control:
+    """What all shards together know of commands."""
+    control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
+    control.rebuild(RebuiltShard(taken=changes.taken, moved=changes.moved), now)
+    return control
+
+
+def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
+    """Notes, and returns, which subscriptions the settings have only now, or no more: what was due is not for them.
+
+    Args:
+        settings: with the missing routes.
+    """
+    known = {
+        topic: KnownRoute(tuple(KnownSubscription(name, "", "") for name in sorted(names)))
+        for topic, names in Tenures.of(settings.warehouse).last.items()
+    }
+    before, after = KnownRoutes(known), known_routes(settings)
+    found = changes(before, after, now, {})
+    if found:
+        taken_in = [_last(tables, "entries"), _last(tables, "deliveries")]
+        positions = {name: str(max(t[name] for t in taken_in if name in t)) for name in {**taken_in[0], **taken_in[1]}}
+        found = changes(before, after, now, positions)
+        write_changes(tables, found, _last_tick(tables), now, f"rebuild-{time.time_ns()}")
+    return found
+
+
+def _last(tables: Tables, table: str) -> dict[str, Position]:
+    """By topic partition the last entry that a table has."""
+    last: dict[str, Position] = {}
+    for row in tables.sql(_LAST.format(table=table)).to_pylist():
+        name = partition_name(row["topic"], row["partition"])
+        position = Position(row["ledger_id"], row["entry_id"])
+        last[name] = max(position, last.get(name, position))
+    return last
+
+
+def _remove_unbooked(tables: Tables, booked: dict[str, Position]) -> None:
+    """Removes from the delayed index the messages that come again from the source topics."""
+    index = tables.sql(
+        "SELECT DISTINCT topic, partition, ledger_id FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
+        f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
+    ).to_pylist()
+    conditions = []
+    for row in index:
+        name = partition_name(row["topic"], row["partition"])
+        last = booked.get(name, Position(-1, -1))
+        if row["ledger_id"] > last.ledger_id:
+            conditions.append(f"ledger_id = {row['ledger_id']}")
+        elif row["ledger_id"] == last.ledger_id:
+            conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
+    if conditions:
+        # A moved row does not come again; its message waits for it.
+        tables.delete("delayed_index", f"operation = 'DELAY' AND sequence IS NULL AND ({' OR '.join(conditions)})")
+
+
+def _last_tick(tables: Tables) -> int:
+    """The last tick that any table has rows of."""
+    columns = [("deliveries", "batch_id"), ("outcomes", "batch_id"), ("delayed_index", "bucket_id")]
+    return max(int(tables.sql(f"SELECT coalesce(max({c}), 0) AS t FROM {n}")["t"][0].as_py()) for n, c in columns)  # noqa: S608
+
+
+def _paused(switches: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
+    """By topic the subscriptions that are paused, as bits."""
+    paused: dict[str, int] = {}
+    for row in switches.to_pylist():
+        if row["subscription"] in names.get(row["topic"], ()):
+            bit = 1 << names[row["topic"]].index(row["subscription"])
+            before = paused.get(row["topic"], 0)
+            paused[row["topic"]] = before | bit if row["operation"] == "PAUSE" else before & ~bit
+    return {topic: bits for topic, bits in paused.items() if bits}
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """The rows of the delayed index that are still to be loaded."""
+
+    first: int  # the least time of delivery of a row that a subscription wants, or the time now: ms since the epoch
+    pending: int  # rows due then or later that a subscription wants
+    sealed: Int64Array  # of each shard the rows due then or later
+    unwanted: Int64Array  # those of them that no subscription wants
+    delivered: pa.Table  # DONE: which of them have been delivered
+
+
+def count_sealed(
+    tables: Tables,
+    control: Control,
+    delivered: Delivered,
+    shards: int,
+    since: int,
+    now: int,
+    on_progress: OnProgress = lambda table, step, rows: None,
+) -> Sealed:
+    """Counts what waits in buckets.
+
+    Args:
+        control: knows what has been taken back and moved.
+        since: of what was due before, no subscription wants anything; ms since the epoch.
+        now: ms since the epoch.
+    """
+    first = now
+    n = 0
+    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now} AND deliver_at >= {since}"):
+        n += rows.num_rows
+        on_progress("delayed_index", "past rows read", n)
+        rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
+        wants, _ = wants_of(rows, control, delivered)
+        first = int(int64(rows, "deliver_at")[wants != 0].min(initial=first))
+
+    sealed, unwanted = np.zeros((2, shards), np.int64)
+    found: list[pa.Table] = []
+    n = 0
+    for rows in tables.stream(f"{DELAYS} AND deliver_at >= {first}"):
+        n += rows.num_rows
+        on_progress("delayed_index", "rows counted", n)
+        rows = by_ledger(rows)
+        wants, done = wants_of(rows, control, delivered)
+        shard = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
+        sealed += np.bincount(shard, minlength=shards)
+        unwanted += np.bincount(shard[wants == 0], minlength=shards)
+        found += done
+    return Sealed(first, int(sealed.sum() - unwanted.sum()), sealed, unwanted, concat(found, DONE))

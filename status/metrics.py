@@ -1,0 +1,87 @@
+"""The job's figures for Prometheus: after Pulsar's `pulsar_delayed_message_index_*` where they mean the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from status.job_status import LATENESS_MILLIS, JobStatus, Lateness
+
+_GAUGES = {
+    "pulsar_delayed_message_index_loaded": ("in_state", "Messages that wait in the job's state."),
+    "delaylake_pending_messages": ("pending", "Messages that wait, in state or in the delayed index."),
+    "delaylake_in_flight_messages": ("in_flight", "Messages handed to the senders and not written down yet."),
+    "delaylake_releases_in_progress": ("sending", "Releases that are being sent, in lanes."),
+    "delaylake_held_up": ("is_held_up", "1 while the senders are behind and the source topics are not read."),
+    "delaylake_waiting_commands": ("waiting_commands", "Commands that wait for messages that have not come."),
+}
+_COUNTERS = {
+    "delaylake_batches": ("batches", "Batches."),
+    "delaylake_taken_messages": ("taken", "Messages that were taken in."),
+    "delaylake_delivered_messages": ("delivered", "Messages that were delivered, counted for each subscription."),
+    "delaylake_rejected_messages": ("rejected", "Messages and commands that were rejected."),
+    "delaylake_left_out_messages": ("left_out", "Messages left to the cluster in which they were published."),
+    "delaylake_sealed_messages": ("sealed", "Messages that were sealed in buckets."),
+    "delaylake_clock_steps": ("clock_steps", "How often the clock of the job's machine was set, ahead or back."),
+    "delaylake_commands": ("commands", "Control commands' entries that were applied or answered."),
+}
+
+
+class JobCollector(Collector):
+    """Gives a job's status as metrics; without one only that it is down.
+
+    Args:
+        status: the newest.
+    """
+
+    def __init__(self, status: Callable[[], JobStatus | None]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        now = time.time_ns() // 1_000_000
+        is_up = status is not None and status.state == "running" and status.trouble(now) is None
+        yield GaugeMetricFamily("delaylake_job_up", "1 while the job finishes batches.", is_up)
+        if status is None:
+            return
+        for name, (attribute, text) in _GAUGES.items():
+            yield GaugeMetricFamily(name, text, getattr(status, attribute))
+        for name, (attribute, text) in _COUNTERS.items():
+            yield CounterMetricFamily(name, text, getattr(status, attribute))
+        yield CounterMetricFamily(
+            "delaylake_batch_duration_seconds", "Time spent in batches.", status.batch_millis_sum / 1000
+        )
+        for name, text, millis in (
+            ("lookahead", "How long before its time a message is handed out.", status.lookahead_millis),
+            ("last_batch_duration", "Of the last batch.", status.batch_millis_last),
+            ("last_batch_operator", "Of that in the stateful operator, all shards.", status.operator_millis_last),
+            ("start_time", "When the job was started, since the epoch.", status.started_at),
+            ("last_batch_time", "When the last batch ended, since the epoch.", status.last_batch_at),
+            ("status_age", "Since the job told of itself.", now - status.updated_at),
+        ):
+            yield GaugeMetricFamily(f"delaylake_{name}_seconds", text, millis / 1000)
+        troubles = GaugeMetricFamily(
+            "delaylake_troubles",
+            "Things that somebody has to look at; of kind not_seen how many entries.",
+            labels=["kind", "name"],
+        )
+        for trouble in status.troubles:
+            troubles.add_metric([trouble.kind, trouble.name], trouble.count)
+        yield troubles
+        lateness = HistogramMetricFamily(
+            "delaylake_lateness_seconds",
+            "How late messages were sent. Those that came in too late to be planned are apart (kind=short_notice).",
+            labels=["kind"],
+        )
+        for kind, values in (("planned", status.planned), ("short_notice", status.short_notice)):
+            lateness.add_metric([kind], _buckets(values), values.sum_millis / 1000)
+        yield lateness
+
+
+def _buckets(lateness: Lateness) -> list[tuple[str, float]]:
+    bounds = [*(str(millis / 1000) for millis in LATENESS_MILLIS), "+Inf"]
+    return list(zip(bounds, accumulate(lateness.counts), strict=True))

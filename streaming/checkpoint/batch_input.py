@@ -1,0 +1,73 @@
+"""What came in with the batch that runs, kept until it is done: if it is run again it has the same messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from streaming.source.clock import Offset
+from tracker.messages import pack, unpack
+
+_log = logging.getLogger(__name__)
+
+_LENGTH_BYTES = 8  # of the packed messages, before them
+
+
+class Received(NamedTuple):
+    """What came in, as MESSAGES."""
+
+    messages: pa.Table
+    commands: pa.Table  # of the control topic
+
+
+class BatchInput:
+    """A file beside Spark's offsets with what came in between two of them.
+
+    A release's sequence ids count its rows, so a batch that is run again must have the rows it had: also when the
+    broker no longer has some of them, or a limit in the settings has changed. The file is there before anything of the
+    batch is sent. Where it is not, nothing was, and the broker's messages will do.
+
+    Args:
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, end: Offset) -> Received | None:
+        """What came in with the batch that ends there; None: it is not known."""
+        try:
+            data = self._file(end).read_bytes()
+        except FileNotFoundError:
+            return None
+        length = int.from_bytes(data[:_LENGTH_BYTES], "big")
+        parts = data[_LENGTH_BYTES : _LENGTH_BYTES + length], data[_LENGTH_BYTES + length :]
+        try:
+            return Received(*map(unpack, parts))
+        except (pa.ArrowException, OSError) as error:  # after a loss of power, before anything was sent
+            _log.warning("the input of batch %d is read from the broker again: %s", end.tick, error)
+            return None
+
+    def write(self, end: Offset, received: Received) -> None:
+        messages, commands = map(pack, received)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._file(end)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_bytes(len(messages).to_bytes(_LENGTH_BYTES, "big") + messages + commands)
+        temporary.replace(file)
+
+    def forget(self, end: Offset) -> None:
+        """Drops what came in with the batch that ends there and with those before: Spark has committed it."""
+        for file in self._folder.glob("*"):
+            number = file.name.partition("-")[0]
+            if number.isdigit() and int(number) <= end.tick:
+                file.unlink(missing_ok=True)
+
+    def _file(self, end: Offset) -> Path:
+        digest = hashlib.sha256(json.dumps(end.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return self._folder / f"{end.tick}-{digest}"

@@ -1,0 +1,185 @@
+"""The checkpoint's own files, and whether it is the one with which the tables were written last.
+
+Spark has its offsets, commits and state in the folder `query`. Beside them are, each a line: `application`, the name
+under which this checkpoint's job writes; `shards`, their number; `version`, of what all that means; and `epoch`, the
+last one in which it took the warehouse over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from conf.errors import DelayLakeError
+from streaming.source.clock import Offset
+from warehouse.durable import sync, write_durably
+
+# Rises when state or offsets mean something else than before. Without a number: 0.1.0's, which is 1.
+VERSION = 2
+
+_REPAIR = (
+    "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
+)
+
+
+class CheckpointError(DelayLakeError):
+    """The job can't go on from a checkpoint. The message is one line, and says what to do."""
+
+
+class Checkpoint:
+    """A checkpoint folder.
+
+    Args:
+        folder: has the folder `query`, or nothing yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._query = folder / "query"
+        self._synced: set[str] = set()
+        self._background = ThreadPoolExecutor(1, "sync checkpoint")
+        self._syncing: Future[None] | None = None
+
+    @property
+    def has_query(self) -> bool:
+        """Whether a query has begun on it."""
+        return (self._query / "offsets").exists()
+
+    @property
+    def input_folder(self) -> Path:
+        """Has what came in with the batch that runs."""
+        return self._query / "input"
+
+    @property
+    def application(self) -> str:
+        """The name under which this checkpoint's job writes. A new checkpoint gets a new one: its ticks are its own."""
+        file = self._query / "application"
+        if not file.exists():
+            write_durably(file, f"delaylake-{uuid.uuid4().hex[:12]}")
+        return file.read_text()
+
+    @property
+    def shards(self) -> int | None:
+        """For how many shards it is; None: for any."""
+        if (shards := self._number("shards")) is None:
+            return len(list((self._query / "state" / "0").glob("[0-9]*"))) or None
+        return shards
+
+    @shards.setter
+    def shards(self, shards: int) -> None:
+        self._write("shards", shards)
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch in which a job ran on this checkpoint; 0: none."""
+        return self._number("epoch") or 0
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._write("epoch", epoch)
+
+    def check_version(self) -> None:
+        """Whether this program can go on from it.
+
+        Raises:
+            CheckpointError: another version has written it.
+        """
+        version = self._number("version") or (1 if self.has_query else VERSION)
+        if version > VERSION:
+            raise CheckpointError(
+                f"a newer delaylake has written the checkpoint {self.folder} (version {version}, this one knows "
+                f"{VERSION}): start that one, or {_REPAIR}"
+            )
+        if version < VERSION:
+            raise CheckpointError(
+                f"an older delaylake has written the checkpoint {self.folder} (version {version}, this one goes on "
+                f"from {VERSION}): {_REPAIR}"
+            )
+
+    def write_version(self) -> None:
+        self._write("version", VERSION)
+
+    def newest_offset(self) -> Offset | None:
+        """The end of the last batch that was begun; None: there is none yet.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        number = self._newest_batch()
+        if number is None:
+            return None
+        try:
+            return Offset.from_json(json.loads((self._query / "offsets" / str(number)).read_text().splitlines()[-1]))
+        except (ValueError, IndexError, TypeError) as error:
+            raise CheckpointError(
+                f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {_REPAIR}"
+            ) from None
+
+    def check_not_behind(self, newest: Offset | None, written: dict[str, int], epoch: int) -> None:
+        """Whether nothing has been written, or sent, that this checkpoint does not know of.
+
+        A job that went on from an older copy would give other messages the ticks, and so the numbers, that the tables
+        and the broker have already, and drop as repeated.
+
+        Args:
+            newest: the newest offset.
+            written: by whom this checkpoint's job has written to the last tick of it.
+            epoch: that the warehouse has.
+
+        Raises:
+            CheckpointError: it is behind.
+        """
+        if epoch > self.epoch:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} is older than the last start of a job, or rebuild, on the warehouse "
+                f"(epoch {self.epoch}, the warehouse has {epoch}): it was put back, or is another job's; {_REPAIR}"
+            )
+        tick = -1 if newest is None else newest.tick
+        where, last = max(written.items(), key=lambda item: item[1], default=("", -1))
+        if last > tick:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} went back: it ends with tick {tick}, {where} with {last}; {_REPAIR}"
+            )
+
+    def sync_begun(self, batch_id: int) -> None:
+        """Has on the disk what a batch is made of. Before that nothing may be sent of it: after a loss of power another
+        batch would have its number."""
+        sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
+
+    def sync_soon(self) -> None:
+        """As `sync_done`, in the background: a disk may take long, and nobody waits for this."""
+        if self._syncing is None or self._syncing.done():
+            self._syncing = self._background.submit(self._sync_new)
+
+    def sync_done(self) -> None:
+        """Has on the disk what Spark has written so far: offsets, commits, state."""
+        self._background.submit(self._sync_new).result()
+
+    def _sync_new(self) -> None:
+        files = {
+            os.path.join(folder, name)
+            for part in ("offsets", "commits", "state")
+            for folder, _, names in os.walk(self._query / part)
+            for name in names
+        }
+        sync(Path(name) for name in files - self._synced)
+        self._synced = files
+
+    def _newest_batch(self) -> int | None:
+        offsets = self._query / "offsets"
+        return max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=None)
+
+    def _number(self, name: str) -> int | None:
+        file = self._query / name
+        text = file.read_text().strip() if file.exists() else ""
+        try:
+            return int(text) if text else None
+        except ValueError:
+            raise CheckpointError(f"{file} is damaged: {_REPAIR}") from None
+
+    def _write(self, name: str, number: int) -> None:
+        if self._number(name) != number:
+            write_durably(self._query / name, str(number))

@@ -1,0 +1,19 @@
+"""The routes with which a checkpoint's last batch was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recovery.rebuild import Rebuilt
+from streaming.checkpoint.checkpoint import Checkpoint
+from warehouse.known_routes import KnownRoutes
+
+
+def last_routes(checkpoint: Path) -> KnownRoutes | None:
+    """The routes of the last batch; None: there was none.
+
+    Raises:
+        CheckpointError: the newest offset can't be read.
+    """
+    offset = Checkpoint(checkpoint).newest_offset() or Rebuilt(checkpoint).offset
+    return None if offset is None else offset.known_routes

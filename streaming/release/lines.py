@@ -1,0 +1,386 @@
+"""Sends messages through several producers at once. One that can't send holds up none of the others."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pulsar
+
+from warehouse.epoch import PauseWatch
+
+_log = logging.getLogger(__name__)
+
+_BUILT_AT_ONCE = 20  # takes a quarter of a millisecond, by which a message may be late
+_SENT_AT_ONCE = 100
+_FLUSH_SECONDS = 0.02  # between two looks at whether a producer is connected again
+_POLL_SECONDS = 0.01
+_BUSY_SECONDS = 0.1  # between two attempts to get a producer
+
+# What a broker answers that is there, and will not take messages: waiting for it is of no use.
+REFUSALS = (
+    pulsar.TopicTerminated,
+    pulsar.ProducerBlockedQuotaExceededError,
+    pulsar.ProducerBlockedQuotaExceededException,
+    pulsar.AuthenticationError,
+    pulsar.AuthorizationError,
+    pulsar.IncompatibleSchema,
+    pulsar.TopicNotFound,
+    pulsar.InvalidTopicName,
+    pulsar.NotAllowedError,
+    pulsar.ProducerFenced,
+    pulsar.UnsupportedVersionError,
+)
+
+
+class Send(Protocol):
+    """A message and when it is to be handed over."""
+
+    at: int  # ms since the epoch
+    sequence_id: int
+    first_id: int  # the sequence id of its batch's first message
+    is_batched: bool
+    is_last: bool  # of its batch
+    is_large: bool  # the client may refuse it
+    line: Line
+
+
+@dataclass(eq=False)
+class Line:
+    """The messages of one producer, in order: they arrive together, or the line has failed.
+
+    Nothing more is handed over after a failure, so that what has arrived are the first of them.
+
+    Args:
+        topic: a topic or partition.
+        key: the producer's name, as it is in the plan.
+        create: makes the producer, waiting for the broker.
+        patience_seconds: how long a broker that does not answer is waited for.
+        first_id, last_id: the sequence ids of the first message and of the last batch's first.
+        most_id: the broker can know of no sequence id of ours that is higher.
+        before: the last sequence id that has arrived; what comes up to it is not to be sent. With what the broker
+            knows, once the producer is made.
+    """
+
+    topic: str
+    key: str
+    create: Callable[[], pulsar.Producer]
+    patience_seconds: float
+    first_id: int = 0
+    last_id: int = 0
+    most_id: int = 0
+    is_first_attempt: bool = False
+    producer: pulsar.Producer | None = None
+    before: int = -1
+    opened_at: int = 0  # ms since the epoch
+    error: str = ""  # why it has failed
+    is_refused: bool = False  # the broker has said no, rather than nothing
+    foreign_id: int | None = None  # a sequence id of the producer that is none of ours
+    target: tuple[str, str] = ("", "")
+    find: Callable[[], frozenset[str]] | None = None  # reads which messages have arrived under other names
+    found: frozenset[str] = frozenset()
+    waiting: deque[int] = field(default_factory=deque)  # due, and not handed over yet
+    wake: threading.Event = field(default_factory=threading.Event)
+    others: Sequence[Line] = ()  # to the same topic: what is overdue goes there in order, so nothing until all are open
+    _handed: int = -1
+    _arrived: int = -1
+    _flushed_at: float = 0.0
+    _needs_flush: bool = False
+    _is_interrupted: bool = False
+    _progress_at: float = field(default_factory=time.monotonic)
+    _last_seen: int = -2
+    _is_closed: bool = False
+    _is_repeated: bool = False
+    _is_in_batch: bool = False  # a batch has been begun, and is not cut yet
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.error)
+
+    @property
+    def arrived_to(self) -> int:
+        """The last sequence id of which the broker has said that it arrived; -1: of none."""
+        if self.foreign_id is not None:
+            return -1
+        return self.before if self.producer is None else max(self.before, self.producer.last_sequence_id())
+
+    @property
+    def takes_messages(self) -> bool:
+        if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
+            return False
+        if self.others and all(line.producer is not None or line.error for line in self.others):
+            self.others = ()
+        return not self.others
+
+    def open(self) -> None:
+        """Begins to make the producer, in a thread of its own."""
+        threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True).start()
+
+    def _open(self) -> None:
+        deadline = time.monotonic() + self.patience_seconds
+        while not self._is_closed:
+            try:
+                if self.find is not None:
+                    self.found = self.find()
+                producer = self.create()
+                before = producer.last_sequence_id()
+            except Exception as error:
+                if isinstance(error, REFUSALS) or time.monotonic() > deadline:
+                    self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
+                    return
+                time.sleep(_BUSY_SECONDS)
+                continue
+            if before > self.most_id or (self.is_first_attempt and before >= self.first_id > 0):
+                _close(producer)
+                self._found_foreign(before)
+                return
+            self.before = max(self.before, before)
+            self.opened_at = time.time_ns() // 1_000_000
+            self._progress_at = time.monotonic()
+            self.producer = producer
+            if self._is_closed:
+                _close(producer)
+            self.wake.set()
+            return
+
+    def fail(self, error: str, is_refused: bool = False) -> None:
+        if not self.error:
+            self.is_refused = is_refused
+            self.error = error
+        self.wake.set()
+
+    def _found_foreign(self, sequence_id: int) -> None:
+        self.foreign_id = sequence_id
+        self.fail(f"somebody else has published as {self.key}, up to the sequence id {sequence_id}", is_refused=True)
+
+    def hand_over(self, message: Any, send: Send) -> None:
+        """Gives a message to the producer; whether it arrives shows later.
+
+        Raises:
+            pulsar.PulsarException: the client does not take this message.
+        """
+        assert self.producer is not None
+        # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the
+        # last one's tells whether the broker took it for a repetition.
+        is_end = send.first_id == self.last_id and send.is_last
+        refused: list[str] = []
+        callback = self._acknowledged if is_end else None
+        if send.is_large:
+            callback = functools.partial(self._large_acknowledged, refused, is_end)
+        try:
+            self.producer._producer.send_async(message, callback)
+            if refused:
+                raise pulsar.MessageTooBig("the broker takes none of this size")
+            self._handed = send.first_id
+            self._needs_flush = True
+        finally:
+            self._is_in_batch = send.is_batched and not send.is_last
+            if send.is_batched and send.is_last:
+                self._flush()  # cuts the batch, and sends it
+
+    def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
+        """Is told, while a message is handed over, that it is too large; else when it has arrived."""
+        if getattr(result, "name", str(result)) == "MessageTooBig":
+            refused.append("MessageTooBig")
+        elif is_end:
+            self._acknowledged(result, message_id)
+
+    def _acknowledged(self, result: Any, message_id: Any) -> None:
+        try:
+            self._is_repeated = message_id is not None and message_id.ledger_id() < 0 and self.before < self.last_id
+        except Exception:  # it would end in the client's threads
+            _log.exception("%s", self.topic)
+
+    def _flush(self) -> None:
+        assert self.producer is not None
+        self._needs_flush = False
+        self._flushed_at = time.monotonic()
+        try:
+            self.producer._producer.flush_async(functools.partial(self._flushed, self._handed))
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+
+    def _flushed(self, handed: int, result: Any) -> None:
+        """Is told, in the client's thread, what became of all that had been handed over."""
+        try:
+            name = getattr(result, "name", str(result))
+            if name == "Ok":
+                assert self.producer is not None
+                self._is_interrupted = False
+                if self.producer.last_sequence_id() >= handed:
+                    self._arrived = max(self._arrived, handed)
+                else:
+                    # The client has dropped messages, and what is sent after them would hide that.
+                    self.fail(f"the broker has {self.producer.last_sequence_id()} of {handed}")
+            elif name == "AlreadyClosed":
+                self._is_interrupted = True  # closed for good, or about to connect again
+            else:
+                self.fail(name, name in {refusal.__name__ for refusal in REFUSALS})
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+        self.wake.set()
+
+    def look_after(self) -> None:
+        """Asks whether what was handed over has arrived, and gives up on a broker that is silent for too long."""
+        now = time.monotonic()
+        if self.error or self.producer is None:
+            return  # making the producer has a deadline of its own
+        if self._is_in_batch:
+            return  # a flush would cut it here, and when it is sent again elsewhere
+        if self._needs_flush or (self._is_interrupted and now - self._flushed_at > _FLUSH_SECONDS):
+            self._flush()
+        seen = self.producer.last_sequence_id()
+        if seen != self._last_seen or (self._arrived >= self._handed and not self._is_interrupted):
+            self._last_seen, self._progress_at = seen, now
+        elif now - self._progress_at > self.patience_seconds:
+            self.fail(f"the broker has not answered for {self.patience_seconds:.0f} s")
+
+    def has_arrived(self) -> bool:
+        """Whether everything that was handed over is at the broker."""
+        return self._arrived >= self._handed and not self._needs_flush and not self._is_interrupted
+
+    def close(self) -> None:
+        """Closes the producer; of one that has failed in the background, since that may take long."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.producer is None:
+            return  # the thread that makes it closes it
+        if self.error:
+            threading.Thread(target=_close, args=(self.producer,), daemon=True).start()
+        else:
+            _close(self.producer)
+
+    def check_repeated(self) -> None:
+        """Looks again where the broker took the last message for a repetition, which it can't have been.
+
+        That is so after a connection was lost before an answer came, and when somebody else has published under this
+        name in the meantime.
+        """
+        if not self._is_repeated or self.error:
+            return
+        try:
+            producer = self.create()
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
+            return
+        last = producer.last_sequence_id()
+        _close(producer)
+        if last > self.most_id:
+            self._found_foreign(last)
+
+
+def send_on_time(
+    sends: Sequence[Send],
+    build: Callable[[int], Any | None],
+    on_refused: Callable[[int, str], None],
+    wake: threading.Event,
+    watch: PauseWatch,
+) -> list[int]:
+    """Hands each message over, never before its time, and waits until all have arrived or their lines have failed.
+
+    Args:
+        sends: by time.
+        build: makes the message of a number; None: it need not be sent.
+        on_refused: is given the numbers of messages that the client does not take, and why.
+        wake: is set when a line has something to tell.
+        watch: is told of each turn.
+
+    Returns:
+        when each was handed over, ms since the epoch; of a line that has failed that means nothing.
+    """
+    due = [send.at for send in sends]
+    lines = list({id(send.line): send.line for send in sends}.values())
+    sent_at = [0] * len(sends)
+    # Messages are built while there is time: when they are due only the hand-over is left.
+    built: list[Any] = [_UNBUILT] * len(sends)
+    n_built = done = 0
+
+    def build_to(end: int) -> int:
+        for i in range(n_built, end):
+            line = sends[i].line
+            if line.producer is not None and not line.error:
+                built[i] = build(i)
+        return max(n_built, end)
+
+    def send(i: int, now: int) -> None:
+        line = sends[i].line
+        message = built[i]
+        if message is _UNBUILT:
+            message = build(i)
+        if message is not None:
+            try:
+                line.hand_over(message, sends[i])
+            except pulsar.PulsarException as error:
+                on_refused(i, f"{type(error).__name__}: {error}")
+        built[i] = None
+        sent_at[i] = now
+
+    while done < len(sends) or any(not line.has_failed and (line.waiting or not _has_ended(line)) for line in lines):
+        watch.turn()
+        now = time.time_ns() // 1_000_000
+        for line in lines:
+            line.look_after()
+            if line.has_failed and line.producer is not None and not line._is_closed:
+                line.close()  # at once: the client must not send any more of it
+        # What is overdue: in order over all lines, since several may go to one topic.
+        ready = [(line.waiting[0], n) for n, line in enumerate(lines) if line.waiting and line.takes_messages]
+        heapq.heapify(ready)
+        for _ in range(_SENT_AT_ONCE * len(ready)):
+            if not ready:
+                break
+            i, n = heapq.heappop(ready)
+            send(i, now)
+            waiting = lines[n].waiting
+            waiting.popleft()
+            if waiting and lines[n].takes_messages:
+                heapq.heappush(ready, (waiting[0], n))
+        end = min(bisect_right(due, now), done + _SENT_AT_ONCE) if done < len(sends) else done
+        if end > done:
+            n_built = build_to(end)
+            behind = {line.topic for line in lines if line.waiting and not line.error}
+            for i in range(done, end):
+                line = sends[i].line
+                if line.error:
+                    continue
+                if line.takes_messages and line.topic not in behind:
+                    send(i, now)
+                else:
+                    line.waiting.append(i)
+                    behind.add(line.topic)
+            done = end
+        elif any(line.waiting and line.takes_messages for line in lines):
+            continue
+        elif n_built < len(sends):
+            n_built = build_to(min(n_built + _BUILT_AT_ONCE, len(sends)))
+        else:
+            left = min(max(due[done] / 1e3 - time.time(), 0), 0.5) if done < len(sends) else _POLL_SECONDS
+            is_quiet = all(line.has_failed or (not line.waiting and _has_ended(line)) for line in lines)
+            if is_quiet:
+                time.sleep(left)
+            else:
+                wake.wait(min(left, _POLL_SECONDS))
+                wake.clear()
+    return sent_at
+
+
+def _has_ended(line: Line) -> bool:
+    return line.producer is not None and line.has_arrived()
+
+
+_UNBUILT = object()
+
+
+def _close(producer: pulsar.Producer) -> None:
+    try:
+        producer.close()
+    except Exception as error:
+        _log.debug("closing a producer: %s", error)

@@ -1,0 +1,73 @@
+"""The names of producers that had to take another one, because somebody else has published under theirs.
+
+A broker with deduplication drops what has a sequence id up to the last one that it knows of a producer. Whoever may
+produce to a destination can publish under any name: then the broker knows an id that is none of ours, and would drop
+all that is sent under that name, and call it sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+from conf.settings import Settings, local_path
+from status.troubles import FOREIGN_PRODUCER, Troubles
+from streaming.release.sender import Failed, Generation
+from warehouse.durable import write_durably
+
+_log = logging.getLogger(__name__)
+
+# Inside the query's folder, so that it is lost with it: another checkpoint's job has other names anyway.
+NAMES_FILE = Path("query/producer_names.json")
+
+
+def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
+    """By topic and producer's name, where it has taken another; of the job of a checkpoint folder."""
+    file = checkpoint / NAMES_FILE
+    known = json.loads(file.read_text()) if file.exists() else []
+    return {(topic, name): Generation(number, tick) for topic, name, number, tick in known}
+
+
+class ProducerNames:
+    """Which producers have taken another name; kept beside the checkpoint, before such a name is used.
+
+    Safe in several threads.
+    """
+
+    def __init__(self, settings: Settings, troubles: Troubles) -> None:
+        checkpoint = Path(local_path(settings.checkpoint))
+        self._file = checkpoint / NAMES_FILE
+        self._troubles = troubles
+        self._lock = threading.Lock()
+        self._generations = read_generations(checkpoint)
+
+    @property
+    def generations(self) -> dict[tuple[str, str], Generation]:
+        """By topic and producer's name, where it has taken another."""
+        with self._lock:
+            return dict(self._generations)
+
+    def renew(self, failed: list[Failed], tick: int) -> list[Failed]:
+        """Gives another name to those that failed because of a foreign sequence id; returns the others.
+
+        Args:
+            tick: of the release; it may have been sent in part under the name before.
+        """
+        with self._lock:
+            foreign = [one for one in failed if one.foreign_id is not None]
+            for one in foreign:
+                key = (one.topic, one.producer)
+                number = self._generations.get(key, Generation(0, 0)).number + 1
+                self._generations[key] = Generation(number, tick)
+                _log.warning("%s: %s; it goes on as %s-%d", one.topic, one.reason, one.producer, number)
+                text = f"{one.reason}: nothing is lost, but whoever it was may produce there"
+                self._troubles.begin(FOREIGN_PRODUCER, one.topic, text)
+            if foreign:
+                self._write()
+        return [one for one in failed if one.foreign_id is None]
+
+    def _write(self) -> None:
+        content = [[*key, value.number, value.tick] for key, value in sorted(self._generations.items())]
+        write_durably(self._file, json.dumps(content))

@@ -1,0 +1,612 @@
+"""Sends each tick's releases in the background, while the query goes on with the next ticks."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from pyspark.sql import SparkSession
+
+from broker.client import AdminClient, PulsarError
+from conf.settings import Settings, rejects_topic
+from status.troubles import Troubles
+from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.release.producer_names import ProducerNames
+from streaming.release.sender import Assignment, Attempt, Failed, Sent, Target, can_write, send_releases
+from streaming.release.unwritable import Part, Unwritable
+from streaming.sinks.outcomes import to_table
+from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.apply import SEQUENCE_BITS
+from tracker.commands.giving_up import cancelled
+from tracker.commands.schema import OUTCOMES
+from tracker.in_flight import SENDING
+from tracker.messages import MESSAGES, Int64Array, concat, int64, unpack
+from warehouse.known_routes import KnownRoutes
+from warehouse.queries.index_rows import to_rejects
+from warehouse.tables import DELIVERIES, Tables
+
+_log = logging.getLogger(__name__)
+
+_ROWS_A_TASK = 4_000  # of a smaller release one task sends all shards
+_FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
+_WRITE_SECONDS = 0.5  # deliveries are written down this often
+_RETRY_SECONDS = 1.0
+_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: who has been overtaken sends nothing more
+_PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
+_MEASURED = 30  # the last so many jobs decide how far to look ahead
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a tick releases in one lane, all shards together."""
+
+    tick: int
+    is_planned: bool
+    lane: str
+    assignments: tuple[Assignment, ...]
+    due: Int64Array = field(compare=False)  # when its rows are, ms since the epoch, ascending
+    is_new: bool = False  # it has not been handed out before
+    is_in_order: bool = False  # it has what was held back: one task sends all shards, by when it was due
+
+    def __lt__(self, other: Job) -> bool:
+        return self.tick < other.tick
+
+    @property
+    def rows(self) -> int:
+        return len(self.due)
+
+    @property
+    def first_due(self) -> int:
+        return int(self.due[0])
+
+    def rows_due(self, millis: int) -> int:
+        """How many rows are due then or before."""
+        return int(np.searchsorted(self.due, millis, "right"))
+
+
+@dataclass
+class _Done:
+    """What has become of a job: rows to be written down, and where some of it did not arrive."""
+
+    job: Job
+    deliveries: pa.Table
+    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that no producer takes
+    parts: list[Part] = field(default_factory=list)
+
+
+class Releaser:
+    """Runs a Spark job for each release, in lanes, and writes down what was delivered.
+
+    A lane's jobs run one after another, because they share producer names; the lanes run side by side. When a job's
+    deliveries are in the table, its tick is confirmed through the feedback. A release that was finished before a
+    restart is known by the table and not sent again.
+
+    A destination that can't be written holds up no other: what a release has for it is left to `Unwritable`. Such a
+    release is not written down before an offset says that it is open, so that after a crash either the whole of it is
+    handed out again, or that part of it.
+
+    Args:
+        application: the same for all runs on one checkpoint, and of no other.
+        on_deliveries: is given the rows that were written to `deliveries`.
+        routes: of the last batch of the run before; None: there was none.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        tables: Tables,
+        feedback: FeedbackFile,
+        application: str,
+        on_deliveries: Callable[[pa.Table], None],
+        troubles: Troubles | None = None,
+        routes: KnownRoutes | None = None,
+    ) -> None:
+        troubles = troubles or Troubles()
+        routes = (routes or KnownRoutes({})).taken_on(settings)
+        self._spark = spark
+        self._settings = settings
+        self._settings_json = settings.model_dump_json()
+        self._tables = tables
+        self._feedback_file = feedback
+        self._application = application
+        self._on_deliveries = on_deliveries
+        self._lock = threading.Condition()
+        self._lanes: dict[str, list[Job]] = {}
+        self._outstanding: dict[tuple[int, bool], Job] = {}
+        self._accepted: set[tuple[int, bool]] = set()
+        self._cutoffs: deque[tuple[int, int]] = deque()
+        self._feedback = Feedback(lookahead_millis=settings.release.lookahead_millis)
+        self._last_batch: tuple[int, int] | None = None  # the time it looked ahead from, and its cutoff
+        self._lags: deque[int] = deque(maxlen=_MEASURED)
+        self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
+        self._finished: queue.Queue[_Done | None] = queue.Queue()
+        self._stopped = threading.Event()
+        self._admin = AdminClient(settings.pulsar)
+        self._names = ProducerNames(settings, troubles)
+        self._unwritable = Unwritable(
+            _destinations(routes),
+            settings.release.retry_max_millis / 1000,
+            self._settle,
+            self._send_part,
+            self._probe,
+            self._is_on_its_way,
+            self._confirm_now,
+            troubles,
+            self._stopped,
+            settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None,
+            routes.gone,
+        )
+        self._recorded: Mapping[str, Any] | None = None  # what the last offset has of them; None: no offset yet
+        self._held_since: dict[Target, int] = {}  # the first tick whose offset has them
+        self._failure: str | None = None
+        self._publish()
+        self._writer = self._thread("write deliveries", self._write)
+
+    @property
+    def failure(self) -> str | None:
+        """Why releases have stopped for good; None: they have not."""
+        return self._failure
+
+    @property
+    def lookahead_millis(self) -> int:
+        return self._feedback.lookahead_millis
+
+    @property
+    def sending(self) -> int:
+        """The releases that are not finished."""
+        return len(self._outstanding)
+
+    def submit(
+        self,
+        tick: int,
+        now: int,
+        cutoff: int,
+        next_due: int,
+        bodies: list[tuple[int, int, bool, bytes]],
+        unwritable: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Takes a batch's releases.
+
+        Args:
+            tick: the batch's.
+            now: the time from which the batch looked ahead.
+            cutoff: the batch's.
+            next_due: nothing that the state holds after the batch is due before.
+            bodies: (shard, tick, is planned, packed rows); ticks of an earlier run come first.
+            unwritable: what the batch's offset has of destinations that can't be written.
+        """
+        releases: dict[tuple[int, bool], list[Assignment]] = {}
+        for shard, of_tick, is_planned, body in bodies:
+            assignment = Assignment(self._application, shard, of_tick, is_planned, body)
+            releases.setdefault((of_tick, is_planned), []).append(assignment)
+        with self._lock:
+            jobs = {
+                release: _job(*release, assignments, is_new=release[0] == tick)
+                for release, assignments in sorted(releases.items())
+                if release not in self._accepted
+            }
+            if self._recorded is None and unwritable:
+                self._unwritable.begin(unwritable, jobs)
+            self._recorded = unwritable or {}
+            self._unwritable.forget_rejected(self._recorded)
+            held = {(source, name) for source, names in self._recorded.items() for name in names}
+            self._held_since = {target: self._held_since.get(target, tick) for target in held}
+            for release, job in jobs.items():
+                self._accepted.add(release)
+                self._enqueue(job)
+            planned = self._outstanding.get((tick, True))
+            if planned is not None:
+                self._measure(now, planned.first_due)
+            self._cutoffs.append((tick, cutoff))
+            self._last_batch = now, cutoff
+            self._feedback = replace(self._feedback, next_due=next_due)
+            self._confirm()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Waits until nothing is in flight; returns whether that came true in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._outstanding, timeout_seconds)
+
+    def stop(self) -> None:
+        """Starts no more jobs. What is not confirmed is handed out again by the next run."""
+        self._stopped.set()
+        with self._lock:
+            self._feedback = replace(self._feedback, is_stopping=True)
+            self._publish()
+            self._lock.notify_all()
+        self._finished.put(None)
+        self._writer.join(timeout=10)
+
+    def stop_ticks(self) -> None:
+        """Asks the clock for no more batches."""
+        with self._lock:
+            self._feedback = replace(self._feedback, is_stopping=True)
+            self._publish()
+
+    def _enqueue(self, job: Job) -> None:
+        self._outstanding[job.tick, job.is_planned] = job
+        if job.lane not in self._lanes:
+            self._lanes[job.lane] = []
+            self._thread(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
+        heapq.heappush(self._lanes[job.lane], job)
+        self._lock.notify_all()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Starts a thread whose unexpected end is a failure of the whole."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                _log.exception("%s", name)
+                self._failure = f"{name}: {type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _run_lane(self, lane: str) -> None:
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        written = self._tables.written("deliveries", self._writer_name(lane))
+        while not self._stopped.is_set():
+            with self._lock:
+                if not self._lock.wait_for(lambda: self._lanes[lane] or self._stopped.is_set(), timeout=60):
+                    continue
+                if self._stopped.is_set():
+                    return
+                job = heapq.heappop(self._lanes[lane])
+            if job.tick <= written:
+                self._finished.put(_Done(job, DELIVERIES.empty_table()))
+                continue
+            is_far = job.first_due > self._soon()
+            self._wait_until(job.first_due - self._lead())
+            if is_far:
+                self._confirm_now()  # it counts as in flight from now on
+            if (done := self._send(job)) is not None:
+                self._finished.put(done)
+
+    def _send(self, job: Job) -> _Done | None:
+        """Sends a job until all of it has arrived, or is left to its destinations; None: told to stop."""
+        result = _Done(job, DELIVERIES.empty_table())
+        arrived: frozenset[tuple[str, str]] = frozenset()
+        arrived_to: dict[tuple[str, str], int] = {}
+        is_first = job.is_new
+        while not self._stopped.is_set():
+            checked_at = self._check_epoch()
+            attempt = Attempt(
+                self._unwritable.targets,
+                None,
+                arrived,
+                arrived_to,
+                self._names.generations,
+                is_first,
+                _PATIENCE_SECONDS,
+            )
+            is_first = False
+            try:
+                sent = self._run(job, attempt, checked_at)
+            except Exception as error:
+                if not self._stopped.is_set():
+                    _log.warning("release %d is sent again: %s", job.tick, _cause(error))
+                    self._stopped.wait(_RETRY_SECONDS)
+                continue
+            arrived |= {key for one in sent for key in one.done}
+            result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
+            result.refused = concat([result.refused, *(unpack(one.refused) for one in sent if one.refused)])
+            failed = [one for s in sent for one in s.failed]
+            _note_arrived(arrived_to, failed)
+            others = self._names.renew(failed, job.tick)
+            given_up = self._given_up(others)
+            left = {target: "" for one in sent for target in one.skipped}
+            for target, reason in (left | given_up).items():
+                part = Part(job, target, arrived, arrived_to)
+                # In this order: while it is open it is not skipped over by a job that knows nothing of it.
+                self._unwritable.add(target, reason, [part])
+                result.parts.append(part)
+            again = [one for one in others if one.target not in given_up]
+            if again:
+                _log.warning("release %d is sent again: %s: %s", job.tick, again[0].topic, again[0].reason)
+                self._stopped.wait(_RETRY_SECONDS)
+            elif len(others) == len(failed):
+                return result
+        return None
+
+    def _check_epoch(self) -> float:
+        """Whether this may still send; returns when it was found, in seconds.
+
+        Raises:
+            FencedError: it may not.
+        """
+        at = time.time()
+        try:
+            self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
+        except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
+            _log.debug("the warehouse's epoch: %s", error)
+        return at
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def _run(self, job: Job, attempt: Attempt, checked_at: float) -> list[Sent]:
+        started = time.time_ns() // 1_000_000
+        tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
+        sent: list[Sent] = (
+            self._spark.sparkContext.parallelize(job.assignments, tasks)
+            .mapPartitions(
+                functools.partial(
+                    send_releases, self._settings_json, attempt, epoch=self._tables.epoch, checked_at=checked_at
+                )
+            )
+            .collect()
+        )
+        ready = [one.ready_at for one in sent if one.ready_at]
+        if ready and not any(one.failed for one in sent):
+            with self._lock:
+                self._leads.append(max(ready) - started)
+        return sent
+
+    def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
+        """The destinations that are not waited for any more, and why: while the broker is away all are."""
+        if not failed:
+            return {}
+        try:
+            is_broker_there = any(one.is_refused for one in failed) or self._admin.health()
+        except PulsarError:
+            is_broker_there = False
+        return {one.target: one.reason for one in failed if one.is_refused or is_broker_there}
+
+    def _settle(self, part: Part) -> None:
+        """Waits until a part's release is not handed out as a whole any more, nor an older one of its lane.
+
+        By the last one that has arrived and was written down all of that lane before it are taken to have been.
+        """
+        with self._lock:
+            self._lock.wait_for(
+                lambda: (
+                    self._has_stopped
+                    or not any(
+                        job.lane == part.job.lane and job.tick <= part.job.tick for job in self._outstanding.values()
+                    )
+                )
+            )
+
+    def _send_part(self, part: Part) -> str:
+        """Sends what a release has for one destination; returns why it has not arrived, or an empty text."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        name = f"{self._writer_name(part.job.lane)}:{part.target[0]}:{part.target[1]}"
+        if part.job.tick <= self._tables.written("deliveries", name):
+            return ""
+        if self._has_stopped:
+            return "stopped"
+        checked_at = self._check_epoch()
+        attempt = Attempt(frozenset(), frozenset({part.target}), part.done, part.arrived_to, self._names.generations)
+        sent = self._run(part.job, attempt, checked_at)
+        failed = [one for s in sent for one in s.failed]
+        if failed:
+            _note_arrived(part.arrived_to, failed)
+            self._names.renew(failed, part.job.tick)
+            return failed[0].reason
+        rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
+        refused = concat(unpack(one.refused) for one in sent if one.refused)
+        if not self._write_refused(refused, name, part.job.tick):
+            return "stopped"
+        if rows.num_rows:
+            self._tables.append("deliveries", rows, {name: part.job.tick})
+            self._on_deliveries(rows)
+        return ""
+
+    def _is_on_its_way(self, target: Target) -> bool:
+        """Whether a lane may still have something for a subscription, from before it was held back."""
+        soon = self._soon()
+        with self._lock:
+            since = self._held_since.get(target)
+            return since is None or any(
+                job.tick < since and job.first_due <= soon for job in self._outstanding.values()
+            )
+
+    def _soon(self) -> int:
+        """What is due later was handed out before the clock was set back: its lane waits for long."""
+        return time.time_ns() // 1_000_000 + self._settings.release.lookahead_ceiling_millis
+
+    def _probe(self, topic: str) -> str:
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        probed: list[str] = (
+            self._spark.sparkContext.parallelize([topic], 1)
+            .mapPartitions(functools.partial(can_write, self._settings_json))
+            .collect()
+        )
+        return probed[0]
+
+    def _lead(self) -> int:
+        """How long before its first row is due a job has to start."""
+        return int(np.percentile(list(self._leads), 95) * 1.3) + 50
+
+    def _wait_until(self, millis: int) -> None:
+        while (left := millis / 1000 - time.time()) > 0 and not self._stopped.wait(min(left, 1)):
+            pass
+
+    def _write(self) -> None:
+        """Writes finished jobs' deliveries down, several in one commit, and confirms them."""
+        is_last = False
+        waiting: list[_Done] = []
+        while not is_last:
+            try:
+                item = self._finished.get(timeout=_WRITE_SECONDS if waiting else None)
+            except queue.Empty:
+                item = None
+            else:
+                is_last = item is None
+                waiting += [item] if item is not None else []
+                if not is_last:
+                    self._stopped.wait(_WRITE_SECONDS)
+            while not self._finished.empty():
+                item = self._finished.get_nowait()
+                is_last = is_last or item is None
+                waiting += [item] if item is not None else []
+            done, waiting = self._recorded_ones(waiting)
+            if done:
+                self._write_down(done)
+
+    def _recorded_ones(self, finished: list[_Done]) -> tuple[list[_Done], list[_Done]]:
+        """Those that can be written down, and those that can't yet: an offset has to say first what is open of them.
+
+        By what is written down a lane knows after a crash up to where it has got, so its later ones wait, too.
+        """
+        ready: list[_Done] = []
+        left: list[_Done] = []
+        with self._lock:
+            recorded = {
+                (source, subscription, tick, bool(planned))
+                for source, of_source in (self._recorded or {}).items()
+                for subscription, stuck in of_source.items()
+                for tick, planned in stuck["open"]
+            }
+        for done in finished:
+            is_unknown = any(
+                (*part.target, done.job.tick, done.job.is_planned) not in recorded
+                and self._unwritable.has((done.job.tick, done.job.is_planned), part.target)
+                for part in done.parts
+            )
+            is_behind = any(other.job.lane == done.job.lane for other in left)
+            (left if is_unknown or is_behind else ready).append(done)
+        return ready, left
+
+    def _write_down(self, done: list[_Done]) -> None:
+        rows = concat([one.deliveries for one in done], DELIVERIES)
+        versions: dict[str, int] = {}
+        for one in done:
+            # Before its deliveries, by which a release is known to be done.
+            if not self._write_refused(one.refused, self._writer_name(one.job.lane), one.job.tick):
+                return
+            if one.deliveries.num_rows:
+                name = self._writer_name(one.job.lane)
+                versions[name] = max(versions.get(name, 0), one.job.tick)
+        if rows.num_rows and not self._append("deliveries", rows, versions):
+            return
+        if rows.num_rows:
+            self._on_deliveries(rows)
+        with self._lock:
+            for one in done:
+                self._outstanding.pop((one.job.tick, one.job.is_planned), None)
+            self._confirm()
+            self._lock.notify_all()
+
+    def _write_refused(self, refused: pa.Table, writer: str, tick: int) -> bool:
+        """Writes down what no producer takes: it is rejected, and cancelled there. False: told to stop."""
+        if not refused.num_rows:
+            return True
+        now, version = time.time_ns() // 1_000_000, {f"{writer}:refused": tick}
+        outcomes = []
+        for row in range(refused.num_rows):
+            one = refused.slice(row, 1)
+            name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
+            outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
+        return self._append("rejects", to_rejects(refused, tick), version) and self._append(
+            "outcomes", to_table(concat(outcomes, OUTCOMES), tick, now), version
+        )
+
+    def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
+        """Appends rows, again and again until it works; returns false when told to stop."""
+        while True:
+            try:
+                self._tables.append(table, rows, versions)
+                return True
+            except OSError as error:
+                _log.warning("%s are written again: %s", table, error)
+                if self._stopped.wait(_RETRY_SECONDS):
+                    return False
+
+    def _measure(self, now: int, first_due: int) -> None:
+        """Notes how far ahead the last batch should have looked for this one's releases to be at hand on time.
+
+        What is due just beyond the last batch's cutoff was released by this one.
+        """
+        submitted = time.time_ns() // 1_000_000
+        lag = submitted - now
+        if self._last_batch is not None:  # else the time without a job would count
+            last_now, last_cutoff = self._last_batch
+            lag = max(lag, submitted - first_due + last_cutoff - last_now)
+        self._lags.append(lag)
+
+    def _confirm_now(self) -> None:
+        with self._lock:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """Works out the feedback: up to where all is done, and how far ahead to look."""
+        if self._recorded is None:
+            return
+        soon = self._soon()
+        last = self._cutoffs[-1][0] if self._cutoffs else self._feedback.confirmed
+        first_open = min((tick for tick, _ in self._outstanding), default=last + 1)
+        settled = self._feedback.settled
+        confirmed = self._feedback.confirmed
+        while self._cutoffs and self._cutoffs[0][0] < first_open:
+            confirmed, settled = self._cutoffs.popleft()
+        self._accepted = {key for key in self._accepted if key[0] >= confirmed}
+        self._feedback = replace(
+            self._feedback,
+            confirmed=confirmed,
+            settled=settled,
+            lookahead_millis=self._lookahead(),
+            in_flight=sum(job.rows_due(soon) for job in self._outstanding.values()),
+            unwritable=self._unwritable.recorded,
+        )
+        self._publish()
+
+    def _lookahead(self) -> int:
+        """From a batch's start to its job's first send, as measured, with something to spare."""
+        limits = self._settings.release
+        if len(self._lags) < 5:
+            return limits.lookahead_millis
+        # The slowest batch counts, not the usual one: a turn takes longer than the ticks between.
+        needed = max(self._lags) + self._lead() + SLOT_MILLIS
+        return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_ceiling_millis))
+
+    def _publish(self) -> None:
+        self._feedback_file.write(self._feedback)
+
+    def _writer_name(self, lane: str) -> str:
+        return f"{self._application}:{lane}"
+
+
+def _note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:
+    for one in failed:
+        key = (one.topic, one.producer)
+        arrived_to[key] = max(arrived_to.get(key, -1), one.arrived_to)
+
+
+def _destinations(routes: KnownRoutes) -> dict[Target, str]:
+    """The topic of each subscription, and of each source topic's rejects."""
+    found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
+    return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}
+
+
+def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:
+    tables = [unpack(assignment.body) for assignment in assignments]
+    sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
+    lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
+    due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
+    is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
+    return Job(tick, is_planned, lane, tuple(assignments), due, is_new, is_in_order)
+
+
+def _cause(error: Exception) -> str:
+    """The line of a Spark error that says what happened in the task."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("_pulsar")]
+    return (own or lines or [type(error).__name__])[-1 if own else 0][:300]

@@ -1,0 +1,221 @@
+"""Destinations that can't be written: what is kept for them, and when they are tried again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from status.troubles import UNWRITABLE, Troubles
+from streaming.release.sender import Target
+
+if TYPE_CHECKING:
+    from streaming.release.releaser import Job
+
+_log = logging.getLogger(__name__)
+
+_FIRST_DELAY_SECONDS = 1.0
+_POLL_SECONDS = 0.1
+
+Release = tuple[int, bool]  # tick, is planned
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a release has for one destination, and has not arrived there."""
+
+    job: Job
+    target: Target
+    done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
+    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)  # of others, as `sender.Failed` has it
+
+
+@dataclass
+class _Stuck:
+    since: int
+    reason: str
+    destination: str
+    parts: dict[Release, Part] = field(default_factory=dict)
+    rejects: str = ""  # why what is due is rejected; empty: it waits
+    delay: float = _FIRST_DELAY_SECONDS
+
+
+class Unwritable:
+    """The destinations that can't be written, and what was handed out for them.
+
+    Each is tried again in a thread of its own, at longer and longer intervals: first what was handed out for it, in
+    order; when all of that has arrived, or if there is nothing, when it takes a producer, it is writable again. Until
+    then nothing more is handed out for it, so that it gets everything in order. Safe in several threads.
+
+    Args:
+        destinations: by subscription, and by source topic and "" for its rejects, the topic's name.
+        retry_max_seconds: the longest time between two attempts.
+        settle: waits until what has a part for the first time, and what is older in its lane, has been tried.
+        send: tries a part again, and writes down what has arrived. Returns why it did not; empty: all has.
+        probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
+        is_on_its_way: whether something for a subscription may still be in a lane, of before it was held back.
+        on_change: is told that `recorded` is another one.
+        gone: those that the settings no longer have: when nothing is open for them they are let go.
+        reject_after_millis: after so long what is due for a subscription is rejected; None: it waits.
+    """
+
+    def __init__(
+        self,
+        destinations: Mapping[Target, str],
+        retry_max_seconds: float,
+        settle: Callable[[Part], None],
+        send: Callable[[Part], str],
+        probe: Callable[[str], str],
+        is_on_its_way: Callable[[Target], bool],
+        on_change: Callable[[], None],
+        troubles: Troubles,
+        stopped: threading.Event,
+        reject_after_millis: int | None = None,
+        gone: Collection[Target] = frozenset(),
+    ) -> None:
+        self._destinations = destinations
+        self._retry_max_seconds = retry_max_seconds
+        self._settle = settle
+        self._send = send
+        self._probe = probe
+        self._is_on_its_way = is_on_its_way
+        self._on_change = on_change
+        self._troubles = troubles
+        self._stopped = stopped
+        self._reject_after_millis = reject_after_millis
+        self._gone = gone
+        self._lock = threading.RLock()
+        self._stuck: dict[Target, _Stuck] = {}
+
+    @property
+    def targets(self) -> frozenset[Target]:
+        """The subscriptions whose destinations can't be written."""
+        with self._lock:
+            return frozenset(self._stuck)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """As an offset has it: by source topic and subscription since when, and the releases that are open."""
+        with self._lock:
+            found: dict[str, dict[str, Any]] = {}
+            for (source, subscription), stuck in sorted(self._stuck.items()):
+                open_releases = sorted([tick, int(planned)] for tick, planned in stuck.parts)
+                one: dict[str, Any] = {"since": stuck.since, "open": open_releases}
+                found.setdefault(source, {})[subscription] = one | ({"rejects": stuck.rejects} if stuck.rejects else {})
+            return found
+
+    def begin(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
+        """Goes on from what the last offset of the run before had.
+
+        Args:
+            jobs: what is handed out again.
+        """
+        for source, of_source in recorded.items():
+            for subscription, stuck in of_source.items():
+                target = (source, subscription)
+                open_releases = [(tick, bool(planned)) for tick, planned in stuck["open"]]
+                parts = [Part(jobs[release], target) for release in open_releases if release in jobs]
+                rejects = stuck.get("rejects", "") if self._reject_after_millis is not None else ""
+                self.add(target, "so it was before the start", parts, stuck["since"], rejects)
+
+    def forget_rejected(self, recorded: Mapping[str, Any]) -> None:
+        """Lets go of parts that are rejected, as an offset says."""
+        with self._lock:
+            for source, of_source in recorded.items():
+                for subscription, stuck in of_source.items():
+                    if "rejects" in stuck and (known := self._stuck.get((source, subscription))) is not None:
+                        for tick, planned in stuck["open"]:
+                            known.parts.pop((tick, bool(planned)), None)
+
+    def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None, rejects: str = "") -> None:
+        """Notes that a destination can't be written, and keeps parts of releases for it."""
+        with self._lock:
+            stuck = self._stuck.get(target)
+            if stuck is None:
+                destination = self._destinations[target]
+                now = time.time_ns() // 1_000_000
+                stuck = self._stuck[target] = _Stuck(since or now, reason, destination, rejects=rejects)
+                _log.warning("%s can't be written, and what is due for it waits: %s", destination, reason)
+                thread = threading.Thread(target=self._retry, args=(target,), name=f"retry {destination}", daemon=True)
+                thread.start()
+            if reason:
+                self._tell(stuck, reason)
+            for part in parts:
+                stuck.parts.setdefault((part.job.tick, part.job.is_planned), part)
+        self._on_change()
+
+    def has(self, release: Release, target: Target) -> bool:
+        """Whether a release is open for a destination."""
+        with self._lock:
+            return target in self._stuck and release in self._stuck[target].parts
+
+    def _tell(self, stuck: _Stuck, reason: str) -> None:
+        stuck.reason = reason
+        what = "; what is due for it is rejected" if stuck.rejects else ""
+        self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
+
+    def _reject_in_time(self, target: Target, stuck: _Stuck) -> None:
+        """Begins to reject what is due for a subscription when that has lasted long enough, or will be tried then."""
+        if self._reject_after_millis is None or stuck.rejects or not target[1]:
+            return
+        left = stuck.since + self._reject_after_millis - time.time_ns() // 1_000_000
+        if left > 0:
+            stuck.delay = min(stuck.delay, left / 1000)
+            return
+        _log.warning("%s can't be written for too long, and what is due for it is rejected", stuck.destination)
+        stuck.rejects = f"{stuck.destination} can't be written: {stuck.reason}"
+        self._on_change()
+
+    def _retry(self, target: Target) -> None:
+        while not self._stopped.wait(self._stuck[target].delay):
+            stuck = self._stuck[target]
+            try:
+                reason = self._try(target, stuck)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+            if self._stopped.is_set():
+                return
+            if reason:
+                stuck.delay = min(max(2 * stuck.delay, _FIRST_DELAY_SECONDS), self._retry_max_seconds)
+                stuck.reason = reason
+                self._reject_in_time(target, stuck)
+                self._tell(stuck, reason)
+                continue
+            stuck.delay = 0.0
+            while self._is_on_its_way(target):
+                if self._stopped.wait(_POLL_SECONDS):
+                    return
+            with self._lock:
+                if stuck.parts:
+                    stuck.delay = _POLL_SECONDS if stuck.rejects else 0.0
+                    continue
+                del self._stuck[target]
+                if all(other.destination != stuck.destination for other in self._stuck.values()):
+                    self._troubles.end(UNWRITABLE, stuck.destination)
+            now = "is not in the settings, and nothing is open" if target in self._gone else "can be written again"
+            _log.warning("%s %s", stuck.destination, now)
+            self._on_change()
+            return
+
+    def _try(self, target: Target, stuck: _Stuck) -> str:
+        """Sends what is open, the oldest first; without any, tries whether the destination takes a producer."""
+        while not self._stopped.is_set():
+            part = self._oldest(stuck)
+            if part is None or stuck.rejects:
+                return "" if target in self._gone else self._probe(stuck.destination)
+            self._settle(part)
+            if part is not self._oldest(stuck):
+                continue  # an older one has come to it meanwhile
+            if reason := self._send(part):
+                return reason
+            with self._lock:
+                stuck.parts.pop((part.job.tick, part.job.is_planned), None)
+            self._on_change()
+        return ""
+
+    def _oldest(self, stuck: _Stuck) -> Part | None:
+        with self._lock:
+            return stuck.parts[min(stuck.parts)] if stuck.parts else None

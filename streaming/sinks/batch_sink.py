@@ -1,0 +1,107 @@
+"""What a batch leads to, carried out: rows for the Delta tables, releases for the releaser."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.operator.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
+from streaming.release.releaser import Releaser
+from streaming.sinks.outcomes import OutcomePublisher
+from tracker.commands.apply import CANCELS as CANCEL_ROWS
+from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
+from tracker.entry_log import EMPTY_ENTRIES
+from tracker.messages import MESSAGES, concat, in_order, unpack
+from warehouse.queries.index_rows import cancels_to_index, to_index, to_rejects
+from warehouse.tables import DELAYED_INDEX, Tables
+from warehouse.tenure import write_changes
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """A batch, as the shards tell it: their counts added up."""
+
+    tick: int
+    now: int
+    lookahead_millis: int = 0
+    sending: int = 0  # releases that are being sent
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class BatchSink:
+    """A foreachBatch function. A batch that is replayed does what it did before: appends are done once a tick."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        releaser: Releaser,
+        outcomes: OutcomePublisher,
+        checkpoint: Checkpoint,
+        run: str,
+        on_batch: Callable[[BatchStatus], None],
+    ) -> None:
+        self._tables = tables
+        self._releaser = releaser
+        self._outcomes = outcomes
+        self._checkpoint = checkpoint
+        self._application = checkpoint.application
+        self._run = run
+        self._on_batch = on_batch
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self._tables.check_epoch()
+        outputs = batch.toArrow().to_pylist()
+        bodies: dict[str, list[Any]] = {}
+        for output in outputs:
+            bodies.setdefault(output["kind"], []).append(output)
+        statuses = [json.loads(output["body"]) for output in bodies.get(STATUS, [])]
+        if not statuses:
+            return
+        tick, now, cutoff = (statuses[0][name] for name in ("tick", "now", "cutoff"))
+
+        self._checkpoint.sync_begun(batch_id)
+        write_changes(self._tables, statuses[0]["changed"], tick, now, self._application)
+        # Due messages first: what is written down can wait some milliseconds more.
+        releases = [
+            (o["shard"], o["tick"], kind == RELEASE, o["body"])
+            for kind in (RELEASE, SHORT_NOTICE)
+            for o in bodies.get(kind, [])
+        ]
+        # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
+        # that was in flight, that tick's too, in the order in which the broker must get it.
+        if statuses[0]["run"] == self._run:
+            next_due = min(s["next_due"] for s in statuses)
+            self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"])
+        outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
+        if outcomes.num_rows:
+            self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
+        bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(BUCKET, [])))
+        cancels = concat((unpack(o["body"]) for o in bodies.get(CANCELS, [])), CANCEL_ROWS)
+        index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
+        self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
+        entries = concat((unpack(o["body"]) for o in bodies.get(ENTRIES, [])), EMPTY_ENTRIES.schema)
+        if entries.num_rows:
+            self._checkpoint.sync_done()  # they are acknowledged next, and then Pulsar does not have them any more
+        self._append("entries", entries, tick)
+        rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
+        self._append("rejects", to_rejects(rejects, tick), tick)
+
+        self._checkpoint.sync_soon()
+        totals = {
+            name: sum(s[name] for s in statuses)
+            for name in statuses[0]
+            if isinstance(statuses[0][name], int) and name not in ("tick", "now", "cutoff", "next_due")
+        }
+        totals["sink_millis"] = time.time_ns() // 1_000_000 - now
+        self._on_batch(BatchStatus(tick, now, self._releaser.lookahead_millis, self._releaser.sending, totals))
+
+    def _append(self, table: str, rows: pa.Table, tick: int) -> None:
+        if rows.num_rows:
+            self._tables.append(table, rows, {self._application: tick})

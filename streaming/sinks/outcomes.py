@@ -1,0 +1,208 @@
+"""Tells on the outcome topic what commands did."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.client import connect
+from conf.settings import Settings
+from status.troubles import FOREIGN_PRODUCER, Troubles
+from streaming.release.sender import PRODUCER_OPTIONS, ROW_BITS, ignore
+from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
+from tracker.messages import int64, typed, where
+from tracker.wire.delaylake_pb2 import ControlOutcome, Result
+from warehouse.queries.index_rows import positions
+from warehouse.tables import OUTCOMES
+
+_log = logging.getLogger(__name__)
+
+_PRODUCER_SECONDS = 60
+_BATCH_OUTCOMES = 500
+
+_SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operation"]
+
+# What of an outcome is told; see ControlOutcome.
+TOLD = pa.schema(
+    [
+        *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
+        ("has_more", pa.bool_()),
+        ("n_named", pa.int64()),
+    ]
+)
+
+_ENTRY = ("request_id", "subscription", "ledger_id", "entry_id")
+
+
+class OutcomePublisher:
+    """Publishes ControlOutcome messages; the request id is the message's key.
+
+    A tick that is replayed publishes the same under the same sequence ids, in the same batches, and the broker drops
+    what it has. Of a batch it remembers the first sequence id. Where somebody else has published under the producer's
+    name, which shows in a sequence id of a later tick, another name is taken.
+    """
+
+    def __init__(self, settings: Settings, application: str, troubles: Troubles | None = None) -> None:
+        self._settings = settings
+        self._topic = settings.control.outcome_topic
+        self._first_name = self._name = f"{application}-outcomes-batched"
+        self._names = 1
+        self._troubles = troubles or Troubles()
+        self._client: pulsar.Client | None = None
+        self._producer: pulsar.Producer | None = None
+        self._published = -1  # by an earlier run
+
+    def publish(self, outcomes: pa.Table, tick: int) -> pa.Table:
+        """Publishes outcomes; returns them as rows of the table `outcomes`, but for those that it has.
+
+        Raises:
+            pulsar.PulsarException: the broker has not taken them.
+        """
+        now = time.time_ns() // 1_000_000
+        rows = told(outcomes).to_pylist()
+        while not self._has_published(rows, tick, now):
+            self._close_producer()
+        return to_table(outcomes, tick, now)
+
+    def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
+        """Publishes TOLD; false: the broker dropped it as repeated, and it was not."""
+        producer = self._open(tick)
+        dropped = threading.Event()
+
+        def acknowledged(result: Any, message_id: Any) -> None:
+            if message_id is not None and message_id.ledger_id() < 0:
+                dropped.set()
+
+        first_id = tick << ROW_BITS
+        for number, row in enumerate(rows):
+            sequence_id = (tick << ROW_BITS) + number + 1
+            if number % _BATCH_OUTCOMES == 0:
+                first_id = sequence_id
+            if first_id <= self._published:
+                continue
+            outcome = ControlOutcome(
+                request_id=row["request_id"],
+                topic=row["topic"],
+                subscription=row["subscription"] or "",
+                ledger_id=row["ledger_id"],
+                entry_id=row["entry_id"],
+                batch_index=row["batch_index"],
+                result=row["result"],
+                reason=row["reason"] or "",
+                applied_at=now,
+                operation=row["operation"],
+                has_more=row["has_more"],
+                n_named=row["n_named"],
+            )
+            producer.send_async(
+                outcome.SerializeToString(),
+                acknowledged if number == len(rows) - 1 else None,
+                partition_key=row["request_id"],
+                sequence_id=sequence_id,
+            )
+            if number % _BATCH_OUTCOMES == _BATCH_OUTCOMES - 1:
+                producer._producer.flush_async(ignore)  # cuts the batch, and sends it
+        producer.flush()
+        if producer.last_sequence_id() < first_id:
+            raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
+        return not dropped.is_set()
+
+    def last_tick(self, most_tick: int) -> int:
+        """The last tick of which earlier runs have told outcomes; -1: of none. Nothing can be published afterwards.
+
+        Args:
+            most_tick: there can be no later one.
+
+        Raises:
+            pulsar.PulsarException: the broker does not answer.
+        """
+        try:
+            self._open(most_tick)
+            return self._published >> ROW_BITS if self._published > 0 else -1
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = self._producer = None
+
+    def _close_producer(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _open(self, most_tick: int) -> pulsar.Producer:
+        """The producer, under a name of which the broker knows nothing of a later tick."""
+        deadline = time.monotonic() + _PRODUCER_SECONDS
+        while self._producer is None:
+            try:
+                self._client = self._client or connect(self._settings.pulsar)
+                producer = self._client.create_producer(
+                    self._topic, producer_name=self._name, batching_enabled=True, **PRODUCER_OPTIONS
+                )
+            except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+                continue
+            self._published = producer.last_sequence_id()
+            if self._published >> ROW_BITS <= most_tick:
+                self._producer = producer
+                continue
+            producer.close()
+            text = f"somebody else has published as {self._name}, up to the sequence id {self._published}"
+            self._name = f"{self._first_name}-{self._names}"
+            self._names += 1
+            _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
+            self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
+        return self._producer
+
+
+def to_table(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
+    """OUTCOMES as rows of the table `outcomes`, but for those that it has.
+
+    Args:
+        now: ms since the epoch.
+    """
+    outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
+    n = outcomes.num_rows
+    names = [Result.Name(number) for number in range(len(Result.keys()))]
+    values = {
+        **{name: outcomes[name] for name in outcomes.column_names},
+        "position": positions(outcomes),
+        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "applied_at": pa.array([now] * n, pa.int64()),
+        "batch_id": pa.array([tick] * n, pa.int64()),
+    }
+    return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
+
+
+def told(outcomes: pa.Table) -> pa.Table:
+    """What is published of OUTCOMES, as TOLD: of those that may be summed up one for each request and result."""
+    is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
+    single, several = where(outcomes, ~is_summed), where(outcomes, is_summed)
+    n = single.num_rows
+    keys = [pc.fill_null(single[name], "") if name == "subscription" else single[name] for name in _ENTRY]
+    is_same = [pc.equal(key[1:], key[:-1]).to_numpy() for key in keys]
+    alone = {
+        **{name: single[name] for name in single.column_names},
+        "has_more": pa.array(np.append(np.logical_and.reduce(is_same), False)[:n]),
+        "n_named": pa.array(np.zeros(n, np.int64)),
+    }
+    counted = several.group_by(_SUMMED_BY, use_threads=False).aggregate([([], "count_all")])
+    nowhere = pa.array(np.full(counted.num_rows, -1))
+    summed = {
+        **{name: counted[name] for name in _SUMMED_BY},
+        **dict.fromkeys(("ledger_id", "entry_id", "batch_index"), nowhere),
+        "has_more": pa.array(np.zeros(counted.num_rows, np.bool_)),
+        "n_named": counted["count_all"],
+    }
+    return pa.concat_tables([typed(alone, TOLD), typed(summed, TOLD)])

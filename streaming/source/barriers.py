@@ -1,0 +1,140 @@
+"""Holds commands back until what was published before them has been read."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import pulsar
+
+from broker.position import Position
+from streaming.source.clock import Offset
+from streaming.source.receiving.receiver import Receiver
+
+_log = logging.getLogger(__name__)
+
+_CATCH_UP_SECONDS = 1.0  # a backlog is not waited for longer
+_SILENT_SECONDS = 10  # commands wait so long for a source topic that does not answer
+_MAX_BARRIERS = 16
+
+# By source topic partition its last entry; None: it did not answer, or it is a topic that can't be looked up.
+Ends = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Commands that have come in, and where the source topics ended just after."""
+
+    commands: dict[str, Position]
+    ends: Ends
+    deadline: float
+
+
+class Barriers:
+    """What commands wait for, and when the messages before them are known.
+
+    Commands are taken into a batch when the source topics have been read up to where they ended when the commands had
+    come, which mostly takes milliseconds, or after a second. Those taken earlier are answered WAITING where they name a
+    message that is not known; that none is to come is only said when the offset has passed the ends.
+
+    Args:
+        receivers: of all topic partitions that are read, as they are now.
+        control_topic: whose messages are commands.
+        sources: the topics that are to be read.
+    """
+
+    def __init__(self, receivers: Mapping[str, Receiver], control_topic: str, sources: Collection[str]) -> None:
+        self._receivers = receivers
+        self._control_topic = control_topic
+        self._sources = sources
+        self._silent_since: dict[str, float] = {}
+        self._waiting: _Waiting | None = None
+
+    def take(self) -> tuple[dict[str, Position], Ends] | None:
+        """The commands that are to be taken into a batch now, by topic partition up to which entry, and their ends."""
+        waiting = self._waiting or self._begin()
+        if waiting is None:
+            return None
+        if time.monotonic() < waiting.deadline and not self._are_read(waiting.ends):
+            self._waiting = waiting
+            return None
+        self._waiting = None
+        return waiting.commands, waiting.ends
+
+    def passed(self, last: Offset, offset: Offset, ends: Ends | None) -> Offset:
+        """An offset with the barriers that it has not passed yet.
+
+        Args:
+            last: the one before.
+            ends: of the commands in its batch; None: it has none.
+        """
+        barriers = [[tick, self._with_late_ends(before)] for tick, before in last.barriers]
+        passed = last.passed
+        if ends is not None:
+            if len(barriers) >= _MAX_BARRIERS:
+                barriers.pop()  # the later one passes later, and does for both
+            barriers.append([offset.tick, ends])
+        while barriers and self._has_passed(offset.positions, barriers[0][1]):
+            passed = barriers.pop(0)[0]
+        return replace(offset, barriers=barriers, passed=passed)
+
+    def _begin(self) -> _Waiting | None:
+        """The commands that wait; None: there are none, or where the source topics end is not known yet."""
+        receivers = list(self._receivers.items())
+        control = [(name, r) for name, r in receivers if r.source.topic == self._control_topic]
+        if not any(receiver.waiting for _, receiver in control):
+            return None
+        # Before the ends are asked for: what comes later may be of messages behind them.
+        commands = {name: receiver.read_to for name, receiver in control}
+        ends: Ends = dict.fromkeys(set(self._sources) - {receiver.source.topic for _, receiver in receivers})
+        for name, receiver in receivers:
+            if receiver.source.topic == self._control_topic:
+                continue
+            try:
+                ends[name] = str(receiver.end())
+                self._silent_since.pop(name, None)
+            except pulsar.PulsarException as error:
+                if time.monotonic() - self._silent_since.setdefault(name, time.monotonic()) < _SILENT_SECONDS:
+                    _log.warning("commands wait for an answer of %s: %s", name, error)
+                    return None
+                ends[name] = None
+        return _Waiting(commands, ends, time.monotonic() + _CATCH_UP_SECONDS)
+
+    def _are_read(self, ends: Ends) -> bool:
+        return all(end is None or self._receivers[name].wait_for(Position.parse(end), 0) for name, end in ends.items())
+
+    def _with_late_ends(self, ends: Ends) -> Ends:
+        """Ends with those of the topics, too, that answer only now."""
+        found: Ends = {}
+        for name, end in ends.items():
+            late = [] if end is not None else [r for r in list(self._receivers.values()) if _is_of(r, name)]
+            found |= {receiver.source.name: _end(receiver) for receiver in late} or {name: end}
+        return found
+
+    def _has_passed(self, positions: Mapping[str, str], ends: Ends) -> bool:
+        for name, end in ends.items():
+            if name not in self._receivers and name not in self._sources:
+                continue  # not read any more: commands for its topic wait
+            if end is None:
+                return False
+            position = positions.get(name)
+            if position is None:
+                if not self._receivers[name].wait_for(Position.parse(end), 0):
+                    return False
+            elif Position.parse(position) < Position.parse(end):
+                return False
+        return True
+
+
+def _is_of(receiver: Receiver, name: str) -> bool:
+    """Whether a receiver is of a topic partition, or of a partition of a topic."""
+    return name in (receiver.source.name, receiver.source.topic)
+
+
+def _end(receiver: Receiver) -> str | None:
+    with contextlib.suppress(pulsar.PulsarException):
+        return str(receiver.end())
+    return None

@@ -1,0 +1,87 @@
+"""Which partitions topics have. A topic that can't be looked up, say without rights there, holds up no other."""
+
+from __future__ import annotations
+
+import logging
+
+import pulsar
+
+from conf.settings import Settings, rejects_topic
+from status.troubles import STANDING, Troubles
+from streaming.source.clock import Offset
+from warehouse.known_routes import KnownRoutes, known_routes
+
+_log = logging.getLogger(__name__)
+
+UNKNOWN = -1  # in place of a number of partitions: it was never known
+
+
+class Discovery:
+    """Looks topics up at the broker, again and again; used in one thread after the other.
+
+    Args:
+        client: of the job's source.
+        troubles: is told of source topics that are not read at all.
+    """
+
+    def __init__(self, client: pulsar.Client, settings: Settings, troubles: Troubles) -> None:
+        self._client = client
+        self._topics = _destinations(known_routes(settings))
+        self._troubles = troubles
+        self._partitions: dict[str, int] = {}
+        self._why_not: dict[str, str] = {}  # topics that can't be looked up
+        self._unread: set[str] = set()
+
+    @property
+    def destinations(self) -> dict[str, int]:
+        """The partitions of the partitioned destinations; UNKNOWN of one that was never looked up."""
+        return {topic: n for topic, n in self._partitions.items() if n}
+
+    def begin(self, at: Offset) -> None:
+        """Takes on what an offset says of the destinations of its routes."""
+        self._partitions = dict.fromkeys(_destinations(at.known_routes), 0) | at.destinations
+
+    def look_at_destinations(self) -> None:
+        """Looks all destinations up; of those that can't be looked up all stays as it was."""
+        found = {}
+        for topic in self._topics:
+            partitions = self._look_up(topic)
+            if partitions is None:
+                found[topic] = self._partitions.get(topic, UNKNOWN)
+            else:
+                found[topic] = 0 if partitions == [topic] else len(partitions)
+        self._partitions = found
+
+    def source(self, topic: str, is_read: bool) -> list[str]:
+        """The partitions of a source topic, or itself; none where it can't be looked up.
+
+        Args:
+            is_read: there is a receiver for it, and the watch over these tells of it.
+        """
+        partitions = self._look_up(topic)
+        if partitions is None and not is_read:
+            self._unread.add(topic)
+            self._troubles.begin(STANDING, topic, f"it is not read, for it can't be looked up: {self._why_not[topic]}")
+        elif topic in self._unread:
+            self._unread.remove(topic)
+            self._troubles.end(STANDING, topic)
+        return partitions or []
+
+    def _look_up(self, topic: str) -> list[str] | None:
+        try:
+            partitions: list[str] = self._client.get_topic_partitions(topic)
+        except pulsar.PulsarException as error:
+            reason = f"{type(error).__name__}: {error}"
+            if self._why_not.get(topic) != reason:
+                _log.warning("%s can't be looked up, and is tried again: %s", topic, reason)
+            self._why_not[topic] = reason
+            return None
+        if self._why_not.pop(topic, None) is not None:
+            _log.warning("%s can be looked up again", topic)
+        return partitions
+
+
+def _destinations(routes: KnownRoutes) -> set[str]:
+    """The topics to which something may go now, with those of rejects."""
+    read = {topic: route for topic, route in routes.routes.items() if not route.is_missing}
+    return {s.destination for route in read.values() for s in route.left} | {rejects_topic(topic) for topic in read}

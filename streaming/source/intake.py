@@ -1,0 +1,426 @@
+"""What comes in: the receivers of all source topics and the control topic, and the clock that makes batches of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pyarrow as pa
+
+from broker.broker_side import BrokerSide
+from broker.client import AdminClient, PulsarError, connect, crypto_key_reader, subscribe
+from broker.new_cluster import NewClusterError, check_topics
+from broker.position import START, Position, SourceTopic
+from broker.replication import Origins
+from conf.settings import Settings, local_path
+from status.troubles import Troubles
+from streaming.checkpoint.batch_input import BatchInput, Received
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.operator.parts import MESSAGES, TICK, split
+from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.release.sender import max_size_bytes
+from streaming.source.barriers import Barriers, Ends
+from streaming.source.clock import Clock, ClockSettings, Offset, tick_seconds
+from streaming.source.discovery import Discovery
+from streaming.source.receiving.details import MessageDetails
+from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.watch.source_watch import SourceWatch
+from tracker.messages import concat
+from warehouse import tenure
+from warehouse.message_schemas import SchemaKeeper
+from warehouse.queries.index_rows import LOOKED_UP, rows_due
+from warehouse.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+_DISCOVERY_SECONDS = 10
+_POLL_SECONDS = 0.05
+# A command may name a thousand entries: so many are some ten thousand, and do not hold up what is due.
+_MAX_COMMAND_BYTES = 512 * 1024
+_MEASURED_BATCHES = 15  # the last so many decide how long to wait between two
+
+
+class Intake:
+    """The receivers of all source topics and the clock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: str,
+        feedback: FeedbackFile,
+        shard_keys: list[int],
+        tables: Tables,
+        troubles: Troubles,
+    ) -> None:
+        self._settings = settings
+        self._run = run
+        self._feedback = feedback
+        self._shard_keys = shard_keys
+        self._tables = tables
+        self._clock = Clock(
+            ClockSettings(
+                run,
+                settings.release.lookahead_millis,
+                settings.tracker.max_seal_interval_millis,
+                settings.tracker.load_ahead_millis,
+                max_lookahead_millis=settings.release.lookahead_ceiling_millis,
+            )
+        )
+        self._input = BatchInput(Checkpoint(Path(local_path(settings.checkpoint))).input_folder)
+        self._client = connect(settings.pulsar)
+        self._admin = AdminClient(settings.pulsar)
+        self._crypto_key_reader = crypto_key_reader(settings.pulsar)
+        self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
+        self._schemas = SchemaKeeper(settings.warehouse, self._admin)
+        self._read = {settings.control.topic, *(route.source for route in settings.routes)}
+        self._receivers: dict[str, Receiver] = {}
+        self._barriers = Barriers(self._receivers, settings.control.topic, [route.source for route in settings.routes])
+        self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
+        self._discovery = Discovery(self._client, settings, troubles)
+        self._turn_positions: dict[int, dict[str, str]] = {}
+        self._acknowledged_turn = 0
+        self._started: Offset | None = None
+        self._known = set(self._read)  # the topics that are read, and those that were
+        self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
+        self._last_tick = 0.0
+        self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
+        self._watch = SourceWatch(
+            settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking, tables
+        )
+        self._new_cluster: NewClusterError | None = None
+        self._received = threading.Event()
+        self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # by topic partition its last
+        self._stopped = threading.Event()
+
+    def next_offset(self, last: Offset) -> Offset:
+        """Waits until a batch is worth it; the last offset where the driver wants no more."""
+        self._start(last)
+        if self._last_tick:
+            self._batch_seconds.append(time.monotonic() - self._last_tick)
+        while True:
+            if self._new_cluster is not None:
+                raise self._new_cluster
+            feedback = self._feedback.read()
+            if feedback.is_stopping or self._stopped.is_set():
+                return last
+            now = time.time_ns() // 1_000_000
+            commands, ends = self._barriers.take() or ({}, None)
+            if ends is not None or self._is_time(last, now, feedback):
+                self._last_tick = time.monotonic()
+                positions = self._cut(last, self._takes_messages(feedback), commands)
+                return self._offset(last, positions, ends, now, feedback)
+            self._received.wait(_POLL_SECONDS)
+            self._received.clear()
+
+    def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether there is something to do that can't wait, or something to do and the last batch is a while ago."""
+        receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
+        waiting = sum(receiver.waiting for receiver in receivers)
+        takes_messages = self._takes_messages(feedback)
+        lookahead = self._clock.lookahead(feedback)
+        # What comes due between two batches has to be within the lookahead of the first.
+        interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
+        if time.monotonic() - self._last_tick >= interval:
+            return (takes_messages and waiting > 0) or self._clock.is_time(last, now, time.monotonic(), feedback)
+        soon = now + lookahead
+        return takes_messages and (
+            2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
+        )
+
+    def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
+        """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
+        tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
+        messages = self._received_between(first, last).messages
+        return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
+
+    def control_messages(self, first: Offset, last: Offset) -> pa.Table:
+        """What came on the control topic from one offset to the other."""
+        return self._received_between(first, last).commands
+
+    def has_segment(self, first: Offset, last: Offset) -> bool:
+        """Whether anything in the delayed index comes within the load horizon from one offset to the other."""
+        return first.load_horizon < last.load_horizon and bool(
+            rows_due(self._tables, last.index_version, first.load_horizon, last.load_horizon)
+        )
+
+    def commit(self, end: Offset) -> None:
+        """Lets go of what has been processed, and acknowledges what is settled."""
+        self._input.forget(end)
+        for topic, position in self._of_read(end.positions):
+            self._receivers[topic].forget(Position.parse(position))
+        for receiver in self._replayed.values():
+            receiver.stop()
+        self._replayed.clear()
+        if end.booked > self._acknowledged_turn:
+            self._acknowledged_turn = end.booked
+            self._to_acknowledge.put(self._turn_positions.pop(end.booked, {}))
+            self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._to_acknowledge.put({})
+        for receiver in [*self._receivers.values(), *self._replayed.values()]:
+            receiver.stop()
+        self._watch.stop()
+        self._client.close()
+
+    def _start(self, at: Offset) -> None:
+        if self._started is None:
+            self._started = at
+            self._discovery.begin(at)
+            self._known = {*self._read, *at.routes}
+            for topic, position in at.positions.items():
+                if self._source_topic(topic).topic in self._read:
+                    self._receiver(topic, Position.parse(position))
+            self._discover_commands()
+            self._discover()
+            self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
+            threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
+            threading.Thread(target=self._acknowledge, name="acknowledge", daemon=True).start()
+            self._watch.start()
+
+    def _acknowledge(self) -> None:
+        """Acknowledges what is settled, as far as the broker answers; batches do not wait for it."""
+        while not self._stopped.is_set():
+            for topic, position in self._of_read(self._to_acknowledge.get()):
+                self._receivers[topic].acknowledge(Position.parse(position))
+
+    def _received_between(self, first: Offset, last: Offset) -> Received:
+        """What came in from one offset to the other: the same as before, where that batch has run before."""
+        received = self._input.read(last)
+        if received is not None:
+            self._start(last)
+            return received
+        self._start(first)
+        received = Received(
+            self._received_rows(first, last, is_control=False), self._received_rows(first, last, is_control=True)
+        )
+        self._input.write(last, received)
+        return received
+
+    def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
+        tables = []
+        for name, end in last.positions.items():
+            after = Position.parse(first.positions.get(name, str(START)))
+            if str(after) == end:
+                continue
+            receiver = self._receiver(name, after)
+            if self._is_control(receiver) == is_control:
+                tables.append(receiver.rows(after, Position.parse(end)))
+        return concat(tables).combine_chunks()  # of topics with little each there are hundreds
+
+    def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
+        """The positions in the topic partitions that are read."""
+        return [(name, position) for name, position in positions.items() if name in self._receivers]
+
+    def _is_control(self, receiver: Receiver) -> bool:
+        return receiver.source.topic == self._settings.control.topic
+
+    def _has_read_old_commands(self) -> bool:
+        """Whether all commands that were sent before this start are in batches.
+
+        Until then no messages are taken: one that is overdue would be handed out before its command is read.
+        """
+        for name in list(self._old_commands):
+            receiver = self._receivers[name]
+            try:
+                end = self._old_commands[name] or receiver.end()
+            except pulsar.PulsarException:
+                return False
+            self._old_commands[name] = end
+            if not receiver.is_cut_to(end):
+                return False
+            del self._old_commands[name]
+        return True
+
+    def _takes_messages(self, feedback: Feedback) -> bool:
+        """Whether messages are to be read: not while the senders are behind; what waits, waits in Pulsar."""
+        return feedback.in_flight <= self._settings.release.max_in_flight_messages and self._has_read_old_commands()
+
+    def _why_not_taking(self) -> str | None:
+        """Why messages are not taken in now; None: they are."""
+        in_flight = self._feedback.read().in_flight
+        if in_flight > self._settings.release.max_in_flight_messages:
+            return f"the senders are behind, with {in_flight:,} messages in flight"
+        if waits := list(self._old_commands):
+            return f"commands that were sent before the start have not all come: {', '.join(waits)}"
+        return None
+
+    def _cut(self, last: Offset, takes_messages: bool, commands: Mapping[str, Position]) -> dict[str, str]:
+        """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly.
+
+        Args:
+            commands: by topic partition up to which entry they are to be in it.
+        """
+        receivers = [
+            (name, receiver)
+            for name, receiver in list(self._receivers.items())
+            if (name in commands if self._is_control(receiver) else takes_messages)
+        ]
+        messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
+        positions = dict(last.positions)
+        for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
+            most = _MAX_COMMAND_BYTES if self._is_control(receiver) else n_bytes
+            position, n, size = receiver.cut(
+                max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
+            )
+            messages, n_bytes = messages - n, n_bytes - size
+            if position != START:
+                positions[topic] = str(position)
+        return positions
+
+    def _offset(
+        self,
+        last: Offset,
+        positions: dict[str, str],
+        ends: Ends | None,
+        now: int,
+        feedback: Feedback,
+    ) -> Offset:
+        offset = self._clock.next(
+            last,
+            now,
+            time.monotonic(),
+            feedback,
+            lambda: self._tables.version("delayed_index"),
+            lambda version, start, end: rows_due(self._tables, version, start, end),
+        )
+        offset = replace(
+            offset,
+            positions=positions,
+            destinations=self._discovery.destinations,
+            lanes=self._settings.release.lanes,
+            batch_millis=self._settings.release.batch_millis,
+            **self._routes(last),
+        )
+        if ends is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
+            offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
+        if self._settings.release.unwritable == "wait":
+            offset = replace(offset, unwritable=_waiting(offset.unwritable))
+        offset = self._barriers.passed(last, offset, ends)
+        back = _pairs(last.unwritable) - _pairs(offset.unwritable)
+        if back:
+            back |= {(topic, name) for topic, name in offset.back}
+            versions = self._tables.version("delayed_index"), self._tables.version("rejects")
+            pairs = [list(pair) for pair in sorted(back)]
+            offset = replace(offset, back=pairs, held_version=versions[0], rejects_version=versions[1])
+        held = [topic for topic, names in offset.unwritable.items() if "" in names]
+        offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
+        if offset.turn != last.turn:
+            self._turn_positions[offset.turn] = positions
+        return offset
+
+    def _routes(self, last: Offset) -> dict[str, Any]:
+        """What an offset says of the routes: in the first of a run what has become of them."""
+        if last.run == self._run:
+            return {"routes": last.routes}
+        before = last.known_routes
+        routes = before.taken_on(self._settings)
+        back = [list(pair) for pair in routes.back_since(before)] if before.routes else []
+        # After a rebuild what is due from the load horizon on is handed out again.
+        handed_out = last.cutoff if last.run else last.load_horizon - 1
+        changed = tenure.changes(before, routes, handed_out, last.positions)
+        # What a rebuild has found new is new to the commands, too.
+        changed = changed if last.run else last.changed | changed
+        return {"routes": routes.to_json(), "back": back, "changed": changed}
+
+    def _receiver(self, name: str, after: Position) -> Receiver:
+        """The receiver of a topic partition, begun after an entry where there is none yet."""
+        source = self._source_topic(name)
+        receivers = self._receivers if source.topic in self._read else self._replayed
+        if name not in receivers:
+            limits = self._settings.ingest
+            is_control = source.topic == self._settings.control.topic
+
+            def open_consumer() -> pulsar.Consumer:
+                self._watch.begin(source)
+                return subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+
+            receivers[name] = Receiver(
+                source,
+                open_consumer,
+                after,
+                Limits(
+                    self._settings.tracker.max_delay_millis,
+                    max_size_bytes(self._settings, source.topic),
+                    2 * limits.max_messages_per_batch,
+                    4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
+                ),
+                self._broker,
+                None if is_control else MessageDetails(source, self._admin, self._schemas),
+                self._received.set,
+                self._watch.follow(source, after),
+                self._origins(source),
+                partial(self._watch.passed, source),
+            )
+            receivers[name].start()
+        return receivers[name]
+
+    def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
+        """Tells from which other cluster an entry came, where that matters."""
+        if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
+            return lambda producer, position: None
+        origins = Origins(self._admin, source.name, source.topic, self._stopped.wait)
+        return lambda producer, position: origins.replicated_from(producer, *position)
+
+    def _source_topic(self, name: str) -> SourceTopic:
+        topic, separator, partition = name.rpartition("-partition-")
+        if separator and topic in self._known:
+            return SourceTopic(name, topic, int(partition))
+        return SourceTopic(name, name, -1)
+
+    def _keep_discovering(self) -> None:
+        while not self._stopped.wait(_DISCOVERY_SECONDS):
+            for look in (self._discover_commands, self._discover, self._check_ends):
+                try:
+                    look()
+                except Exception as error:
+                    _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+
+    def _check_ends(self) -> None:
+        """Notices that a topic ends before what was read of it: the cluster was made anew while this runs."""
+        for name, receiver in list(self._receivers.items()):
+            try:
+                end = receiver.end()
+                if START < end < receiver.last_received:
+                    check_topics(self._admin, {name: str(receiver.last_received)})
+            except NewClusterError as error:
+                self._new_cluster = error
+            except (PulsarError, pulsar.PulsarException):
+                continue
+
+    def _discover_commands(self) -> None:
+        """Finds the control topic, without which nothing begins: messages are not taken before old commands are."""
+        for name in self._client.get_topic_partitions(self._settings.control.topic):
+            self._receiver(name, START)
+
+    def _discover(self) -> None:
+        read = {receiver.source.topic for receiver in list(self._receivers.values())}
+        for route in self._settings.routes:
+            for name in self._discovery.source(route.source, route.source in read):
+                self._receiver(name, START)
+        self._discovery.look_at_destinations()
+
+
+def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Source topics and subscriptions for which an offset says that what is due waits until they can be written."""
+    return {(topic, name) for topic, names in unwritable.items() for name, one in names.items() if "rejects" not in one}
+
+
+def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same where nothing is rejected any more: the settings said so once. What was open then has been rejected."""
+    return {
+        topic: {name: {"since": one["since"], "open": []} if "rejects" in one else one for name, one in names.items()}
+        for topic, names in unwritable.items()
+    }

@@ -1,0 +1,93 @@
+"""Commands for all subscriptions and later ones (`*`), applied to a subscription that is added."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.schema import ANSWER, CANCEL, COMMANDS, PAUSE, RESUME, SKIP, Switch
+from tracker.messages import concat, where
+from tracker.subscriptions import ALSO_LATER
+from tracker.wire.delaylake_pb2 import Result
+from warehouse.known_routes import KnownRoutes
+from warehouse.queries.index_rows import LOOKED_UP, in_index_or_unbooked
+from warehouse.tables import Tables, literal
+from warehouse.tenure import Changes
+
+_FOR_LATER = f"""
+SELECT o.request_id, o.topic, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.deliver_at,
+       o.issued_by, o.issued_at, o.sequence
+FROM outcomes AS o
+LEFT ANTI JOIN (SELECT * FROM outcomes WHERE topic = {{topic}} AND subscription = {{name}}) AS own
+    ON own.request_id = o.request_id AND own.ledger_id = o.ledger_id AND own.entry_id = o.entry_id
+WHERE o.topic = {{topic}} AND o.subscription = {literal(ALSO_LATER)} AND o.result = 'APPLIED'
+ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
+"""  # noqa: S608
+
+
+def later_commands(
+    tables: Tables, versions: list[int], changed: Changes, routes: KnownRoutes
+) -> tuple[pa.Table, list[Switch]]:
+    """The commands that concern subscriptions which are added now, as COMMANDS, and pauses.
+
+    What has been answered for a subscription itself, before it was taken out, is left out.
+
+    Args:
+        versions: of the tables LOOKED_UP.
+        changed: what an offset says of changed subscriptions.
+        routes: of that offset.
+    """
+    found, switches = [COMMANDS.empty_table()], []
+    for topic, of_topic in changed.items():
+        if of_topic["handed_out"] < 0:
+            continue  # a new topic: nobody has said anything yet
+        names = [s.name for s in routes.routes[topic].subscriptions]
+        for name in (name for name, change in of_topic["subscriptions"].items() if change == "ADDED"):
+            bits = 1 << names.index(name)
+            sql = _FOR_LATER.format(topic=literal(topic), name=literal(name))
+            rows = tables.query("outcomes", sql, versions[LOOKED_UP.index("outcomes")])
+            is_switch = pc.is_in(rows["operation"], pa.array([PAUSE.upper(), RESUME.upper()]))
+            pauses, rows = rows.filter(is_switch), rows.filter(pc.invert(is_switch))
+            if rows.num_rows:
+                rows = where(rows, in_index_or_unbooked(tables, versions, rows, of_topic["handed_out"]))
+                found.append(_commands(rows, bits))
+            if pauses.num_rows and pauses["operation"][-1].as_py() == PAUSE.upper():
+                last = pauses.slice(pauses.num_rows - 1)
+                request_id = f"{last['request_id'][0].as_py()} {name}"[:256]
+                switches.append(Switch(request_id, topic, bits, is_paused=True))
+                found.append(_answer(last, name, request_id))
+    return concat(found, COMMANDS), switches
+
+
+def _commands(rows: pa.Table, bits: int) -> pa.Table:
+    operations = rows["operation"].to_pylist()
+    # What a cancel was for is known: it need not wait for it.
+    kinds = [SKIP if operation == CANCEL.upper() else operation.lower() for operation in operations]
+    values = {name: rows[name] for name in rows.column_names if name in COMMANDS.names}
+    values |= {
+        "kind": pa.array(kinds, pa.string()),
+        "subscriptions": pa.repeat(bits, rows.num_rows),
+        "deliver_at": pc.fill_null(rows["deliver_at"], 0),
+        "body": pa.repeat(0, rows.num_rows),  # it is no repeat
+    }
+    return _as_commands(values, rows.num_rows)
+
+
+def _answer(row: pa.Table, name: str, request_id: str) -> pa.Table:
+    values = {column: row[column] for column in row.column_names if column in COMMANDS.names} | {
+        "request_id": pa.array([request_id]),
+        "kind": pa.array([ANSWER]),
+        "subscriptions": pa.array([0]),
+        "subscription": pa.array([name]),
+        "result": pa.array([int(Result.APPLIED)]),
+        "reason": pa.array([""]),
+        "deliver_at": pa.array([0]),
+        "body": pa.array([0]),
+    }
+    return _as_commands(values, 1)
+
+
+def _as_commands(values: dict[str, pa.Array], n: int) -> pa.Table:
+    return pa.table(
+        [values[f.name].cast(f.type) if f.name in values else pa.nulls(n, f.type) for f in COMMANDS], schema=COMMANDS
+    )

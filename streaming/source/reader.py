@@ -1,0 +1,236 @@
+"""The streaming source: new messages, segments that come due, and the clock, in one offset.
+
+One source rather than several: each costs a process on the driver and a task a batch, and what a batch holds of each
+is decided, and replayed, together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from conf.settings import Settings, local_path
+from recovery.rebuild import Rebuilt
+from status.troubles import Troubles
+from streaming.operator.parts import (
+    ARROW_SCHEMA,
+    COMMANDS,
+    FOUND,
+    KEPT,
+    NO_COMMANDS,
+    REBUILT,
+    REJECTED,
+    REQUEST_IDS,
+    SEGMENT,
+    SWITCHES,
+    split,
+)
+from streaming.release.feedback import FeedbackFile
+from streaming.source.clock import Offset
+from streaming.source.intake import Intake
+from streaming.source.later_commands import later_commands
+from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.schema import COMMANDS as COMMAND_ROWS
+from tracker.commands.schema import decode
+from tracker.messages import concat, int64, pack, unpack, where
+from warehouse.known_routes import KnownRoutes
+from warehouse.queries.held_rejects import find_rejects
+from warehouse.queries.index_rows import find_entries, find_held, find_rows, read_segment
+from warehouse.tables import Tables
+
+
+@dataclass
+class Parts(InputPartition):
+    """Input that the driver has at hand."""
+
+    rows: list[tuple[int, str, bytes]]
+
+
+@dataclass
+class CommandsPart(InputPartition):
+    """Messages of the control topic, packed, and the versions of the tables to find what they name."""
+
+    messages: bytes
+    versions: list[int]
+    routes: dict[str, Any]
+    changed: dict[str, Any]  # subscriptions, for which commands for later ones are now
+
+
+@dataclass
+class RebuiltPart(InputPartition):
+    """What was rebuilt from tables, before the first batch; and what was held back, in a version of delayed_index."""
+
+    version: int
+    routes: dict[str, Any]
+
+
+@dataclass
+class HeldPart(InputPartition):
+    """What was held back, in a version of delayed_index, for subscriptions to which messages go out again."""
+
+    version: int
+    subscriptions: list[list[str]]
+
+
+@dataclass
+class RejectsPart(InputPartition):
+    """What was rejected while the topics for that could not be written: of each source since a tick."""
+
+    version: int
+    since: dict[str, int]
+
+
+@dataclass
+class SegmentPart(InputPartition):
+    """A slice of delayed_index: what is due from `start` to before `end`, in one version of the table."""
+
+    version: int
+    start: int
+    end: int
+
+
+class SourceReader:
+    """What the source does: in one process on the driver for the run, and `read` in tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+
+    def initial_offset(self) -> dict[str, Any]:
+        return (self._rebuilt.offset or Offset()).to_json()
+
+    def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
+        return self._intake.next_offset(Offset.from_json(start)).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        first, last = Offset.from_json(start), Offset.from_json(end)
+        if first.tick == last.tick:
+            return []
+        parts: list[InputPartition] = [Parts(self._intake.parts(first, last))]
+        if self._intake.has_segment(first, last):
+            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
+        rebuilt = self._rebuilt.offset
+        if rebuilt is not None and first.tick == rebuilt.tick:
+            parts.append(RebuiltPart(last.index_version, last.routes))
+        elif last.back:
+            parts.append(HeldPart(last.held_version or last.index_version, last.back))
+        since = {
+            topic: first.rejects_since[topic] for topic, name in last.back if not name and topic in first.rejects_since
+        }
+        if since:
+            parts.append(RejectsPart(last.rejects_version, since))
+        if last.lookup_versions:
+            messages = pack(self._intake.control_messages(first, last))
+            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed))
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SegmentPart):
+            rows = read_segment(self._tables, partition.version, partition.start, partition.end)
+            parts = split(rows, SEGMENT, self._shard_keys)
+        elif isinstance(partition, CommandsPart):
+            parts = self._read_commands(partition)
+        elif isinstance(partition, RebuiltPart):
+            parts = self._read_rebuilt(partition)
+        elif isinstance(partition, HeldPart):
+            chosen = [(topic, name) for topic, name in partition.subscriptions]
+            parts = split(find_held(self._tables, partition.version, chosen), KEPT, self._shard_keys)
+        elif isinstance(partition, RejectsPart):
+            rows = find_rejects(self._tables, partition.version, partition.since)
+            parts = split(rows, REJECTED, self._shard_keys)
+        else:
+            assert isinstance(partition, Parts)
+            parts = partition.rows
+        for part in parts:
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([v], f.type) for v, f in zip(part, ARROW_SCHEMA, strict=True)], schema=ARROW_SCHEMA
+            )
+
+    def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
+        routes = KnownRoutes.from_json(partition.routes)
+        # What is held back for who is paused may be much, and stays where it is.
+        read = routes.routes.keys() - routes.missing.keys()
+        going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
+        parts = split(self._held(partition.version, routes, going_on), KEPT, self._shard_keys)
+        for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
+            parts.append((key, REBUILT, json.dumps(meta).encode()))
+            parts += [(key, kind, pack(table)) for kind, table in tables.items()]
+        return parts
+
+    def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
+        routes = KnownRoutes.from_json(partition.routes)
+        decoded = decode(unpack(partition.messages), routes.command_routes)
+        later, switches = later_commands(self._tables, partition.versions, partition.changed, routes)
+        commands, switches = concat([later, decoded.commands], COMMAND_ROWS), switches + decoded.switches
+        found = find_entries(self._tables, partition.versions, commands)
+        kept = find_rows(self._tables, partition.versions, commands)
+        resumed: dict[str, int] = defaultdict(int)
+        for switch in decoded.switches:
+            resumed[switch.topic] |= 0 if switch.is_paused else switch.subscriptions
+        if any(resumed.values()):
+            others = where(kept, int64(kept, "deliver_at") < HELD_MILLIS)
+            kept = concat([others, self._held(partition.versions[0], routes, resumed)])
+        request_ids = json.dumps(decoded.request_ids).encode()
+        switches_json = json.dumps([asdict(switch) for switch in switches]).encode()
+        return [
+            *((key, REQUEST_IDS, request_ids) for key in self._shard_keys),
+            *((key, SWITCHES, switches_json) for key in self._shard_keys if switches),
+            *split(kept, KEPT, self._shard_keys),
+            *split(commands, COMMANDS, self._shard_keys),
+            *split(found, FOUND, self._shard_keys),
+            *split(decoded.rejects, NO_COMMANDS, self._shard_keys),
+        ]
+
+    def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:
+        """What was held back for subscriptions, of each topic as bits."""
+        chosen = [
+            (topic, subscription.name)
+            for topic, route in routes.routes.items()
+            for number, subscription in enumerate(route.subscriptions)
+            if subscriptions.get(topic, 0) >> number & 1 and not subscription.is_removed
+        ]
+        return find_held(self._tables, version, chosen)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._intake.commit(Offset.from_json(end))
+
+    def stop(self) -> None:
+        if "_intake" in self.__dict__:
+            self._intake.stop()
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return Settings(**json.loads(self._options["settings"]))
+
+    @cached_property
+    def _rebuilt(self) -> Rebuilt:
+        return Rebuilt(Path(local_path(self._settings.checkpoint)))
+
+    @cached_property
+    def _shard_keys(self) -> list[int]:
+        keys: list[int] = json.loads(self._options["shard_keys"])
+        return keys
+
+    @cached_property
+    def _tables(self) -> Tables:
+        tables = Tables(self._settings.warehouse)
+        tables.join(int(self._options["epoch"]))
+        return tables
+
+    @cached_property
+    def _intake(self) -> Intake:
+        return Intake(
+            self._settings,
+            self._options["run"],
+            FeedbackFile(Path(self._options["feedback"])),
+            self._shard_keys,
+            self._tables,
+            Troubles(Path(self._options["troubles"])),
+        )

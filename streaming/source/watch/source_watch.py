@@ -1,0 +1,271 @@
+"""Watches the source topics, so that nothing is passed over in silence: what did not come, and what stands still."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import pulsar
+import pyarrow as pa
+
+from broker.broker_side import BrokerSide
+from broker.client import AdminClient, NoAnswerError, PulsarError
+from broker.continuity import Continuity, Gap
+from broker.position import START, Position, SourceTopic
+from conf.settings import Settings
+from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from streaming.source.receiving.receiver import Receiver
+from streaming.source.watch.standing import Standing
+from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
+from warehouse.not_seen import booked_index, find_not_seen, record
+from warehouse.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 10.0
+_LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the broker's admin API busy
+_TIMEOUT_SECONDS = 5.0
+_MAX_PARTS = 100  # entries at the end of a topic that are looked at, one by one
+_GAPS_AT_ONCE = 100
+
+
+class SourceWatch:
+    """A thread beside the receivers that asks the broker's admin API about them.
+
+    A gap is final when it is seen: the broker hands entries to an exclusive consumer in order, and begins again at the
+    last acknowledged one after a reconnection. What is missing is asked for and written to `rejects` at once, long
+    before the entries after it are acknowledged; where the broker does not answer it is asked again, also by the next
+    run.
+
+    Args:
+        receivers: those that there are now.
+        why_not_taking: why messages that have come in are not taken in now; None: they are.
+        tables: to write down what was not seen.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        troubles: Troubles,
+        receivers: Callable[[], Sequence[Receiver]],
+        why_not_taking: Callable[[], str | None],
+        tables: Tables,
+    ) -> None:
+        self._subscription = settings.pulsar.subscription
+        self._control_topic = settings.control.topic
+        self._troubles = troubles
+        self._receivers = receivers
+        self._why_not_taking = why_not_taking
+        self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
+        self._tables = tables
+        self._standing = Standing()
+        self._gaps = UndecidedGaps(settings)
+        self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
+        self._ends_asked: dict[str, Position] = {}
+        self._continuity: dict[str, Continuity] = {}
+        self._wake = threading.Event()
+        if self._gaps:
+            self._wake.set()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch source topics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_TIMEOUT_SECONDS)
+        self._admin.close()
+
+    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table], None]:
+        """What is to be given all that comes in of a topic partition, in order.
+
+        Args:
+            after: the last entry of earlier runs; START: there is none.
+        """
+        self._continuity[source.name] = Continuity(after)
+        return functools.partial(self._came_in, source)
+
+    def begin(self, source: SourceTopic) -> None:
+        """Notes where a topic partition begins for the job; to be called before its consumer is opened.
+
+        The client acknowledges what it can't read: of a topic that was never read nobody knows then what came first.
+
+        Raises:
+            PulsarError: the broker does not answer.
+        """
+        continuity = self._continuity[source.name]
+        if continuity.last == START:
+            continuity.begin_after(BrokerSide(self._admin, self._subscription).begin(source.name))
+
+    def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
+        if gaps := self._continuity[source.name].gaps(rows):
+            self._add(source, gaps)
+
+    def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
+        self._gaps.add((source, gap) for gap in gaps)
+        self._wake.set()
+
+    def passed(self, source: SourceTopic, end: Position) -> None:
+        """Notes that nothing comes any more up to an entry: so what has not come by now is missing."""
+        name = source.name
+        last = max(self._continuity[name].last, self._ends_asked.get(name, START))
+        if START < last < end:
+            self._ends_asked[name] = end
+            self._add(source, [Gap(last, end.next)])
+
+    def _run(self) -> None:
+        next_look = time.monotonic() + _LOOK_SECONDS
+        while not self._stopped.is_set():
+            self._wake.wait(max(0.0, next_look - time.monotonic()))
+            self._wake.clear()
+            try:
+                self.decide_gaps()
+                if time.monotonic() >= next_look:
+                    self.look(time.time_ns() // 1_000_000)
+            except Exception as error:  # the watch ends with the job alone
+                _log.warning("watching the source topics: %s: %s; trying again", type(error).__name__, error)
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+
+    def decide_gaps(self) -> None:
+        """Asks the broker about the gaps that were seen, and writes down what they are.
+
+        One that can't be decided now stays, behind the others: it holds up none.
+        """
+        self._gaps.write()
+        gaps = self._gaps.first(_GAPS_AT_ONCE)
+        if not gaps:
+            return
+        decided: list[SourceGap] = []
+        failed: list[SourceGap] = []
+        for source in dict.fromkeys(source for source, _ in gaps):
+            of_source = [gap for other, gap in gaps if other == source]
+            found, open_gaps, error = self._decide(source, of_source)
+            decided += [(source, gap) for gap in found]
+            failed += [(source, gap) for gap in open_gaps]
+            if error is not None:
+                first, last = min(gap.after for gap in of_source), max(gap.before for gap in of_source)
+                text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
+                self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
+                _log.warning("%s: %s; trying again", source.name, text)
+        self._gaps.settle(decided, failed)
+        if self._gaps and not failed:
+            self._wake.set()
+        left = self._gaps.sources()
+        for source in {source for source, _ in decided} - left:
+            if not self._counts[source.name]:
+                self._troubles.end(NOT_SEEN, source.name)
+
+    def _decide(self, source: SourceTopic, gaps: Sequence[Gap]) -> tuple[list[Gap], list[Gap], Exception | None]:
+        """Of a topic partition's gaps those that are decided now, those that are to be asked for again, and why."""
+        found: list[Gap] = []
+        failed: list[Gap] = []
+        tables: list[pa.Table] = []
+        error: Exception | None = None
+        index_of = functools.partial(self._index_of, source)
+        for gap in gaps:
+            try:
+                tables.append(find_not_seen(self._admin, source, gap, index_of).rows)
+                found.append(gap)
+            except PulsarError as broker_error:
+                failed.append(gap)
+                error = broker_error
+                break  # the rest is not asked for now, and is the first to be next time
+            except Exception as gap_error:
+                failed.append(gap)
+                error = gap_error
+        try:
+            if found:
+                rows = pa.concat_tables(tables)
+                if n := record(self._tables, source, rows):
+                    self._counts[source.name] += n
+                    self._tell(source, rows)
+        except Exception as table_error:
+            return [], [*found, *failed], table_error
+        return found, failed, error
+
+    def _tell(self, source: SourceTopic, rows: pa.Table) -> None:
+        n = self._counts[source.name]
+        last, reason = rows["position"][-1].as_py(), rows["reason"][-1].as_py()
+        text = f"{n:,} {'entry was' if n == 1 else 'entries were'} not seen, see rejects; the last one {last}, {reason}"
+        self._troubles.begin(NOT_SEEN, source.name, text, count=n)
+        _log.error("%s: %s", source.name, text)
+
+    def _index_of(self, source: SourceTopic, position: Position) -> int | None:
+        return booked_index(self._tables, source, position)
+
+    def look(self, now: int) -> None:
+        """Looks at every topic partition: does it stand still, and was its end passed over?"""
+        for receiver in self._receivers():
+            if self._stopped.wait(1 / _LOOKS_A_SECOND):
+                return
+            try:
+                self._look_at(receiver, now)
+            except PulsarError as error:
+                self._troubles.begin(NO_ADMIN, self._admin.url, f"source topics can't be watched: {error}")
+                return
+        self._troubles.end(NO_ADMIN, self._admin.url)
+
+    def _look_at(self, receiver: Receiver, now: int) -> None:
+        name = receiver.source.name
+        taken = receiver.last_cut
+        backlog = self._admin.backlog(name, self._subscription)
+        try:
+            end = receiver.end()
+        except pulsar.PulsarException:
+            end = None
+        if end is not None and not backlog:
+            self._check_end(receiver, end)
+        if end is not None and backlog:
+            receiver.acknowledge_again(end)  # one may be lost with the connection
+        if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
+            # Of a batch that it can't decrypt the client gives back room for one message.
+            receiver.connect_again()
+        has_more = end is None or (bool(backlog) and end > taken)
+        since = self._standing.look(name, taken, has_more, now)
+        if since is None or (end is not None and self._is_only_parts(receiver, end)):
+            self._troubles.end(STANDING, name)
+        else:
+            why = f"none was taken in: {self._why(receiver)}"
+            self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+
+    def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
+        """Whether what waits is no message: parts of a chunked one, say, whose producer has ended in the middle."""
+        last, name = receiver.last_received, receiver.source.name
+        if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
+            return False
+        entries = (self._admin.entry_metadata(name, *Position(last.ledger_id, n)) for n in _after(last, end))
+        try:
+            return all(entry is not None and entry.is_no_message for entry in entries)
+        except NoAnswerError:
+            return False
+
+    def _why(self, receiver: Receiver) -> str:
+        if receiver.problem is not None:
+            return receiver.problem
+        if receiver.source.topic != self._control_topic and (why := self._why_not_taking()) is not None:
+            return why
+        if receiver.waiting:
+            return "they have come in, and no batch takes them"
+        return "the broker hands over none"
+
+    def _check_end(self, receiver: Receiver, end: Position) -> None:
+        """Of what is acknowledged the job must have had all: nobody else acknowledges for it."""
+        name = receiver.source.name
+        if not START < self._continuity[name].last < end or self._ends_asked.get(name) == end:
+            return
+        # Only what was published before may count: so the backlog is asked for after the end, and then what has come.
+        if self._admin.backlog(name, self._subscription) == 0:
+            self.passed(receiver.source, end)
+
+
+def _after(last: Position, end: Position) -> range:
+    """The entry ids after one and up to another of the same ledger."""
+    return range(last.entry_id + 1, end.entry_id + 1)

@@ -1,0 +1,112 @@
+"""Gaps of which nobody knows yet what is missing, kept beside the checkpoint: its offsets may have passed them.
+
+A run begins behind the last offset, so it never sees again what an earlier one saw before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from broker.continuity import Gap
+from broker.position import Position, SourceTopic
+from conf.settings import Settings, local_path
+from warehouse.durable import write_durably
+
+_log = logging.getLogger(__name__)
+
+# Inside the query's folder, so that it is lost with it: another checkpoint's job reads all again.
+GAPS_FILE = Path("query/undecided_gaps.json")
+
+_MAX_KEPT = 10_000  # in the file, which is written whole
+
+SourceGap = tuple[SourceTopic, Gap]
+
+
+class UndecidedGaps:
+    """The gaps to be decided, in the order in which they are to be. Safe in several threads.
+
+    Each change is in the file before the call returns; where it can't be written, with `write` or the next change.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._file = Path(local_path(settings.checkpoint)) / GAPS_FILE
+        self._gaps: dict[SourceGap, None] = dict.fromkeys(_read(self._file))
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._changes = self._written = 0
+
+    def __len__(self) -> int:
+        return len(self._gaps)
+
+    def first(self, n: int) -> list[SourceGap]:
+        """The n first ones, or as many as there are."""
+        with self._lock:
+            return list(islice(self._gaps, n))
+
+    def sources(self) -> set[SourceTopic]:
+        """Those that have gaps."""
+        with self._lock:
+            return {source for source, _ in self._gaps}
+
+    def add(self, gaps: Iterable[SourceGap]) -> None:
+        with self._lock:
+            n = len(self._gaps)
+            self._gaps |= dict.fromkeys(gaps)
+            self._changes += n < _MAX_KEPT
+            is_too_many = n <= _MAX_KEPT < len(self._gaps)
+        if is_too_many:
+            _log.warning("%d gaps are not decided: what comes to them is forgotten at a stop", _MAX_KEPT)
+        self.write()
+
+    def settle(self, decided: Iterable[SourceGap], failed: Iterable[SourceGap]) -> None:
+        """Drops what is decided, and puts what could not be behind the others."""
+        failed = list(failed)
+        with self._lock:
+            n = len(self._gaps)
+            for gap in [*decided, *failed]:
+                self._gaps.pop(gap, None)
+            self._changes += len(self._gaps) + len(failed) < n or n > _MAX_KEPT
+            self._gaps |= dict.fromkeys(failed)
+        self.write()
+
+    def write(self) -> None:
+        """Writes what has changed since; one of several threads that have changes writes for all."""
+        wanted = self._changes
+        with self._writing:
+            if self._written >= wanted:
+                return
+            with self._lock:
+                changes, kept = self._changes, list(islice(self._gaps, _MAX_KEPT))
+            try:
+                write_durably(self._file, json.dumps(_to_json(kept)))
+            except OSError as error:
+                _log.error("gaps of the source topics are forgotten at a stop, they can't be written down: %s", error)
+                return
+            self._written = changes
+
+
+def _to_json(gaps: Iterable[SourceGap]) -> list[list[object]]:
+    """For each topic partition its name, route's topic and partition, and its gaps as numbers."""
+    by_source: dict[SourceTopic, list[object]] = {}
+    for source, gap in gaps:
+        by_source.setdefault(source, []).append([*gap.after, *gap.before, gap.after_index, gap.before_index])
+    return [[source.name, source.topic, source.partition, own] for source, own in by_source.items()]
+
+
+def _read(file: Path) -> list[SourceGap]:
+    try:
+        return [
+            (SourceTopic(name, topic, partition), Gap(Position(a, b), Position(c, d), after_index, before_index))
+            for name, topic, partition, gaps in json.loads(file.read_text())
+            for a, b, c, d, after_index, before_index in gaps
+        ]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        _log.error("which gaps of the source topics were not decided is lost: %s: %s", file, error)
+        return []

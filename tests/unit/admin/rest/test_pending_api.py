@@ -1,0 +1,163 @@
+"""What waits, asked over HTTP; without a broker, so that nothing can be taken back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from conf.settings import Settings
+from tests.messages import batches, messages
+from tests.unit.admin.rest.test_admin_app import ORDERS, reason, served
+from tracker.commands.apply import CANCELS
+from warehouse.queries.index_rows import cancels_to_index, to_index
+from warehouse.tables import Tables
+
+TOPIC = "persistent://public/default/orders"
+DELAYED = f"{ORDERS}/delayed"
+DUE = time.time_ns() // 1_000_000 + 3_600_000
+
+
+def settings_of(folder: Path) -> Settings:
+    subscriptions = [{"name": "a"}, {"name": "x", "type": "Exclusive"}]
+    return Settings.model_validate(
+        {
+            "pulsar": {"service_url": "pulsar://127.0.0.1:1"},
+            "warehouse": f"file:{folder}",
+            "routes": [{"source": TOPIC, "subscriptions": subscriptions}],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Five messages, with the keys k0, k1, k0, k1, k0, of which the first is cancelled for `a`."""
+    folder = tmp_path_factory.mktemp("warehouse")
+    tables = Tables(str(folder))
+    tables.create()
+    for i in range(5):
+        rows = messages([(1, i, DUE + i)], topic=TOPIC, key=f"k{i % 2}", properties=[("n", f"={i}")])
+        tables.append("delayed_index", to_index(rows, 1), {"test": i + 1})
+    cancel = {"operation": "CANCEL", "topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1}
+    cancels = pa.Table.from_pylist([cancel | {"subscription": "a", "deliver_at": DUE}], schema=CANCELS)
+    tables.append("delayed_index", cancels_to_index(cancels, 1), {"test": 6})
+    with served(settings_of(folder)) as client:
+        yield client
+
+
+def test_a_listing_in_pages(client: httpx.Client) -> None:
+    page = client.get(f"{DELAYED}?limit=3").json()
+    assert list(page) == ["version", "asOf", "messages", "nextCursor"]
+    assert page["messages"][0] == {
+        "messageId": "1:0:-1:-1",
+        "ledgerId": 1,
+        "entryId": 0,
+        "partitionIndex": -1,
+        "batchIndex": -1,
+        "deliverAt": DUE,
+        "isHeld": False,
+        "subscriptions": ["x"],
+        "key": "k0",
+        "orderingKey": None,
+        "properties": {"n": "=0"},
+        "eventTime": 0,
+        "publishTime": 0,
+        "producerName": "p",
+    }
+    rest = client.get(DELAYED, params={"cursor": page["nextCursor"]}).json()
+    assert [m["entryId"] for m in page["messages"] + rest["messages"]] == [0, 1, 2, 3, 4]
+    assert (rest["version"], rest["asOf"], rest["nextCursor"]) == (page["version"], page["asOf"], None)
+
+
+@pytest.mark.parametrize(
+    ("query", "entries"),
+    [
+        ({"key": "k0"}, [0, 2, 4]),
+        ({"key": "k0", "subscription": "a"}, [2, 4]),
+        ({"property": "n==3"}, [3]),
+        ({"property": ["n==3", "other="]}, []),
+        ({"dueFrom": DUE + 1, "dueBefore": DUE + 3}, [1, 2]),
+        ({"ledgerId": 1, "entryId": 4}, [4]),
+        ({"producerName": "nobody"}, []),
+    ],
+)
+def test_filters(client: httpx.Client, query: dict[str, str], entries: list[int]) -> None:
+    assert [m["entryId"] for m in client.get(DELAYED, params=query).json()["messages"]] == entries
+
+
+def test_statistics(client: httpx.Client) -> None:
+    stats = client.get(f"{DELAYED}/stats?key=k0").json()
+    assert [(s["subscription"], s["pending"]) for s in stats["subscriptions"]] == [("a", 2), ("x", 3)]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        (f"{DELAYED}?limit=0", 400),
+        (f"{DELAYED}?limit=1001", 400),
+        (f"{DELAYED}?dueBefore=soon", 400),
+        (f"{DELAYED}?dueBefore=-1", 400),
+        (f"{DELAYED}?entryId=1", 400),
+        (f"{DELAYED}?ledgerId=9223372036854775808", 400),
+        (f"{DELAYED}?property=x", 400),
+        (f"{DELAYED}?cursor=x", 400),
+        (f"{DELAYED}?subscription=nobody", 404),
+        (DELAYED.replace("orders", "none"), 404),
+        (f"{DELAYED}/stats?subscription=nobody", 404),
+    ],
+)
+def test_wrong_questions(client: httpx.Client, path: str, code: int) -> None:
+    reason(client.get(path), code)
+
+
+def test_a_dry_run_shows_what_would_be_taken_back(client: httpx.Client) -> None:
+    for operation, subscription, entries in (("cancel", "x", [0, 2, 4]), ("skip", "a", [2, 4])):
+        path = f"{ORDERS}/subscription/{subscription}/{operation}"
+        would = client.post(path, json={"filter": {"key": "k0"}, "dryRun": True}).json()
+        assert list(would) == ["matched", "messages"]
+        assert would["matched"] == len(entries)
+        assert [m["entryId"] for m in would["messages"]] == entries
+        assert "broker" in reason(client.post(path, json={"filter": {"key": "k0"}}), 503)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("a/cancel", {}, 400),
+        ("a/cancel", {"filter": {}}, 400),
+        ("a/cancel", {"filter": {"subscription": "a"}}, 400),
+        ("a/cancel", {"filter": {"key": "k0", "subscription": "x"}}, 400),
+        ("a/cancel", {"filter": {"key": "k0", "color": "red"}}, 400),
+        ("a/cancel", {"filter": {"key": "k0"}, "dry_run": True}, 400),
+        ("a/cancel", {"filter": {"key": "k0"}, "dryRun": "true"}, 400),
+        ("a/cancel", {"filter": {"key": "k0"}, "max": 0}, 400),
+        ("a/cancel", {"filter": {"key": 1}}, 400),
+        ("a/cancel", {"filter": {"dueFrom": True}}, 400),
+        ("nobody/cancel", {"filter": {"key": "k0"}}, 404),
+        ("x/skip", {"filter": {"key": "k0"}}, 405),
+        ("x/skip", {"filter": {"key": "k0"}, "dryRun": True}, 405),
+        ("x/cancel", {"filter": {"key": "k0"}, "max": 2}, 412),
+    ],
+)
+def test_wrong_orders(client: httpx.Client, path: str, body: dict[str, object], code: int) -> None:
+    reason(client.post(f"{ORDERS}/subscription/{path}", json=body), code)
+
+
+def test_nothing_to_take_back_is_done(client: httpx.Client) -> None:
+    answer = client.post(f"{ORDERS}/subscription/a/skip", json={"filter": {"key": "none"}})
+    assert (answer.status_code, answer.json()) == (200, {"matched": 0, "applied": 0, "tooLate": 0})
+
+
+def test_part_of_a_batch_can_not_be_cancelled(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+    with served(settings_of(tmp_path)) as client:
+        reason(client.get(DELAYED), 503)
+        tables.create()
+        rows = batches([(1, 0, 0, 2, DUE)], topic=TOPIC, key="k")
+        tables.append("delayed_index", to_index(rows, 1), {"test": 1})
+        answer = client.post(f"{ORDERS}/subscription/x/cancel", json={"filter": {"key": "k"}})
+        assert answer.json() == {"matched": 1, "applied": 0, "tooLate": 0, "notAllowed": 1}

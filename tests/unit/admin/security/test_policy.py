@@ -1,0 +1,252 @@
+"""Every route of the API, held against every kind of caller. No broker is there: what passes ends otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from fastapi import APIRouter, Depends
+from fastapi.routing import RouteContext, iter_route_contexts
+from starlette.testclient import TestClient
+
+from admin.app import create_app
+from admin.security.policy import OPEN_PATHS, PolicyError, check_policies, open_to_all, policy_of, requires
+from conf.settings import Operation, Settings
+from tests.tokens import der, encoded, forged, pem, token
+from warehouse.tables import Tables
+
+KEY = rsa.generate_private_key(65537, 2048)
+OTHER_KEY = rsa.generate_private_key(65537, 2048)
+NOW = int(time.time())
+
+SHOP = "persistent://shop/web/*"
+ROLES = [
+    *({"role": f"{operation}-role", "operations": [operation], "topics": [SHOP]} for operation in Operation),
+    {
+        "role": "neighbour",
+        "operations": list(Operation),
+        "topics": ["persistent://shop2/*", "persistent://shop/web2/*"],
+    },
+    {"role": "root", "operations": ["admin"], "topics": ["*"]},
+]
+
+STRANGERS = {
+    "no token": None,
+    "no bearer": signed if (signed := token("root", KEY, "RS256")) else None,
+    "basic": f"Basic {signed}",
+    "unparsable": "Bearer x.y.z",
+    "blank": "Bearer  ",
+    "bad signature": f"Bearer {signed[:-8]}AAAAAAAA",
+    "wrong key": f"Bearer {token('root', OTHER_KEY, 'RS256')}",
+    "expired": f"Bearer {token('root', KEY, 'RS256', exp=NOW - 60)}",
+    "not yet valid": f"Bearer {token('root', KEY, 'RS256', nbf=NOW + 3600)}",
+    "alg none": f"Bearer {token('root', None, 'none')}",
+    "HS256 by the public key, DER": f"Bearer {forged({'alg': 'HS256'}, {'sub': 'root'}, der(KEY))}",
+    "HS256 by the public key, PEM": f"Bearer {forged({'alg': 'HS256'}, {'sub': 'root'}, pem(KEY))}",
+    "no role": f"Bearer {token('', KEY, 'RS256')}",
+}
+
+NOBODY = "a role that the settings do not name"
+
+
+def settings(folder: Path, **sections: Any) -> Settings:
+    return Settings.model_validate(
+        {
+            "pulsar": {"service_url": "pulsar://127.0.0.1:1"},
+            "warehouse": f"file:{folder}/warehouse",
+            "auth": {"enabled": True, "token_public_key": encoded(der(KEY)), "roles": ROLES},
+            "routes": [{"source": "persistent://shop/web/orders", "subscriptions": [{"name": "billing"}]}],
+            **sections,
+        }
+    )
+
+
+def bearer(role: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token(role, KEY, 'RS256')}"}
+
+
+class Calls:
+    """Calls every route, and counts what the table of refusals is to have."""
+
+    def __init__(self, client: TestClient) -> None:
+        self._client = client
+        self.refused = 0
+
+    def routes(self) -> Iterator[tuple[RouteContext, str]]:
+        for route in iter_route_contexts(self._client.app.routes):
+            for method in sorted(route.methods or ()):
+                yield route, method
+
+    def call(self, route: RouteContext, method: str, headers: dict[str, str], topic: str = "orders") -> httpx.Response:
+        assert route.path
+        path = route.path.replace(":path", "")
+        path = path.format(tenant="shop", namespace="web", topic=topic, subscription="billing", rest="x", n="5")
+        answer = self._client.request(method, path, headers=headers)
+        if answer.status_code in (401, 403) and method == "POST":
+            self.refused += 1
+        return answer
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calls]:
+    folder = tmp_path_factory.mktemp("api")
+    app = create_app(settings(folder))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        calls = Calls(client)
+        yield calls
+    kept = Tables(f"{folder}/warehouse").query("refusals", "SELECT code, role, reason, path, topic FROM refusals")
+    assert kept.num_rows == calls.refused > 0
+    text = str(kept.to_pylist())
+    assert "/acknowledgeMessage" in text
+    assert signed.rpartition(".")[2] not in text
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_who_is_not_known_is_answered_401(calls: Calls, stranger: str) -> None:
+    value = STRANGERS[stranger]
+    for route, method in calls.routes():
+        answer = calls.call(route, method, {"Authorization": value} if value else {})
+        if policy_of(route) is None:
+            assert answer.status_code not in (401, 403), route.path
+        else:
+            assert answer.status_code == 401, route.path
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert method == "HEAD" or set(answer.json()) == {"reason"}
+
+
+@pytest.mark.parametrize("role", [*(f"{operation}-role" for operation in Operation), "neighbour", "root", NOBODY])
+@pytest.mark.parametrize("topic", ["orders", "orders-partition-0", "nowhere"])
+def test_who_is_known_may_what_the_role_may(calls: Calls, role: str, topic: str) -> None:
+    for route, method in calls.routes():
+        answer = calls.call(route, method, bearer(role), topic)
+        needed = policy_of(route)
+        path = route.path or ""
+        # A page shows of all topics those that the caller may read.
+        is_for_some = "{topic}" in path or path == "/" or path.startswith("/ui/")
+        enough = {f"{needed}-role", f"{Operation.ADMIN}-role"}
+        if needed is Operation.ACKNOWLEDGE:
+            enough.add(f"{Operation.SKIP}-role")
+        may = needed is None or role == "root" or (is_for_some and role in enough)
+        assert (answer.status_code not in (401, 403)) is may, (route.path, method, answer.text)
+        if not may:
+            assert answer.status_code == 403
+
+
+def test_the_routes_that_take_messages_back_are_there(calls: Calls) -> None:
+    """That the tables above do not pass because there is nothing to call."""
+    policies = {(route.path or "").rpartition("/")[2]: policy_of(route) for route, _ in calls.routes()}
+    assert policies["cancelDelayedMessage"] is Operation.CANCEL
+    assert policies["acknowledgeMessage"] is Operation.ACKNOWLEDGE
+    assert policies["skipByMessageIds"] is Operation.SKIP
+    assert policies["getMessageIdByIndex"] is Operation.READ
+    assert policies["healthz"] is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/admin/v2/persistent/shop2/web/orders/acknowledgeMessage",
+        "/admin/v2/persistent/shop/web/..%2F..%2F..%2Fshop2%2Fweb%2Forders/acknowledgeMessage",
+        "/admin/persistent/shop/cluster/web2/orders/acknowledgeMessage",
+        "/admin/v1/persistent/shop2/cluster/web/orders/acknowledgeMessage",
+        "/admin/v2/persistent/shop%2Fweb/web/orders/acknowledgeMessage",
+    ],
+)
+def test_no_other_spelling_reaches_another_tenant(calls: Calls, path: str) -> None:
+    answer = calls._client.post(path, headers=bearer("skip-role"))
+    calls.refused += answer.status_code == 403
+    assert answer.status_code == 403 or "no such" in answer.text, answer.text
+
+
+def test_the_v1_path_is_the_same_topic(calls: Calls) -> None:
+    answer = calls._client.post("/admin/persistent/shop/any/web/orders/acknowledgeMessage", headers=bearer("skip-role"))
+    assert answer.status_code == 412  # the ids are missing
+
+
+def test_a_token_may_be_in_the_query_as_at_the_broker(calls: Calls) -> None:
+    path = "/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
+    assert calls._client.post(path, params={"token": token("skip-role", KEY, "RS256")}).status_code == 412
+    assert calls._client.post(path, params={"token": "x"}).status_code == 401
+    calls.refused += 1
+
+
+def test_a_route_without_a_policy_is_not_served(tmp_path: Path) -> None:
+    app = create_app(settings(tmp_path))
+    check_policies(app)
+    router = APIRouter(prefix="/admin/v2")
+    router.add_api_route("/open", lambda: None, dependencies=[Depends(open_to_all)])
+    router.add_api_route("/declared", lambda: None, dependencies=[Depends(requires(Operation.ADMIN))])
+    app.include_router(router)
+    check_policies(app)
+    router.add_api_route("/forgotten", lambda: None)
+    with pytest.raises(PolicyError, match="/admin/v2/forgotten"):
+        check_policies(app)
+
+
+@pytest.mark.parametrize("method", ["mount", "add_route", "add_api_websocket_route"])
+def test_no_kind_of_route_goes_without_a_policy(tmp_path: Path, method: str) -> None:
+    app = create_app(settings(tmp_path))
+    getattr(app, method)("/forgotten", lambda request: None)
+    with pytest.raises(PolicyError, match="/forgotten"):
+        check_policies(app)
+
+
+def test_what_is_open_is_little(calls: Calls) -> None:
+    found = {route.path for route, _ in calls.routes() if policy_of(route) is None}
+    health = {"/healthz", "/readyz", "/metrics"}
+    ui = {"/docs", "/ui/login", "/ui/logout", "/ui/static/{rest}"}
+    assert found == OPEN_PATHS | health | ui | {"/admin/v2/non-persistent/{rest:path}"}
+
+
+def test_too_many_calls_are_answered_429(tmp_path: Path) -> None:
+    path = "/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
+    app = create_app(settings(tmp_path, api={"rate_limit": "2/day"}))
+    with TestClient(app) as client:
+        codes = [client.post(path, headers=bearer(role)).status_code for role in ["skip-role"] * 3 + ["read-role"]]
+        assert codes == [412, 412, 429, 403]
+        assert [client.post(path).status_code for _ in range(3)] == [401, 401, 429]
+        last = client.post(path, headers=bearer("skip-role"))
+        assert 1 <= int(last.headers["Retry-After"]) <= 86_400
+        assert last.json() == {"reason": "too many calls: wait, and call again"}
+        assert client.get("/healthz").status_code == 200
+    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT code FROM refusals ORDER BY code")
+    assert kept["code"].to_pylist() == [401, 401, 403]
+
+
+def test_a_refusal_is_kept_as_it_was(tmp_path: Path) -> None:
+    path = "/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
+    with TestClient(create_app(settings(tmp_path))) as client:
+        client.post(f"{path}?ledgerId=1", headers=bearer("read-role"))
+        client.get("/admin/v2/persistent/shop/web/orders/getMessageIdByIndex")
+    (row,) = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT * FROM refusals").to_pylist()
+    assert abs(row.pop("refused_at") - time.time() * 1000) < 60_000
+    topic = "persistent://shop/web/orders"
+    assert row == {
+        "role": "read-role",
+        "address": "testclient",
+        "method": "POST",
+        "path": path,
+        "topic": topic,
+        "operation": "acknowledge",
+        "code": 403,
+        "reason": f"the role read-role may not acknowledge on {topic}",
+    }
+
+
+def test_without_authentication_everyone_may_all_but_not_from_another_site(tmp_path: Path) -> None:
+    path = "/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
+    index = "/admin/v2/persistent/shop/web/orders/getMessageIdByIndex"
+    with TestClient(create_app(settings(tmp_path, auth={})), base_url="http://127.0.0.1:8081") as client:
+        assert client.post(path).status_code == 412
+        assert client.post(path, headers={"Authorization": "Bearer x"}).status_code == 412
+        assert client.post(path, headers={"Origin": "http://127.0.0.1:8081"}).status_code == 412
+        for origin in ("https://example.org", "http://127.0.0.1:9999", "null"):
+            assert client.post(f"{path}?token=x", headers={"Origin": origin}).status_code == 403
+            assert client.get(index, headers={"Origin": origin}).status_code == 404
+    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT role, code FROM refusals").to_pylist()
+    assert kept == [{"role": "anonymous", "code": 403}] * 3

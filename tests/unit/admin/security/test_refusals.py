@@ -1,0 +1,99 @@
+"""Refused calls come to their table in the background, and never get in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admin.security import refusals as module
+from admin.security.refusals import Refusal, Refusals
+from warehouse.tables import REFUSALS, Tables
+
+REFUSAL = Refusal("billing", "192.0.2.1", "POST", "/admin/v2", "persistent://a/b/c", "skip", 403, "no")
+
+
+async def record(tables: Tables, *refusals: Refusal) -> None:
+    async with Refusals(tables) as kept:
+        for refusal in refusals:
+            kept.add(refusal)
+
+
+def rows(tables: Tables) -> list[dict[str, Any]]:
+    return tables.query("refusals", "SELECT * FROM refusals ORDER BY code").to_pylist()
+
+
+def test_what_waits_is_written_at_the_end_in_one_commit(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+    unknown = Refusal(None, None, "DELETE", "/x", None, "admin", 401, "a token is needed")
+    asyncio.run(record(tables, REFUSAL, unknown))
+    first, second = rows(tables)
+    assert first.pop("refused_at") > 1_700_000_000_000
+    assert (list(first.values()), second["role"]) == (list(vars(unknown).values()), "billing")
+    assert tables.version("refusals") == 1
+    asyncio.run(record(tables, REFUSAL))
+    assert len(rows(tables)) == 3
+
+
+def test_nothing_is_written_where_nothing_was_refused(tmp_path: Path) -> None:
+    asyncio.run(record(Tables(str(tmp_path))))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_waits_is_written_after_a_while(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+
+    async def run() -> None:
+        async with Refusals(tables, flush_interval_seconds=0.01) as kept:
+            kept.add(REFUSAL)
+            async with asyncio.timeout(10):
+                while not (tmp_path / "refusals" / "_delta_log" / "00000000000000000001.json").exists():
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert len(rows(tables)) == 1
+
+
+def test_texts_from_outside_are_cut_and_made_storable(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+    asyncio.run(record(tables, Refusal("\ud800", "a", "POST", "/" + "x" * 5_000, "t", "skip", 403, "no")))
+    (row,) = rows(tables)
+    assert (row["role"], len(row["path"])) == ("?", module.MAX_TEXT)
+
+
+def test_a_flood_is_cut_off_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    tables = Tables(str(tmp_path))
+    asyncio.run(record(tables, *[REFUSAL] * 5))
+    assert len(rows(tables)) == 3
+    assert "2 refused calls are not in the table" in caplog.text
+
+
+def test_a_table_that_can_not_be_written_is_said_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "refusals").write_text("in the way")
+    tables = Tables(str(tmp_path))
+
+    async def run() -> None:
+        async with Refusals(tables, flush_interval_seconds=0.01) as kept:
+            kept.add(REFUSAL)
+            async with asyncio.timeout(10):
+                while not caplog.records:
+                    await asyncio.sleep(0.01)
+            (tmp_path / "refusals").unlink()
+            kept.add(REFUSAL)
+
+    asyncio.run(run())
+    assert "1 refused calls wait for the table refusals" in caplog.text
+    assert len(rows(tables)) == 2
+
+
+def test_the_columns_are_those_of_a_refusal() -> None:
+    assert REFUSALS.names == ["refused_at", *vars(REFUSAL)]

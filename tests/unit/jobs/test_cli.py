@@ -1,0 +1,187 @@
+"""The program's manners: help everywhere, exit statuses, errors in one line, JSON alone on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from jobs import cli
+from jobs.commands.produce import parse_duration, parse_property, parse_time
+from tests.conftest import RUN_SECONDS
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+ALL_COMMANDS = list(commands(typer.main.get_command(cli.app)))
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["delaylake", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown = capsys.readouterr()
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def error_line(text: str) -> str:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(capsys, monkeypatch, command: tuple[str, ...], flag: str) -> None:
+    status, out, _ = run(capsys, monkeypatch, *command, flag)
+    assert status == 0
+    assert f"Usage: {' '.join(('delaylake', *command))}" in out
+    assert "--config" in out
+
+
+def test_the_version_is_shown(capsys, monkeypatch) -> None:
+    assert run(capsys, monkeypatch, "--version")[:2] == (0, "delaylake 0.1.0\n")
+
+
+@pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)
+def test_help_says_what_was_written(capsys, monkeypatch, path: tuple[str, ...]) -> None:
+    """Rich takes `:-1:` for an emoji, and `[x]` for a style."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 300)
+    status, out, _ = run(capsys, monkeypatch, *path, "--help")
+    assert status == 0
+    shown = " ".join(re.sub("[\u2500-\u257f]", " ", out).split())
+    assert shown.isascii(), [c for c in shown if not c.isascii()]
+    command: Any = typer.main.get_command(cli.app)
+    for name in path:
+        command = command.commands[name]
+    for text in (command.help or "", *(getattr(p, "help", None) or "" for p in command.params)):
+        assert " ".join(text.split()) in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nonsense"], "nonsense"),
+        (["broker", "start", "--nonsense"], "--nonsense"),
+        (["broker", "start", "--port", "99999"], "--port"),
+        (["broker", "status", "--output", "yaml"], "yaml"),
+        (["produce"], "TOPIC"),
+        (["produce", "t"], "-m"),
+        (["produce", "t", "-n", "0"], "-n"),
+        (["produce", "t", "-m", "a", "--deliver-after", "10"], "as in 10s"),
+        (["produce", "t", "-m", "a", "--deliver-at", "2030-01-31T12:00:00"], "with a zone"),
+        (["produce", "t", "-m", "a", "--deliver-at", "1", "--deliver-after", "1s"], "not both"),
+        (["produce", "t", "-m", "a", "--property", "novalue"], "key=value"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(capsys, monkeypatch, arguments: list[str], expected: str) -> None:
+    status, out, err = run(capsys, monkeypatch, *arguments)
+    assert (status, out) == (2, "")
+    assert expected in error_line(err)
+    assert "--help" in err
+
+
+def test_an_expected_error_is_one_line_and_status_1(capsys, monkeypatch, tmp_path: Path) -> None:
+    for arguments in (
+        ["--config", "nope.yaml", "produce", "t", "-m", "a"],
+        ["produce", "t", "-m", "a", "--config", "nope.yaml"],
+    ):
+        status, out, err = run(capsys, monkeypatch, *arguments)
+        assert (status, out) == (1, "")
+        assert "nope.yaml" in error_line(err)
+
+
+def test_an_unexpected_error_is_one_line_and_a_traceback_only_with_verbose(capsys, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr("broker.standalone.EmbeddedBroker.status", fail)
+    status, _, err = run(capsys, monkeypatch, "broker", "status")
+    assert status == 1
+    assert "RuntimeError: first second" in error_line(err)
+    monkeypatch.setattr("sys.argv", ["delaylake", "broker", "status", "--verbose"])
+    with pytest.raises(RuntimeError):
+        cli.main()
+
+
+def test_status_of_no_broker_is_json_alone_and_status_1(capsys, monkeypatch, tmp_path: Path) -> None:
+    status, out, err = run(capsys, monkeypatch, "broker", "status", "--data-dir", str(tmp_path), "--output", "json")
+    assert (status, err) == (1, "")
+    assert json.loads(out)["state"] == "stopped"
+
+
+def test_help_loads_neither_spark_nor_pulsar() -> None:
+    loaded = "import sys, jobs.cli; print(sorted({'pyspark', 'pulsar', 'httpx'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_durations_have_a_unit() -> None:
+    texts = ["250ms", "10s", "1.5m", "2h", "1d", "0s"]
+    assert [parse_duration(text) for text in texts] == [250, 10_000, 90_000, 7_200_000, 86_400_000, 0]
+    for wrong in ("10", "s", "-1s", "1w", "1 s 2", ""):
+        with pytest.raises(typer.BadParameter):
+            parse_duration(wrong)
+
+
+def test_times_are_millis_or_iso_with_a_zone() -> None:
+    assert parse_time("1900000000123") == 1_900_000_000_123
+    assert parse_time("2030-01-31T12:00:00Z") == parse_time("2030-01-31T13:00:00+01:00") == 1_896_091_200_000
+    for wrong in ("2030-01-31T12:00:00", "tomorrow", "-1", ""):
+        with pytest.raises(typer.BadParameter):
+            parse_time(wrong)
+
+
+def test_a_property_may_hold_equals_signs() -> None:
+    assert parse_property("a=b=c") == ("a", "b=c")
+    assert parse_property("a=") == ("a", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["topics", "get"], ["get-message-id-by-index"]),
+        (["topics", "deliver"], ["deliver-now", "deliver-now-by-filter"]),
+        (["pending", "topic", "--sub"], ["--subscription"]),
+    ],
+)
+def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    script = """
+        source <(delaylake --show-completion)
+        COMP_WORDS=(delaylake "$@"); COMP_CWORD=$#
+        _delaylake_completion delaylake
+        printf '%s\\n' "${COMPREPLY[@]}"
+        """
+    folder = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *words],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=True,
+    )
+    assert sorted(done.stdout.split()) == completed
+
+
+def test_the_reference_is_what_the_code_has() -> None:
+    root = Path(__file__).parents[3]
+    made = subprocess.run(
+        [sys.executable, "docs/make_reference.py", "--check"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert made.returncode == 0, "run docs/make_reference.py"

@@ -1,0 +1,86 @@
+"""What `delaylake run` says before it is ready."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.settings import Settings
+from jobs.commands.run import Reporter, _take_on_routes
+from jobs.options import Output
+from status.job_status import StatusWriter
+from streaming.source.clock import Offset
+from tests.messages import TOPIC
+from warehouse.known_routes import RoutesError, known_routes
+from warehouse.missing_routes import missing_routes
+
+OTHER = "persistent://public/default/other"
+
+
+def settings(folder: Path, **routes: list[str]) -> Settings:
+    topics = {"t": TOPIC, "other": OTHER}
+    return Settings(
+        warehouse=f"file:{folder}/warehouse",
+        checkpoint=f"file:{folder}/checkpoint",
+        routes=[{"source": topics[t], "subscriptions": [{"name": n} for n in names]} for t, names in routes.items()],
+    )
+
+
+def last_run(folder: Path, offset: Offset) -> None:
+    """Leaves the offset log of a run, as Spark writes it."""
+    offsets = folder / "checkpoint" / "query" / "offsets"
+    offsets.mkdir(parents=True)
+    for number in (9, 10):
+        (offsets / str(number)).write_text(f"v1\n{{}}\n{json.dumps(offset.to_json() if number == 10 else {})}")
+    (offsets / ".11.crc").touch()
+
+
+def test_what_has_changed_since_the_last_run_is_said_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last_run(tmp_path, Offset(tick=3, routes=known_routes(settings(tmp_path, t=["a", "b"], other=["x"])).to_json()))
+    now = settings(tmp_path, t=["c", "b"])
+    status = StatusWriter(now.warehouse, 1)
+    lines = [
+        f"{OTHER}: the route was taken out: it is not read, and what waits is held back",
+        f"{TOPIC}: subscription a was taken out: it gets nothing more",
+        f"{TOPIC}: subscription c was added",
+    ]
+    missing = _take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)
+    assert (capsys.readouterr().out.splitlines(), [*missing]) == (lines, [OTHER])
+    assert [*status.status().routes] == [OTHER, TOPIC]
+    _take_on_routes(now, Reporter(Output.JSON, 0, 1), status)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events == [{"event": "changed", "text": line} for line in lines]
+
+
+def test_a_start_without_a_checkpoint_keeps_what_the_last_run_had_routes_for(tmp_path: Path) -> None:
+    """It is refused, and the rebuild that it asks for has to know them."""
+    before, now = settings(tmp_path, t=["a", "b"], other=["x"]), settings(tmp_path, other=["x"])
+    with StatusWriter(before.warehouse, 1) as status:
+        status.routes(known_routes(before).to_json())
+    for _ in range(2):
+        with StatusWriter(now.warehouse, 1) as status:
+            assert [*_take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)] == [TOPIC]
+        with StatusWriter(now.warehouse, 1):
+            pass  # it ends before it looks at the routes
+        [missing] = missing_routes(now)
+        assert (missing.source, [s.name for s in missing.subscriptions]) == (TOPIC, ["a", "b"])
+
+
+def test_the_first_run_says_nothing_of_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = settings(tmp_path, t=["a"])
+    status = StatusWriter(now.warehouse, 1)
+    assert not _take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)
+    assert capsys.readouterr().out == ""
+    assert [*status.status().routes] == [TOPIC]
+
+
+def test_more_subscriptions_than_a_checkpoint_can_tell_apart_are_refused_at_the_start(tmp_path: Path) -> None:
+    before = settings(tmp_path, t=[f"s{i}" for i in range(60)])
+    last_run(tmp_path, Offset(tick=3, routes=known_routes(before).to_json()))
+    now = settings(tmp_path, t=["a", "b", "c", "d"])
+    with pytest.raises(RoutesError, match="64 subscriptions"):
+        _take_on_routes(now, Reporter(Output.TEXT, 0, 1), StatusWriter(now.warehouse, 1))

@@ -1,0 +1,109 @@
+"""Metrics: what the job and the API export, and what the alerts and the Grafana dashboard ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from admin.rest.metrics import ApiMetrics
+from conf.settings import Settings
+from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
+from status.metrics import JobCollector
+from streaming.sinks.batch_sink import BatchStatus
+from tests.harness import now
+from warehouse.tables import DELIVERIES, Tables
+
+CONF = Path(__file__).parents[3] / "conf"
+COUNTS = {
+    "delayed": 70, "loaded": 20, "in_flight": 5, "waiting_commands": 1, "sink_millis": 300, "taken": 10, "rejected": 1,
+    "left_out": 2, "sealed": 4, "commands": 2, "operator_millis": 120,
+}  # fmt: skip
+
+
+def deliveries(late: list[int], short_notice: bool = False) -> pa.Table:
+    rows = [{"deliver_at": 1_000, "sent_at": 1_000 + millis, "short_notice": short_notice} for millis in late]
+    return pa.Table.from_pylist(rows, schema=DELIVERIES)
+
+
+def test_a_running_job_tells_what_it_does_and_that_it_has_ended(tmp_path: Path) -> None:
+    assert read_status(str(tmp_path)) is None
+    with StatusWriter(str(tmp_path), max_in_flight=4) as writer:
+        writer.batch(BatchStatus(1, 2, 750, 1, COUNTS))
+        writer.batch(BatchStatus(2, 3, 750, 2, COUNTS))
+        writer.deliveries(deliveries([0, 3, 70_000]))
+        writer.deliveries(deliveries([40], short_notice=True))
+        status = writer.status()
+    assert (status.state, status.pending, status.in_flight, status.is_held_up) == ("running", 70, 5, True)
+    assert (status.taken, status.delivered, status.rejected, status.batches) == (20, 4, 2, 2)
+    assert (status.lookahead_millis, status.batch_millis_sum) == (750, 600)
+    assert (sum(status.planned.counts), status.planned.counts[-1], status.planned.sum_millis) == (3, 1, 70_003)
+    assert sum(status.short_notice.counts) == 1
+    told = read_status(str(tmp_path))
+    assert told is not None
+    assert (told.state, told.taken) == ("stopped", 20)
+    assert told.trouble(now()) == "the job has been stopped"
+
+
+def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no more"), StatusWriter(str(tmp_path), 1):
+        raise ValueError("no more\nroom")
+    status = read_status(str(tmp_path))
+    assert status is not None
+    assert status.trouble(now()) == "the job has failed: no more room"
+
+
+def test_a_job_that_says_nothing_or_finishes_nothing_is_in_trouble(tmp_path: Path) -> None:
+    with StatusWriter(str(tmp_path), 1) as writer:
+        writer.batch(BatchStatus(1, 2, 750, 1, COUNTS))
+        status = writer.status()
+    assert status.trouble(status.updated_at + STALE_MILLIS) is None
+    assert "no sign of life" in (status.trouble(status.updated_at + STALE_MILLIS + 1_000) or "")
+    (tmp_path / "_job_status.json").write_text("half a fi")
+    assert read_status(str(tmp_path)) is None
+
+
+def test_lateness_is_counted_to_the_bound_that_it_reaches() -> None:
+    counts = Lateness().with_values(np.array([*LATENESS_MILLIS, 0, -3, 60_001])).counts
+    assert counts == [3, *[1] * (len(LATENESS_MILLIS) - 1), 1]
+
+
+def exported(tmp_path: Path) -> set[str]:
+    """The names of all samples of a running job and of the API."""
+    settings = Settings(warehouse=str(tmp_path), routes=())
+    Tables(str(tmp_path)).create()
+    with StatusWriter(str(tmp_path), 1) as writer:
+        writer.batch(BatchStatus(1, 2, 750, 1, COUNTS))
+        job = CollectorRegistry()
+        job.register(JobCollector(writer.status))
+        text = generate_latest(job).decode()
+    api = ApiMetrics(settings)
+    api.requests.labels("GET", "/", "200").inc()
+    api.seconds.labels("GET", "/").observe(1)
+    text += generate_latest(api.registry).decode()
+    families = list(text_string_to_metric_families(text))
+    # Of a gauge the family's name, too: without a broker there is no backlog to be told.
+    gauges = {family.name for family in families if family.type == "gauge"}
+    return gauges | {sample.name for family in families for sample in family.samples}
+
+
+def test_alerts_and_dashboard_ask_only_for_what_is_exported(tmp_path: Path) -> None:
+    rules = yaml.safe_load((CONF / "prometheus/alerts.yaml").read_text())["groups"][0]["rules"]
+    panels = json.loads((CONF / "grafana/delaylake.json").read_text())["panels"]
+    asked = [rule["expr"] for rule in rules] + [t["expr"] for panel in panels for t in panel["targets"]]
+    names = {name for expr in asked for name in re.findall(r"\b(?:delaylake|pulsar)_\w+", expr)}
+    assert len(names) > 15
+    assert names <= exported(tmp_path)
+
+
+def test_every_metric_is_documented(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+    bases = {re.sub(r"_(total|created|bucket|count|sum)$", "", name) for name in exported(tmp_path)}
+    assert {name for name in bases if f"`{name}" not in text} == set()

@@ -1,0 +1,114 @@
+"""Troubles: noted in one process, told in another, and named by `delaylake status`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from admin.dashboard.pages import _is_of
+from conf.settings import Settings
+from jobs.cli import app
+from jobs.options import GlobalOptions
+from status.job_status import StatusWriter, read_status
+from status.metrics import JobCollector
+from status.troubles import STANDING, UNWRITABLE, Trouble, Troubles
+from streaming.sinks.batch_sink import BatchStatus
+from tests.unit.status.test_metrics import COUNTS
+
+ORDERS = "persistent://public/default/orders"
+
+
+def test_a_trouble_keeps_the_time_since_when_and_has_its_newest_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    troubles = Troubles()
+    monkeypatch.setattr("time.time_ns", lambda: 5_000_000_000)
+    troubles.begin(STANDING, ORDERS, "no\nanswer")
+    monkeypatch.setattr("time.time_ns", lambda: 9_000_000_000)
+    troubles.begin(STANDING, ORDERS, "not allowed")
+    troubles.begin(UNWRITABLE, ORDERS, "full")
+    assert troubles.current() == [
+        Trouble(STANDING, ORDERS, 5_000, "not allowed"),
+        Trouble(UNWRITABLE, ORDERS, 9_000, "full"),
+    ]
+    troubles.end(STANDING, ORDERS)
+    troubles.end(STANDING, ORDERS)
+    assert [t.kind for t in troubles.current()] == [UNWRITABLE]
+
+
+def test_another_process_reads_them_by_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "troubles.json"
+    source, driver = Troubles(file), Troubles()
+    driver.follow(file)
+    assert driver.current() == []
+    source.begin(STANDING, ORDERS, "first")
+    driver.begin(UNWRITABLE, "d", "full")
+    assert {t.kind for t in driver.current()} == {STANDING, UNWRITABLE}
+    source.end(STANDING, ORDERS)
+    assert {t.kind for t in driver.current()} == {UNWRITABLE}
+    driver.follow(tmp_path / "of the next run")
+    assert {t.kind for t in driver.current()} == {UNWRITABLE}
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path) -> Path:
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}"}))
+    return file
+
+
+def test_status_names_each_trouble_and_exits_with_1(
+    tmp_path: Path, settings_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    troubles = Troubles()
+    options = GlobalOptions(config=settings_file)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["status", *arguments], obj=options)
+
+    with StatusWriter(str(tmp_path), 4, troubles.current) as writer:
+        writer.batch(BatchStatus(1, 2, 750, 1, COUNTS))
+        writer._write()
+        assert run().exit_code == 0
+        troubles.begin(STANDING, ORDERS, "nothing was taken in: the senders are behind")
+        writer._write()
+        done = run()
+        assert done.exit_code == 1
+        assert f"standing: {ORDERS}: nothing was taken in: the senders are behind (for 0 s)" in done.stdout
+        # A restart does not mend it.
+        assert run("--liveness").exit_code == 0
+        [told] = json.loads(run("--output", "json").stdout)["troubles"]
+        assert (told["kind"], told["name"]) == (STANDING, ORDERS)
+        [metric] = [
+            m for m in JobCollector(lambda: read_status(str(tmp_path))).collect() if m.name.endswith("troubles")
+        ]
+        assert [sample.labels for sample in metric.samples] == [{"kind": STANDING, "name": ORDERS}]
+        troubles.end(STANDING, ORDERS)
+        for _ in range(2):
+            writer._write()
+        assert run().exit_code == 0
+    assert run("--liveness").exit_code == 1
+    logged = [record.getMessage() for record in caplog.records if record.name == "status.job_status"]
+    assert logged == [
+        f"standing: {ORDERS}: nothing was taken in: the senders are behind",
+        f"no longer standing: {ORDERS}",
+    ]
+
+
+def test_a_reader_sees_the_troubles_of_its_own_topics() -> None:
+    [route, _] = Settings(
+        routes=[
+            {"source": ORDERS, "subscriptions": [{"name": "billing", "destination": f"{ORDERS}-b"}]},
+            {"source": f"{ORDERS}2", "subscriptions": [{"name": "billing"}]},
+        ]
+    ).routes
+
+    def sees(name: str) -> bool:
+        return _is_of(Trouble(STANDING, name, 1, ""), [route])
+
+    assert all(sees(name) for name in (ORDERS, f"{ORDERS}-partition-3", f"{ORDERS}-b", f"{ORDERS}-rejects"))
+    assert not any(sees(name) for name in (f"{ORDERS}2", f"{ORDERS}2-billing", "secret"))

@@ -1,0 +1,123 @@
+"""A message as it goes to a destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import _pulsar
+import pyarrow as pa
+import pytest
+
+from conf.settings import Route, Settings
+from streaming.release.outgoing import MAX_REJECTED_BYTES, delivered, rejected
+from streaming.release.sender import Assignment, Attempt, _plan, producer_name
+from tests.messages import TOPIC, messages
+from tracker.messages import MESSAGES, pack
+
+MOST = 5_000_000
+OWN = {"delaylake.source": TOPIC, "delaylake.messageId": "7:3:-1:-1"}
+
+
+def columns(**values: Any) -> dict[str, list[Any]]:
+    rows = messages([(7, 3, 5_000)], **values)
+    return {name: rows[name].to_pylist() for name in rows.column_names}
+
+
+def ordering_key(message: _pulsar.Message) -> bytes:
+    """What the client can read of it only where it is text."""
+    try:
+        return bytes(message.ordering_key(), "utf-8")
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+
+
+def test_a_message_goes_as_it_came() -> None:
+    message = delivered(
+        columns(
+            key="kü",
+            ordering_key="o",
+            event_time=9,
+            properties=[("deliverAt", "5000"), ("", "x"), ("empty", ""), ("ü", "é")],
+            payload=bytes(range(256)),
+        ),
+        0,
+        5_000,
+        17,
+    )
+    assert message.data() == bytes(range(256))
+    assert (message.partition_key(), message.ordering_key(), message.event_timestamp()) == ("kü", "o", 9)
+    theirs = {"deliverAt": "5000", "": "x", "empty": "", "ü": "é"}
+    assert message.properties() == {**theirs, **OWN, "delaylake.deliverAt": "5000"}
+    assert not message.has_null_value()
+
+
+@pytest.mark.parametrize(("payload", "is_null"), [(None, True), (b"", False)])
+def test_no_payload_is_not_an_empty_one(payload: bytes | None, is_null: bool) -> None:
+    assert delivered(columns(payload=payload), 0, 5_000, 1).has_null_value() == is_null
+
+
+def test_an_ordering_key_of_bytes_goes_as_it_came() -> None:
+    message = delivered(columns(ordering_key=None, ordering_key_bytes=b"\xff\x00\xfe"), 0, 5_000, 1)
+    assert ordering_key(message) == b"\xff\x00\xfe"
+
+
+def test_a_key_of_bytes_says_so_in_a_property() -> None:
+    message = delivered(columns(key="/wA=", key_encoding="base64"), 0, 5_000, 1)
+    assert message.partition_key() == "/wA="
+    assert message.properties()["delaylake.keyEncoding"] == "base64"
+
+
+def test_a_rejected_message_has_its_reason_and_goes_as_it_came() -> None:
+    message = rejected(columns(reason="x" * 5_000, key="k", payload=b"p", properties=[("a", "b")]), 0, 1, MOST)
+    assert message.properties() == {**OWN, "a": "b", "delaylake.reason": "x" * 1_000}
+    assert (message.data(), message.partition_key()) == (b"p", "k")
+
+
+@pytest.mark.parametrize("max_size", [MOST, 60_000])
+@pytest.mark.parametrize("kind", ["payload", "key", "ordering_key_bytes", "properties", "names"])
+def test_a_rejected_message_goes_without_what_makes_it_too_large_to_send(kind: str, max_size: int) -> None:
+    n = min(max_size - 3_000, MAX_REJECTED_BYTES + 1)
+    large: dict[str, Any] = {
+        "payload": b"x" * n,
+        "key": "ü" * (n // 2 + 1),
+        "ordering_key_bytes": b"\xff" * n,
+        "properties": [("a", "ü" * (n // 2 + 1))],
+        "names": [("", "")] * (n // 12 + 1),
+    }
+    message = rejected(
+        columns(reason="too large", **{kind.replace("names", "properties"): large[kind]}), 0, 1, max_size
+    )
+    assert message.has_null_value()
+    assert (message.partition_key(), ordering_key(message)) == ("", b"")
+    assert message.properties() == {**OWN, "delaylake.reason": "too large"}
+
+
+NAME = producer_name("app", TOPIC, "a", 0, "planned1", False)
+
+
+def plan(rows: pa.Table) -> list[tuple[str, bool]]:
+    """By which producer each row goes, and whether in a batch."""
+    rows = rows.append_column("wants", pa.array([1] * rows.num_rows, pa.int64()))
+    rows = rows.replace_schema_metadata({"sending": '{"lanes": 4, "batch_millis": 5}'})
+    settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))
+    release = Assignment("app", 0, 1, True, pack(rows))
+    return [(s.producer, s.is_batched) for s in _plan(settings, release, Attempt()).sends]
+
+
+def test_what_an_earlier_release_handed_out_is_sent_by_the_same_producer() -> None:
+    rows = messages([(1, 1, 10)])
+    assert plan(rows) == plan(rows.select(MESSAGES.names[:18])) == [(f"{NAME}-batched", True)]
+
+
+def test_a_message_with_a_key_of_any_kind_goes_alone() -> None:
+    for key in ({"key": "k"}, {"ordering_key": "k"}, {"ordering_key_bytes": b"\xff"}):
+        assert plan(messages([(1, 1, 10)], **key)) == [(NAME, False)]
+
+
+def test_each_version_of_a_topics_schema_has_producers_of_its_own() -> None:
+    versions = [None, b"\0" * 8, b"\0" * 7 + b"\1", b"\0" * 7 + b"\1other"]
+    rows = pa.concat_tables([messages([(1, i, 10)], schema_version=v) for i, v in enumerate(versions)])
+    names = [name for name, _ in plan(rows)]
+    assert len(set(names)) == 4
+    assert names == [name for name, _ in plan(rows)]
+    assert names[1].startswith(f"{NAME}-batched-schema0-")

@@ -1,0 +1,466 @@
+"""The releaser: what a destination does that can't be written, to the others and to what is known after a crash."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conf.settings import Settings
+from status.troubles import Troubles
+from streaming.release import releaser as release
+from streaming.release.feedback import Feedback
+from streaming.release.releaser import Releaser
+from streaming.release.sender import Assignment, Attempt, Failed, Sent
+from tests.harness import now, wait_until
+from tests.messages import TOPIC, messages
+from tracker.in_flight import SENDING
+from tracker.messages import MESSAGES, pack, unpack, with_columns
+from warehouse.known_routes import KnownRoutes, known_routes
+from warehouse.tables import DELIVERIES
+
+NAMES = ["a", "b"]
+
+
+@dataclass
+class Tables:
+    """Appended rows, and the last version of each writer."""
+
+    epoch = 1
+    versions: dict[str, int] = field(default_factory=dict)
+    delivered: list[tuple[int, str, int]] = field(default_factory=list)  # tick, subscription, entry
+    appended: list[tuple[str, pa.Table]] = field(default_factory=list)
+
+    def written(self, table: str, name: str) -> int:
+        return self.versions.get(name, -1)
+
+    def check_epoch(self, max_age_seconds: float) -> None:
+        pass
+
+    def append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> None:
+        self.appended.append((table, rows))
+        self.versions |= versions
+        if table != "deliveries":
+            return
+        columns = (rows[name].to_pylist() for name in ("batch_id", "subscription", "entry_id"))
+        self.delivered += list(zip(*columns, strict=True))
+
+
+class Recorded:
+    """A feedback file, as the source reads it."""
+
+    def __init__(self) -> None:
+        self.last = Feedback()
+
+    def write(self, feedback: Feedback) -> None:
+        self.last = Feedback(**json.loads(json.dumps(asdict(feedback))))
+
+
+class Spark:
+    """Runs tasks in the thread that asks for them."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.tasks: list[int] = []
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        pass
+
+    def parallelize(self, items: Iterable[Any], tasks: int) -> Any:
+        self.tasks.append(tasks)
+
+        @dataclass
+        class Rdd:
+            made: list[Any]
+
+            def mapPartitions(self, function: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
+                return Rdd(list(function(self.made)))
+
+            def collect(self) -> list[Any]:
+                return self.made
+
+        return Rdd(list(items))
+
+
+class Job:
+    """A releaser on a fake Spark and fake destinations."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tables: Tables | None = None,
+        names: Sequence[str] = NAMES,
+        routes: KnownRoutes | None = None,
+        **changes: Any,
+    ) -> None:
+        self.tables = tables or Tables()
+        self.feedback = Recorded()
+        self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
+        self.refused: dict[str, str] = {}  # by subscription why the client does not take its messages
+        self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
+        self.arrived_to = -1  # of what is sent to them
+        self.known: list[int] = []  # what of that each attempt was told
+        self.is_silent = False  # they do not answer, rather than refuse
+        self.is_broker_there = True
+        self.slow: set[int] = set()  # ticks whose releases take their time, as the first one of a run does
+        self.probed: list[str] = []
+        self.attempts: list[tuple[int, frozenset[str]]] = []
+        self.troubles = Troubles()
+        self.lock = threading.Lock()
+        settings = Settings(
+            checkpoint=f"file:{folder}",
+            release={"lanes": 2, "retry_max_millis": 1_000, **changes},
+            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in names]}],
+        )
+        self.spark = Spark()
+        self.releaser = Releaser(
+            self.spark,  # type: ignore[arg-type]
+            settings,
+            self.tables,  # type: ignore[arg-type]
+            self.feedback,  # type: ignore[arg-type]
+            "app",
+            lambda rows: None,
+            self.troubles,
+            routes,
+        )
+        self.releaser._admin = self  # type: ignore[assignment]
+
+    def health(self) -> bool:
+        return self.is_broker_there
+
+    def send(
+        self, settings: str, attempt: Attempt, assignments: Iterable[Assignment], epoch: int, checked_at: float
+    ) -> Iterator[Sent]:
+        while self.is_stuck.is_set() and not self.releaser._stopped.wait(0.05):
+            pass
+        for assignment in assignments:
+            if assignment.tick in self.slow and attempt.only is None:
+                self.releaser._stopped.wait(2.5)
+            rows = unpack(assignment.body)
+            delivered, failed, done, skipped, refused = [], [], [], set(), []
+            for number, name in enumerate(NAMES):
+                target, line = (TOPIC, name), (f"{TOPIC}-{name}", "producer")
+                chosen = [row for row in rows.to_pylist() if row["wants"] >> number & 1]
+                if not chosen or line in attempt.done or (attempt.only is not None and target not in attempt.only):
+                    continue
+                if target in attempt.skipped:
+                    skipped.add(target)
+                elif name in self.broken:
+                    failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to))
+                    self.known.append(attempt.arrived_to.get(line, -1))
+                elif name in self.refused:
+                    done.append(line)
+                    refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
+                else:
+                    done.append(line)
+                    delivered += [{**row, "subscription": name, "batch_id": assignment.tick} for row in chosen]
+            with self.lock:
+                self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
+            table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
+            not_taken = pack(pa.Table.from_pylist(refused, schema=MESSAGES)) if refused else b""
+            yield Sent(pack(table), now(), tuple(done), tuple(failed), frozenset(skipped), not_taken)
+
+    def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
+        for topic in topics:
+            self.probed.append(topic)
+            yield self.broken.get(topic.rpartition("-")[2], "")
+
+    def submit(
+        self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, wants: Any = None, due: int = 1
+    ) -> None:
+        """A batch that hands out releases, and whose offset has what the feedback had, if nothing else is said.
+
+        Args:
+            wants: by release the subscriptions as bits; both where it is not said.
+            due: when all of them are, ms since the epoch.
+        """
+        bodies = []
+        for of_tick in releases:
+            bits = (wants or {}).get(of_tick, 3)
+            rows = messages([(1, of_tick, due)]).append_column("wants", pa.array([bits], pa.int64()))
+            bodies.append((0, of_tick, True, pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))))
+        recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
+        self.releaser.submit(tick, 1, 1, 1, bodies, recorded)
+
+    def has_confirmed(self, tick: int) -> None:
+        wait_until(lambda: self.feedback.last.confirmed >= tick, 5, f"{tick}: {self.feedback.last}")
+
+    def open(self, subscription: str) -> list[int] | None:
+        """The ticks whose releases are open for a subscription; None: it can be written."""
+        unwritable = (self.feedback.last.unwritable or {}).get(TOPIC, {}).get(subscription)
+        return None if unwritable is None else [tick for tick, _ in unwritable["open"]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def one(tables: Tables | None = None, names: Sequence[str] = NAMES, **changes: Any) -> Job:
+        job = Job(tmp_path, tables, names, **changes)
+        made.append(job)
+        monkeypatch.setattr(release, "send_releases", job.send)
+        monkeypatch.setattr(release, "can_write", job.probe)
+        return job
+
+    yield one
+    for job in made:
+        job.releaser.stop()
+
+
+def test_one_that_refuses_leaves_the_others_alone_and_gets_its_own_in_order_later(make: Callable[..., Job]) -> None:
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    for tick in range(1, 6):
+        job.submit(tick, [tick])
+    wait_until(lambda: job.open("a") == [1, 2, 3, 4, 5], 5, "all are open")
+    job.submit(6)
+    job.has_confirmed(6)
+    assert sorted(job.tables.delivered) == [(tick, "b", tick) for tick in range(1, 6)]
+    assert [(t.kind, t.name) for t in job.troubles.current()] == [("unwritable", f"{TOPIC}-a")]
+    assert "TopicTerminated" in job.troubles.current()[0].text
+
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 3, 4, 5]
+    assert job.troubles.current() == []
+    job.submit(7, [7])
+    job.has_confirmed(7)
+    assert sorted(name for tick, name, _ in job.tables.delivered if tick == 7) == NAMES
+
+
+def test_what_has_arrived_of_a_release_is_told_to_each_further_attempt(make: Callable[..., Job]) -> None:
+    job = make()
+    job.broken["a"], job.arrived_to = "TopicTerminated", 7
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2)
+    wait_until(lambda: len(job.known) == 2, 5, "it was tried again")
+    job.arrived_to = 3  # a producer that is not opened knows of nothing
+    wait_until(lambda: len(job.known) == 4, 10, "and again")
+    assert job.known == [-1, 7, 7, 7]
+
+
+def test_one_is_not_there_again_before_all_has_arrived_that_was_handed_out_before_it_was_held_back(
+    make: Callable[..., Job],
+) -> None:
+    """Else what was held back since would overtake it."""
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    job.submit(2, [2], due=now() + 4_000)  # nobody sends it for a while
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(3)
+    job.broken.clear()
+    wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "the first has arrived")
+    wait_until(lambda: job.open("a") != [], 10, "the second is open, or has arrived")
+    job.submit(4)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2]
+
+
+def test_a_release_is_confirmed_only_when_an_offset_says_what_is_open_of_it(make: Callable[..., Job]) -> None:
+    """Else a crash in between would take the whole of it for delivered."""
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2, [2], unwritable={})
+    job.submit(3, [3], unwritable={})
+    assert job.feedback.last.confirmed == 0
+    assert job.tables.delivered == []
+    wait_until(lambda: job.open("a") == [1, 2, 3], 5, "all are open")
+    job.submit(4)
+    job.has_confirmed(4)
+
+
+def test_while_the_broker_is_away_all_wait_and_nothing_is_left_open(make: Callable[..., Job]) -> None:
+    job = make()
+    job.is_silent, job.is_broker_there = True, False
+    job.broken |= {"a": "ConnectError", "b": "ConnectError"}
+    job.submit(1, [1])
+    wait_until(lambda: len(job.attempts) >= 2, 5, "it is tried again")
+    assert job.open("a") is None
+    del job.broken["b"]  # first: an attempt in between would find the broker there, and this one not
+    job.is_broker_there = True
+    wait_until(lambda: job.open("a") == [1], 5, "the broker is there, and the destination is not")
+    job.submit(2)
+    job.has_confirmed(2)
+    assert job.tables.delivered == [(1, "b", 1)]
+
+
+def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Callable[..., Job]) -> None:
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    job.submit(2, [2])
+    wait_until(lambda: job.open("a") == [1, 2], 5, "they are open")
+    job.submit(3)
+    job.has_confirmed(3)
+    recorded = job.feedback.last.unwritable
+    job.releaser.stop()
+
+    again = make(job.tables)
+    assert again.feedback.last.unwritable is None
+    again.broken["a"] = "TopicTerminated"
+    # Of release 1 only what is open is left; of 2 nothing was forgotten yet.
+    again.submit(4, [1, 2], unwritable=recorded, wants={1: 1})
+    assert again.open("a") == [1, 2]
+    rows = [(1, "b", 1), (2, "b", 2)]
+    assert sorted(again.tables.delivered) == rows
+    again.broken.clear()
+    wait_until(lambda: again.open("a") is None, 10, "it can be written")
+    rows += [(1, "a", 1), (2, "a", 2)]
+    assert sorted(again.tables.delivered) == sorted(rows)
+    again.has_confirmed(4)
+
+    # Written down, but no offset says so yet.
+    third = make(job.tables)
+    third.submit(5, [1, 2], unwritable=recorded, wants={1: 1})
+    wait_until(lambda: third.open("a") is None, 10, "it can be written")
+    third.has_confirmed(5)
+    assert sorted(third.tables.delivered) == sorted(rows)
+
+
+def test_an_older_release_that_is_open_only_later_is_not_taken_for_the_newer_one_that_was_written_down(
+    make: Callable[..., Job],
+) -> None:
+    """The run before was killed when the older one of a lane had arrived, and was not written down yet."""
+    job = make()
+    job.slow.add(1)
+    job.submit(4, [1, 3], unwritable={TOPIC: {"a": {"since": 1, "open": [[3, 1]]}}})
+    wait_until(lambda: job.open("a") == [1, 3], 10, "the older one is open, too")
+    job.submit(5)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    job.has_confirmed(5)
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 3]
+    assert sorted(tick for tick, name, _ in job.tables.delivered if name == "b") == [1, 3]
+
+
+def test_a_subscription_that_was_taken_out_while_it_could_not_be_written_is_let_go_when_nothing_is_open(
+    make: Callable[..., Job],
+) -> None:
+    """Its destination's name is not the source topic's."""
+    both = known_routes(Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}]))
+    job = make(names=["b"], routes=both)
+    job.broken["a"] = "TopicTerminated"
+    recorded = {TOPIC: {"a": {"since": 1, "open": [[1, 1]]}}}
+    job.submit(2, [1], unwritable=recorded)
+    wait_until(lambda: job.troubles.current(), 5, "it is tried")
+    assert {t.name for t in job.troubles.current()} == {f"{TOPIC}-a"}
+    job.submit(3, unwritable=recorded)
+    job.broken.clear()  # what is open goes nowhere, or where it was to go
+    wait_until(lambda: job.open("a") is None, 10, "it is let go")
+    assert (job.troubles.current(), job.probed) == ([], [])
+
+
+def test_what_the_client_does_not_take_is_rejected_and_cancelled_before_the_rest_counts_as_delivered(
+    make: Callable[..., Job],
+) -> None:
+    """Else a crash in between would leave it pending for ever."""
+    job = make()
+    job.refused["a"] = "not delivered to a: MessageTooBig"
+    job.submit(1, [1])
+    job.has_confirmed(1)
+    assert [name for name, _ in job.tables.appended] == ["rejects", "outcomes", "deliveries"]
+    rejects, outcomes = (rows.to_pylist()[0] for _, rows in job.tables.appended[:2])
+    assert (rejects["position"], rejects["reason"]) == ("1:1:-1:-1", "not delivered to a: MessageTooBig")
+    told = {name: outcomes[name] for name in ("subscription", "position", "operation", "result", "issued_by")}
+    assert told == {
+        "subscription": "a",
+        "position": "1:1:-1:-1",
+        "operation": "CANCEL",
+        "result": "APPLIED",
+        "issued_by": "delaylake",
+    }
+    assert job.tables.delivered == [(1, "b", 1)]
+
+    # The same where it is sent only when its destination is there again.
+    job.broken["a"] = "TopicTerminated"
+    job.submit(2, [2])
+    wait_until(lambda: job.open("a") == [2], 5, "it is open")
+    job.submit(3)
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [name for name, _ in job.tables.appended[3:]] == ["deliveries", "rejects", "outcomes"]
+
+
+def test_what_is_open_for_too_long_is_left_to_the_shards_to_reject_once_an_offset_says_so(
+    make: Callable[..., Job],
+) -> None:
+    job = make(unwritable="reject", unwritable_after_millis=2_500)
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2)
+
+    def rejects() -> str:
+        text: str = (job.feedback.last.unwritable or {})[TOPIC]["a"].get("rejects", "")
+        return text
+
+    assert not rejects()
+    wait_until(rejects, 10, "it is rejected")
+    assert rejects() == f"{TOPIC}-a can't be written: TopicTerminated"
+    assert "rejected" in job.troubles.current()[0].text
+    # The destination is there again, but what is open is on its way to be rejected, as soon as an offset says so.
+    recorded = job.feedback.last.unwritable
+    job.broken.clear()
+    assert job.open("a") == [1]
+    job.submit(3, unwritable=recorded)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    job.submit(4, [4])
+    job.has_confirmed(4)
+    assert sorted(job.tables.delivered) == [(1, "b", 1), (4, "a", 4), (4, "b", 4)]
+
+
+def test_another_run_goes_on_rejecting(make: Callable[..., Job]) -> None:
+    job = make(unwritable="reject", unwritable_after_millis=3_600_000)
+    job.broken["a"] = "TopicTerminated"
+    recorded = {TOPIC: {"a": {"since": 1, "open": [[1, 1]], "rejects": "gone"}}}
+    job.submit(7, [1], unwritable=recorded, wants={1: 2})
+    wait_until(lambda: job.open("a") == [], 5, "nothing is open any more")
+    assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}}
+
+
+def test_another_run_that_is_told_to_wait_rejects_no_longer(make: Callable[..., Job]) -> None:
+    job = make(unwritable="wait")
+    job.broken["a"] = "TopicTerminated"
+    job.submit(7, unwritable={TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}})
+    assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": []}}}
+
+
+def test_what_waits_in_a_lane_since_the_clock_was_ahead_is_in_flight_when_it_comes_near(
+    make: Callable[..., Job],
+) -> None:
+    """Else nothing would be taken in until it is sent, for as long as the clock was set back."""
+    job = make(lookahead_millis=600, max_lookahead_millis=2_000)
+    step, n, began = 200, 3_600, now() + 4_000
+    rows = messages([(1, i, began + i * step) for i in range(n)]).append_column("wants", pa.repeat(3, n))
+    body = pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))
+    job.releaser.submit(1, 1, 1, 1, [(0, 1, True, body)], {})
+    assert job.feedback.last.in_flight == 0
+    job.submit(2, [2])
+    wait_until(lambda: 2 in {tick for tick, *_ in job.tables.delivered}, 5, "another lane's release")
+    # Without another batch, and no more of it than comes near.
+    job.is_stuck.set()
+    wait_until(lambda: job.feedback.last.in_flight, 10, "it comes near")
+    assert job.feedback.last.in_flight <= 1 + (now() + 2_000 - began) / step
+    assert job.feedback.last.confirmed == 0
+
+
+@pytest.mark.parametrize(("was_due", "tasks"), [(None, 2), (7, 1)])
+def test_what_was_held_back_is_sent_by_one_task_for_all_shards_however_much_it_is(
+    make: Callable[..., Job], was_due: int | None, tasks: int
+) -> None:
+    """Tasks side by side, or one after the other, would mix up the order in which it was due."""
+    job = make()
+    rows = with_columns(messages([(1, i, 1) for i in range(3_000)]), was_due=pa.array([was_due] * 3_000, pa.int64()))
+    rows = rows.append_column("wants", pa.repeat(3, 3_000)).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+    job.releaser.submit(1, 1, 1, 1, [(shard, 1, False, pack(rows)) for shard in range(2)], {})
+    job.has_confirmed(1)
+    assert job.spark.tasks == [tasks]

@@ -1,0 +1,92 @@
+"""What commands wait for, with receivers that are driven by hand."""
+
+from __future__ import annotations
+
+from broker.broker_side import Cursor
+from broker.position import Position, SourceTopic
+from streaming.source.barriers import Barriers
+from streaming.source.clock import Offset
+from streaming.source.receiving.receiver import Limits, Receiver
+from tests.fake_pulsar import FakeBroker, FakeConsumer, one
+
+CONTROL, ORDERS = (f"persistent://public/default/{name}" for name in ("control", "orders"))
+
+
+def receiver(topic: str, after: Position, end: Position) -> tuple[Receiver, FakeConsumer]:
+    """One of a topic whose broker has sent all up to its end."""
+    broker = FakeBroker()
+    broker.cursor_of = lambda: Cursor(after, end.next, end, {end.ledger_id: end.entry_id + 1})
+    limits = Limits(max_delay_millis=0, max_size=1_000, max_messages=1_000, max_bytes=1 << 20)
+    made = Receiver(
+        SourceTopic(topic, topic, -1),
+        lambda: None,
+        after,
+        limits,
+        broker,
+        None,
+        lambda: None,  # type: ignore[arg-type]
+    )
+    made._consumer = consumer = FakeConsumer([], end)
+    return made, consumer
+
+
+def test_an_entry_at_the_end_of_the_control_topic_that_no_consumer_gets_is_taken_once() -> None:
+    """Expired, cleared or encrypted: it is in a batch, and none comes again and again because of it."""
+    end = Position(3, 5)
+    control, consumer = receiver(CONTROL, Position(3, 1), end)
+    orders, _ = receiver(ORDERS, Position(1, 5), Position(1, 5))
+    orders.wait_for(Position(1, 5), 0)
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
+    assert control.end() == end
+    for _ in range(2):
+        control.receive(consumer)  # nothing comes
+    taken = barriers.take()
+    assert taken is not None
+    commands, ends = taken
+    assert ends == {ORDERS: "1:5"}
+    assert control.cut(1_000, 1 << 20, commands[CONTROL]) == (end, 1, 0)
+    assert control.is_cut_to(end)
+    assert barriers.take() is None
+
+    consumer.script.extend(one(6, 3))
+    control.receive(consumer)
+    taken = barriers.take()
+    assert taken is not None
+    assert taken[0] == {CONTROL: Position(3, 6)}
+
+
+def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_blocks() -> None:
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    orders, cut_off = receiver(ORDERS, Position(1, 5), Position(1, 5))
+    cut_off.is_connected = lambda: False  # type: ignore[method-assign]
+    cut_off.get_last_message_id = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    assert barriers.take() is None
+    barriers._silent_since[ORDERS] -= 60
+    taken = barriers.take()
+    assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
+    offset = barriers.passed(Offset(), Offset(tick=7, positions={ORDERS: "1:5"}), taken[1])
+    assert (offset.barriers, offset.passed) == ([[7, {ORDERS: None}]], 0)
+
+
+def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_later() -> None:
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    receivers = {CONTROL: control}
+    barriers = Barriers(receivers, CONTROL, [ORDERS])
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    taken = barriers.take()
+    assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
+    first = barriers.passed(Offset(), Offset(tick=7), taken[1])
+    assert (first.barriers, first.passed) == ([[7, {ORDERS: None}]], 0)
+
+    partition = f"{ORDERS}-partition-0"
+    found, _ = receiver(partition, Position(-1, -1), Position(1, 5))
+    found.source = SourceTopic(partition, ORDERS, 0)
+    receivers[partition] = found
+    second = barriers.passed(first, Offset(tick=8, positions={partition: "1:4"}), None)
+    assert (second.barriers, second.passed) == ([[7, {partition: "1:5"}]], 0)
+    third = barriers.passed(second, Offset(tick=9, positions={partition: "1:5"}), None)
+    assert (third.barriers, third.passed) == ([], 7)

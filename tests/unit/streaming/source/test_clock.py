@@ -1,0 +1,278 @@
+"""The clock: how offsets follow one another, whatever the time does and whatever is coming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming.release.feedback import Feedback
+from streaming.source.clock import Clock, ClockSettings, Offset, tick_seconds
+from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.shard import Tick
+
+SETTINGS = ClockSettings("run", lookahead_millis=1_000, seal_interval_millis=5_000, load_ahead_millis=60_000)
+START = 1_000_000_000
+
+
+def due_in(rows: dict[int, int]) -> Callable[[int, int, int], list[tuple[int, int]]]:
+    """What is due in the delayed index: {slot: rows}."""
+    return lambda version, start, end: [
+        (slot, n) for slot, n in sorted(rows.items()) if start <= slot * SLOT_MILLIS < end
+    ]
+
+
+class Ticks:
+    """A clock, its last offset, and a time that both of its kinds follow."""
+
+    def __init__(self, last: Offset | None = None, rows: dict[int, int] | None = None, **changes: object) -> None:
+        self.clock = Clock(replace(SETTINGS, **changes))  # type: ignore[arg-type]
+        self.last = last or Offset()
+        self.rows = rows or {}
+        self.now = START
+        self.monotonic = 0.0
+        self.version = 7
+
+    def later(self, millis: int) -> Ticks:
+        self.now += millis
+        self.monotonic += millis / 1000
+        return self
+
+    def next(self, confirmed: int = 0, settled: int = 0, lookahead: int = 0) -> Offset:
+        feedback = Feedback(confirmed, settled, lookahead)
+        self.last = self.clock.next(
+            self.last, self.now, self.monotonic, feedback, lambda: self.version, due_in(self.rows)
+        )
+        return self.last
+
+    def is_time(self, next_due: int | None = None) -> bool:
+        return self.clock.is_time(self.last, self.now, self.monotonic, Feedback(next_due=next_due))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(-20_000, 100_000),  # how far the wall clock moves: it may be set back
+            st.integers(0, 6_000),
+            st.one_of(st.none(), st.integers(1, 1_000)),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    rows=st.dictionaries(st.integers(0, 1_000), st.integers(1, 80_000), max_size=40),
+    restarts=st.sets(st.integers(0, 30)),
+)
+def test_what_a_shard_relies_on_holds_whatever_the_time_does(
+    steps: list[tuple[int, int, int | None, int]], rows: dict[int, int], restarts: set[int]
+) -> None:
+    """cutoff < near_until <= load_horizon; horizons move at turns only, and marks are in order.
+
+    Nothing goes back but, where the clock has been set back, the cutoff and what is near.
+    """
+    ticks = Ticks(rows={START // SLOT_MILLIS + slot: n for slot, n in rows.items()})
+    for i, (wall, monotonic, lookahead, lag) in enumerate(steps):
+        if i in restarts:
+            ticks.clock = Clock(replace(SETTINGS, run=f"run{i}"))
+        ticks.now += wall
+        ticks.monotonic += monotonic / 1000
+        last = ticks.last
+        new = ticks.next(max(0, last.tick - lag), last.cutoff, lookahead or 0)
+        assert new.cutoff <= ticks.now + max(1_000, lookahead or 0) + SLOT_MILLIS, (
+            "nothing is handed out beyond the lookahead"
+        )
+        assert new.cutoff < new.near_until <= new.load_horizon
+        assert new.tick == last.tick + 1
+        assert new.turn - last.turn in (0, 1)
+        monotone = ["load_horizon", "turn", "confirmed", "booked", "index_version", "lane_set"]
+        for name in monotone if new.lane_set > last.lane_set else [*monotone, "cutoff", "near_until"]:
+            assert getattr(new, name) >= getattr(last, name), name
+        if new.turn == last.turn:
+            assert (new.near_until, new.load_horizon) == (last.near_until, last.load_horizon)
+            assert (new.marks, new.booked, new.index_version) == (last.marks, last.booked, last.index_version)
+        assert [mark[0] for mark in new.marks] == list(range(new.booked + 1, new.turn + 1))
+        assert new.run != last.run or i not in restarts
+
+
+def test_an_offset_comes_back_from_the_log_as_it_was() -> None:
+    offset = Offset(
+        tick=3,
+        marks=[[1, 2, 3]],
+        positions={"b": "1:2:-1", "a": "3:4:-1"},
+        destinations={"z": 4, "y": 2},
+        barriers=[[2, {"a": "1:1:-1"}]],
+        lookup_versions=[4, 5],
+    )
+    text = json.dumps(offset.to_json())
+    assert Offset.from_json(json.loads(text)) == offset
+    assert json.dumps(Offset.from_json(json.loads(text)).to_json()) == text
+
+
+def test_the_text_of_an_offset_does_not_depend_on_the_order_of_its_topics() -> None:
+    one, other = Offset(positions={"a": "1", "b": "2"}), Offset(positions={"b": "2", "a": "1"})
+    assert json.dumps(one.to_json()) == json.dumps(other.to_json())
+
+
+def test_an_older_offset_lacks_what_was_added_since() -> None:
+    assert Offset.from_json({"tick": 4, "cutoff": 9}) == Offset(tick=4, cutoff=9)
+
+
+def test_a_tick_has_what_the_offset_says() -> None:
+    numbers = {f.name: i for i, f in enumerate(fields(Offset), 1) if f.type == "int"}
+    offset = Offset(**numbers, run="run", destinations={"b": 2, "a": 1})  # type: ignore[arg-type]
+    tick = offset.to_tick()
+    for field in fields(Tick):
+        if field.name != "sending":
+            assert getattr(tick, field.name) == getattr(offset, field.name), field.name
+    assert json.loads(tick.sending) == {
+        "lanes": offset.lanes,
+        "batch_millis": offset.batch_millis,
+        "lane_set": offset.lane_set,
+        "partitions": {"a": 1, "b": 2},
+        "routes": {},
+    }
+
+
+def test_the_first_tick_of_a_run_is_a_turn() -> None:
+    ticks = Ticks(Offset(tick=8, turn=4, run="the run before"))
+    assert ticks.is_time()
+    assert (ticks.next().turn, ticks.last.run) == (5, "run")
+    assert ticks.next().turn == 5
+
+
+def test_the_cutoff_is_the_end_of_the_last_whole_slot_that_the_lookahead_reaches() -> None:
+    ticks = Ticks()
+    assert ticks.next().cutoff == START + 1_000 - 1
+    assert ticks.later(SLOT_MILLIS - 1).next().cutoff == START + 1_000 - 1
+    assert ticks.later(1).next().cutoff == START + 1_000 + SLOT_MILLIS - 1
+    # A shorter lookahead never takes back what was handed out.
+    assert ticks.next(lookahead=200).cutoff == START + 1_000 + SLOT_MILLIS - 1
+
+
+def test_a_turn_comes_each_seal_interval() -> None:
+    ticks = Ticks()
+    first = ticks.next().turn
+    assert ticks.later(4_999).next().turn == first
+    assert ticks.later(1).next().turn == first + 1
+    assert ticks.later(5_000).is_time()
+
+
+def test_a_turn_comes_before_the_cutoff_reaches_what_is_sealed() -> None:
+    """After a wall clock that jumps ahead nothing that is due is left in a bucket."""
+    ticks = Ticks(rows={START // SLOT_MILLIS + 600: 5})
+    turn = ticks.next().turn
+    ticks.now += 3_600_000
+    offset = ticks.next()
+    assert offset.turn == turn + 1
+    assert offset.cutoff == ticks.now + 1_000 - 1
+    assert offset.load_horizon == ticks.now + SETTINGS.load_ahead_millis
+
+
+def test_a_clock_that_is_set_back_hands_out_no_further_than_it_looks_ahead() -> None:
+    ticks = Ticks()
+    before = ticks.next()
+    ticks.now += 3_600_000
+    ahead = ticks.next()
+    ticks.now -= 3_600_000
+    assert ticks.is_time(), "at once"
+    after = ticks.next()
+    assert (after.cutoff, after.near_until) == (before.cutoff, before.near_until)
+    assert (after.turn, after.lane_set) == (ahead.turn + 1, ahead.lane_set + 1)
+    assert after.load_horizon == ahead.load_horizon, "what is in state stays there"
+    assert ticks.later(400).next().cutoff == before.cutoff + 400
+    assert ticks.last.lane_set == after.lane_set
+
+
+def test_a_clock_that_is_set_back_a_little_hands_out_nothing_anew() -> None:
+    ticks = Ticks(max_lookahead_millis=4_000)
+    before = ticks.next()
+    ticks.now -= 3_000
+    after = ticks.next()
+    assert (after.cutoff, after.near_until, after.lane_set) == (before.cutoff, before.near_until, 0)
+
+
+def test_too_many_rows_are_loaded_turn_by_turn() -> None:
+    slot = (START + 2_000) // SLOT_MILLIS
+    ticks = Ticks(rows={slot: 60, slot + 1: 60, slot + 2: 60}, max_segment_rows=130)
+    offset = ticks.next()
+    assert offset.load_horizon == (slot + 2) * SLOT_MILLIS
+    assert offset.cutoff < offset.near_until == offset.load_horizon
+    # It is behind, and so the next tick is a turn, at once.
+    assert ticks.is_time()
+    assert ticks.next().turn == offset.turn + 1
+    assert ticks.last.load_horizon == START + SETTINGS.load_ahead_millis
+    assert not ticks.is_time()
+
+
+def test_what_is_not_loaded_yet_is_not_handed_out_though_it_is_due() -> None:
+    """Too much is due at once: the cutoff stays below the load horizon, and follows it turn by turn."""
+    slot = START // SLOT_MILLIS
+    ticks = Ticks(rows={slot: 60, slot + 1: 60, slot + 2: 60}, max_segment_rows=70)
+    for loaded in (1, 2):
+        offset = ticks.next()
+        assert offset.load_horizon == offset.near_until == START + loaded * SLOT_MILLIS
+        assert offset.cutoff == offset.near_until - 1
+    assert ticks.next().cutoff == START + SETTINGS.lookahead_millis - 1
+
+
+def test_one_slot_is_loaded_whole_however_large() -> None:
+    slot = (START + 2_000) // SLOT_MILLIS
+    ticks = Ticks(rows={slot: 1_000_000, slot + 1: 1}, max_segment_rows=10)
+    assert ticks.next().load_horizon == (slot + 1) * SLOT_MILLIS
+    assert ticks.next().load_horizon > (slot + 1) * SLOT_MILLIS
+
+
+def test_a_batch_is_worth_it_when_something_is_due() -> None:
+    due = START + 3_000
+    ticks = Ticks()
+    ticks.next()
+    assert not ticks.is_time(due)
+    assert not ticks.later(3_000 - 1_000 + SLOT_MILLIS - 1).is_time(due)
+    assert ticks.later(1).is_time(due)
+    assert ticks.next().cutoff >= due
+    assert not ticks.is_time(due)
+
+
+def test_what_a_new_run_does_not_know_is_asked_for_slot_by_slot() -> None:
+    ticks = Ticks(Offset(tick=9, turn=3, run="before", load_horizon=START + 30_000, near_until=START + 9_000))
+    ticks.next()
+    assert not ticks.is_time()
+    assert ticks.later(SLOT_MILLIS).is_time()
+
+
+def test_a_turn_is_booked_when_its_intake_is_settled() -> None:
+    """Settled: what went unsealed was due before the mark's time, and is delivered."""
+    ticks = Ticks()
+    first = ticks.next()
+    assert first.marks == [[1, 1, 0]]
+    second = ticks.later(5_000).next(confirmed=1, settled=first.cutoff)
+    assert (second.booked, second.marks) == (1, [[2, 2, first.near_until]])
+    # Confirmed, but what was near then is not delivered yet.
+    third = ticks.later(5_000).next(confirmed=2, settled=first.near_until - 2)
+    assert (third.booked, [mark[0] for mark in third.marks]) == (1, [2, 3])
+    # Delivered, but the tick itself is not confirmed.
+    third = ticks.later(5_000).next(confirmed=2, settled=first.near_until - 1)
+    assert (third.booked, [mark[0] for mark in third.marks]) == (2, [3, 4])
+
+
+def test_a_mark_that_is_not_settled_holds_back_those_after_it() -> None:
+    ticks = Ticks(Offset(tick=9, turn=3, booked=0, marks=[[1, 2, START + 99_000], [2, 3, 0], [3, 4, 0]]))
+    offset = ticks.next(confirmed=9, settled=START)
+    assert (offset.booked, [mark[0] for mark in offset.marks]) == (0, [1, 2, 3, 4])
+    offset = ticks.later(5_000).next(confirmed=9, settled=START + 98_999)
+    assert (offset.booked, [mark[0] for mark in offset.marks]) == (3, [4, 5])
+
+
+def test_a_driver_that_starts_anew_unconfirms_nothing() -> None:
+    assert Ticks(Offset(confirmed=8)).next(confirmed=0).confirmed == 8
+
+
+def test_batches_that_take_long_come_less_often() -> None:
+    assert [tick_seconds(s) for s in (0, 0.2, 0.3)] == [0.3, 0.3, 0.3]
+    assert tick_seconds(0.5) == pytest.approx(0.7)
+    assert [tick_seconds(s) for s in (0.75, 2.0)] == [1.2, 1.2]

@@ -1,0 +1,425 @@
+"""Which topics are read, and what an offset says of the routes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pulsar
+import pytest
+
+import streaming.source.barriers
+import streaming.source.intake
+from broker.client import TopicLedgers
+from broker.new_cluster import NewClusterError
+from broker.position import Position
+from conf.settings import Settings, local_path
+from status.troubles import STANDING, Troubles
+from streaming.checkpoint.batch_input import BatchInput, Received
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.operator.parts import MESSAGES, TICK
+from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.source.clock import Offset
+from streaming.source.discovery import UNKNOWN
+from streaming.source.intake import Intake
+from tests.fake_pulsar import batch, one
+from tests.harness import wait_until
+from tests.messages import messages
+from tracker.messages import unpack
+from warehouse.known_routes import known_routes
+
+ORDERS, OTHER = "persistent://public/default/orders", "persistent://public/default/other"
+
+
+class Consumer:
+    """Of a topic with a few messages."""
+
+    def __init__(self, messages: Sequence[Any] = ()) -> None:
+        self._messages = deque(messages)
+        self.acknowledged: list[tuple[int, int]] = []
+        self._closed = threading.Event()
+
+    def receive(self, millis: int) -> Any:
+        if not self._messages:
+            self._closed.wait(min(millis, 20) / 1000)
+        if self._messages:
+            return self._messages.popleft()
+        raise pulsar.Timeout
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        self._messages.extend(messages)
+
+    def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
+        self.acknowledged.append((message_id.ledger_id(), message_id.entry_id()))
+
+    def is_connected(self) -> bool:
+        return not self._closed.is_set()
+
+    def get_last_message_id(self) -> pulsar.MessageId:
+        return pulsar.MessageId(-1, -1, -1, -1)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class Client:
+    def __init__(self) -> None:
+        self.consumers: dict[str, Consumer] = {}
+        self.forbidden: set[str] = set()  # topics that can't be looked up
+        self.partitions: dict[str, int] = {}
+
+    def subscribe(self, name: str, *_: Any, **__: Any) -> Consumer:
+        return self.consumers.setdefault(name, Consumer())
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        if topic in self.forbidden:
+            raise pulsar.AuthorizationError(f"no rights on {topic}")
+        n = self.partitions.get(topic, 0)
+        return [f"{topic}-partition-{i}" for i in range(n)] if n else [topic]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
+    client = Client()
+    monkeypatch.chdir(tmp_path)  # the checkpoint is in there
+    monkeypatch.setattr(streaming.source.intake, "connect", lambda _: client)
+    monkeypatch.setattr(streaming.source.intake, "SourceWatch", mock.Mock())
+    return client
+
+
+def settings(**routes: list[str]) -> Settings:
+    return Settings(
+        replicated="all",  # nobody answers where messages are from
+        routes=[
+            {"source": f"persistent://public/default/{topic}", "subscriptions": [{"name": name} for name in names]}
+            for topic, names in routes.items()
+        ],
+    )
+
+
+@pytest.fixture
+def start(client: Client, tmp_path: Path) -> Iterator[Any]:
+    made = []
+
+    def begin(settings: Settings, run: str, troubles: Troubles | None = None) -> Intake:
+        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
+        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
+        return made[-1]
+
+    yield begin
+    for intake in made:
+        intake.stop()
+
+
+class _None:
+    def to_pylist(self) -> list[int]:
+        return []
+
+
+CONTROL = "persistent://public/default/delaylake-control"
+POSITIONS = {ORDERS: "1:5", OTHER: "2:7", CONTROL: "3:1"}
+
+
+def offset(before: Settings, **values: Any) -> Offset:
+    return Offset(tick=4, run="before", positions=POSITIONS, routes=known_routes(before).to_json(), **values)
+
+
+def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, client: Client) -> None:
+    before = settings(orders=["a"], other=["b"])
+    intake = start(settings(other=["b"]), "now")
+    last = offset(before, barriers=[[3, {ORDERS: "1:9", OTHER: "2:7"}]])
+    new = intake.next_offset(last)
+    wait_until(lambda: OTHER in client.consumers, 5, "the other topic is read")
+    assert ORDERS not in client.consumers
+    assert new.positions == POSITIONS
+    assert list(new.known_routes.missing) == [ORDERS]
+    # Commands don't wait for the end of a topic that is not read: the shards keep those for it.
+    assert (new.barriers, new.passed) == ([], 3)
+    intake.commit(new)
+    assert ORDERS not in client.consumers
+
+
+def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
+    both = settings(orders=["a"], other=["b"])
+    away = known_routes(both).taken_on(settings(other=["b"]))
+    last = Offset(tick=9, run="before", positions=POSITIONS, routes=away.to_json())
+    intake = start(settings(orders=["new", "a"], other=["b"]), "now")
+    new = intake.next_offset(last)
+    wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read again")
+    assert sorted(new.back) == [[ORDERS, "a"], [ORDERS, "new"]]
+    assert new.known_routes.subscriptions.names[ORDERS] == ["a", "new"]
+    assert intake._receivers[ORDERS]._last_received == Position(1, 5)
+    again = intake.next_offset(new)
+    assert (again.back, again.routes) == ([], new.routes)
+
+
+def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client) -> None:
+    """One each costs Arrow more than the messages do: ten topics with 100 messages a second took batches of 6 s."""
+    client.consumers[ORDERS] = Consumer()
+    intake, last = start(settings(orders=["a"]), "now"), offset(settings(orders=["a"]))
+    intake.next_offset(last)
+    for entry in range(6, 10):
+        client.consumers[ORDERS].publish(one(entry, ledger=1))
+        wait_until(lambda e=entry: intake._receivers[ORDERS].last_received == Position(1, e), 5, "it came")
+    new = intake.next_offset(last)
+    [body] = [body for _, kind, body in intake.parts(last, new) if kind == MESSAGES]
+    assert unpack(body).num_rows == 4
+    assert unpack(body)["payload"].num_chunks == 1
+
+
+def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(start: Any, client: Client) -> None:
+    before = settings(orders=["a"], other=["b"])
+    first = offset(before)
+    last = Offset(tick=5, run="before", positions={**POSITIONS, ORDERS: "1:6"}, routes=first.routes)
+    intake = start(settings(other=["b"]), "now")
+
+    def read() -> None:
+        with contextlib.suppress(TimeoutError):  # the topic has nothing
+            intake.parts(first, last)
+
+    threading.Thread(target=read, daemon=True).start()
+    wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read for the replayed batch")
+    assert ORDERS not in intake._receivers
+    assert intake._replayed[ORDERS].source.topic == ORDERS
+    intake.commit(last)
+    assert not intake._replayed
+
+
+def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_when_it_can(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.source.barriers, "_SILENT_SECONDS", 0.3)
+    subscribe = client.subscribe
+
+    def not_orders(name: str, *arguments: Any, **options: Any) -> Consumer:
+        if name == ORDERS:
+            raise pulsar.AuthorizationError
+        return subscribe(name, *arguments, **options)
+
+    monkeypatch.setattr(client, "subscribe", not_orders)
+    client.consumers[CONTROL] = Consumer(one(2, 3))
+    both = settings(orders=["a"], other=["b"])
+    intake = start(both, "now")
+    last = offset(both)
+
+    def taken() -> Offset | None:
+        nonlocal last
+        last = intake.next_offset(last)
+        return last if last.positions[CONTROL] == "3:2" else None
+
+    began = time.monotonic()
+    new = wait_until(taken, 5, "the command")
+    assert time.monotonic() - began >= 0.3
+    assert (new.barriers, new.passed) == ([[new.tick, {ORDERS: None, OTHER: "-1:-1"}]], 0)
+
+    # What has been published there by now may be before the command.
+    client.consumers[ORDERS] = Consumer(one(6, 1))
+    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "subscribe", subscribe)
+
+    def has_passed() -> Offset | None:
+        nonlocal last
+        last = intake.next_offset(last)
+        assert not last.passed or last.positions[ORDERS] == "1:6"
+        return last if last.passed else None
+
+    assert wait_until(has_passed, 10, "the messages before the command").passed == new.tick
+
+
+def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_hold_up_nothing(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.source.barriers, "_CATCH_UP_SECONDS", 30)
+    slow, other, control = Consumer(), Consumer(), Consumer()
+    client.consumers.update({ORDERS: slow, OTHER: other, CONTROL: control})
+    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    both = settings(orders=["a"], other=["b"])
+    intake = start(both, "now")
+    last = intake.next_offset(offset(both))
+    receivers = intake._receivers
+    wait_until(lambda: all(r._consumer is not None for r in receivers.values()), 5, "all are connected")
+
+    def until(name: str, position: str) -> Offset:
+        nonlocal last
+
+        def came() -> bool:
+            nonlocal last
+            last = intake.next_offset(last)
+            return last.positions[name] == position
+
+        wait_until(came, 10, f"{position} of {name}")
+        return last
+
+    def command(entry: int) -> None:
+        control.publish(one(entry, 3))
+        wait_until(lambda: receivers[CONTROL].last_received == Position(3, entry), 5, "the command")
+
+    command(2)
+    other.publish(one(8, 2))
+    assert until(OTHER, "2:8").positions[CONTROL] == "3:1"
+    # A second command for a message behind the end that the first one waits for.
+    command(3)
+    other.publish(one(9, 2))
+    assert until(OTHER, "2:9").positions[CONTROL] == "3:1"
+
+    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 7, -1)  # type: ignore[method-assign]
+    slow.publish(one(6, 1))
+    first = until(CONTROL, "3:2")
+    assert (first.positions[ORDERS], first.passed) == ("1:6", first.tick)
+    slow.publish(one(7, 1))
+    second = until(CONTROL, "3:3")
+    assert (second.positions[ORDERS], second.passed) == ("1:7", second.tick)
+
+
+def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_settings_say_now(
+    start: Any, client: Client
+) -> None:
+    # Where messages were published nobody has to be asked.
+    orders = settings(orders=["a"]).model_copy(update={"replicated": "all"})
+    came = [*one(6, 1, payload=b"a"), *batch(7, 2, 1), *one(8, 1, props={"deliverAfter": "5000"})]
+    client.consumers[ORDERS] = Consumer(came)
+    intake = start(orders, "one")
+    first = last = offset(orders)
+    taken = 0
+    while last.positions[ORDERS] != "1:8":
+        first, last = last, intake.next_offset(last)
+        had = intake.parts(first, last)
+        taken += sum(unpack(body).num_rows for _, kind, body in had if kind == MESSAGES)
+    assert taken == len(came)
+    intake.stop()
+
+    client.consumers.clear()  # a broker that has let go of them
+    limited = orders.model_copy(update={"tracker": orders.tracker.model_copy(update={"max_delay_millis": 1})})
+    again = start(limited, "two")
+    assert again.parts(first, last) == had
+    assert again.parts(first, last) == had
+    assert again._receivers[ORDERS].last_received == Position(1, 8)
+    later = again.next_offset(last)
+    assert [kind for _, kind, _ in again.parts(last, later)] == [TICK], "nothing of it comes in again"
+    again.commit(later)
+    assert not list(Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir())
+
+
+def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = BatchInput(tmp_path / "input")
+    received = Received(messages([(1, 1, 5)]), messages([(2, 2, 0)]))
+    end, other = Offset(tick=7), Offset(tick=7, now=1)
+    kept.write(end, received)
+    assert kept.read(end) == received
+    assert kept.read(other) is None
+    [file] = (tmp_path / "input").iterdir()
+    for length in (0, 5, len(file.read_bytes()) - 30):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:length])
+        assert kept.read(end) is None
+        file.write_bytes(whole)
+    kept.forget(Offset(tick=6))
+    assert kept.read(end) is not None
+    kept.forget(end)
+    assert kept.read(end) is None
+
+
+def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.source.intake, "_DISCOVERY_SECONDS", 0.05)
+    routes = settings(orders=["a"], other=["b"])
+    intake = start(routes, "now")
+    intake._admin = SimpleNamespace(internal_stats=lambda name: TopicLedgers({1: 3}, {}, {}, (1, 2)))
+    last = offset(routes)
+    intake.next_offset(last)
+    client.consumers[OTHER].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 2, -1)  # type: ignore[method-assign]
+    error = wait_until(lambda: intake._new_cluster, 10, "a look at the ends of the topics")
+    assert str(error).startswith(f"{OTHER} was read up to entry 2:7, and ends with 1:2: the topic is of a new cluster")
+    with pytest.raises(NewClusterError):
+        intake.next_offset(last)
+
+
+def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and_holds_up_nothing(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(streaming.source.intake, "_DISCOVERY_SECONDS", 0.05)
+    before, now = settings(orders=["a", "b"]), settings(orders=["a", "b", "new", "well"])
+    client.forbidden = {f"{ORDERS}-{name}" for name in ("a", "b", "new")}
+    client.partitions = {f"{ORDERS}-well": 2}
+    intake = start(now, "now")
+    first = intake.next_offset(offset(before, destinations={f"{ORDERS}-a": 3}))
+    assert first.destinations == {f"{ORDERS}-a": 3, f"{ORDERS}-new": UNKNOWN, f"{ORDERS}-well": 2}
+    # So it is while the job runs, and the look at the ends of the topics comes, too.
+    ends = threading.Event()
+    monkeypatch.setattr(intake, "_check_ends", ends.set)
+    client.partitions[f"{ORDERS}-well"] = 4
+    wait_until(lambda: intake.next_offset(first).destinations[f"{ORDERS}-well"] == 4, 5, "new partitions")
+    assert ends.wait(5)
+    assert sorted(r.getMessage() for r in caplog.records if "can't be looked up" in r.getMessage()) == [
+        f"{ORDERS}-{name} can't be looked up, and is tried again: AuthorizationError: no rights on {ORDERS}-{name}"
+        for name in ("a", "b", "new")
+    ]
+    client.forbidden.clear()
+    wait_until(lambda: intake.next_offset(first).destinations == {f"{ORDERS}-well": 4}, 5, "all are known")
+
+
+def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_read(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming.source.intake, "_DISCOVERY_SECONDS", 0.05)
+    both, troubles = settings(orders=["a"], other=["b"]), Troubles()
+    client.forbidden = {ORDERS}
+    intake = start(both, "now", troubles)
+    last = intake.next_offset(Offset(routes=known_routes(both).to_json()))
+    wait_until(lambda: OTHER in client.consumers, 5, "the other topic is read")
+    [trouble] = troubles.current()
+    assert (trouble.kind, trouble.name) == (STANDING, ORDERS)
+    assert trouble.text == f"it is not read, for it can't be looked up: AuthorizationError: no rights on {ORDERS}"
+    client.forbidden.clear()
+    wait_until(lambda: ORDERS in client.consumers, 5, "it is read")
+    wait_until(lambda: not troubles.current(), 5, "nothing is wrong any more")
+    # Of one that is read the watch tells.
+    client.forbidden = {ORDERS}
+    wait_until(lambda: intake._discovery._why_not, 5, "a look")
+    assert not troubles.current()
+    assert intake.next_offset(last).tick == last.tick + 1
+
+
+def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_they_can_again(
+    start: Any, tmp_path: Path
+) -> None:
+    orders = settings(orders=["a"])
+    release = orders.release.model_copy(update={"unwritable": "reject"})
+    intake = start(orders.model_copy(update={"release": release}), "now")
+    waits: dict[str, Any] = {"since": 1, "open": []}
+
+    def after(last: Offset, unwritable: dict[str, Any]) -> Offset:
+        FeedbackFile(tmp_path / "feedback").write(Feedback(unwritable={ORDERS: unwritable} if unwritable else {}))
+        new: Offset = intake.next_offset(last)
+        return new
+
+    first = after(offset(settings(orders=["a"])), {"": waits, "a": waits})
+    assert (first.back, first.rejects_since) == ([], {ORDERS: first.tick})
+    second = after(first, {"": waits, "a": {**waits, "open": [[3, 1]]}})
+    assert (second.back, second.rejects_since) == ([], {ORDERS: first.tick})
+    # One can be written again, and for the other it is rejected from now on: what was held back of both goes out.
+    third = after(second, {"a": {**waits, "rejects": "gone"}})
+    assert (third.back, third.rejects_since) == ([[ORDERS, ""], [ORDERS, "a"]], {})
+    fourth = after(third, {})
+    assert fourth.back == []
+
+
+def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(start: Any) -> None:
+    """What came due while it was down is held back, and goes out when the destination is there again."""
+    orders = settings(orders=["a", "b"])
+    waits: dict[str, Any] = {"since": 1, "open": [[2, 0]]}
+    unwritable = {ORDERS: {"a": {"since": 1, "open": [[3, 1]], "rejects": "gone"}, "b": waits}}
+    intake = start(orders, "now")
+    first = intake.next_offset(offset(orders, unwritable=unwritable))
+    assert first.unwritable == {ORDERS: {"a": {"since": 1, "open": []}, "b": waits}}
+    assert first.back == []

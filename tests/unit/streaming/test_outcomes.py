@@ -1,0 +1,55 @@
+"""What of a batch's outcomes is published: one each, or one for all that share a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from streaming.sinks.outcomes import told
+from tracker.commands.schema import OUTCOMES
+from tracker.wire.delaylake_pb2 import Result
+
+
+def outcome(entry_id: int, **given: object) -> Mapping[str, object]:
+    values = {"request_id": "r", "topic": "t", "subscription": "a", "ledger_id": 1, "batch_index": -1}
+    result = {"result": int(Result.APPLIED), "reason": "", "operation": "SKIP", "sum_up": True}
+    return values | result | {"entry_id": entry_id} | given
+
+
+def published(*outcomes: Mapping[str, object]) -> list[tuple[object, ...]]:
+    rows = told(pa.Table.from_pylist(list(outcomes), schema=OUTCOMES)).to_pylist()
+    names = ("request_id", "subscription", "ledger_id", "entry_id", "batch_index", "result", "has_more", "n_named")
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_without_being_asked_to_sum_up_each_outcome_is_told() -> None:
+    rows = [outcome(entry, sum_up=asked) for entry, asked in enumerate([False, None])]
+    assert published(*rows) == [("r", "a", 1, 0, -1, 1, False, 0), ("r", "a", 1, 1, -1, 1, False, 0)]
+
+
+def test_those_of_a_request_that_share_a_result_are_one() -> None:
+    rows = [outcome(0), outcome(1, request_id="s"), outcome(2), outcome(3, result=3, reason="released")]
+    rows += [outcome(4, subscription="b"), outcome(0, request_id="single", sum_up=False), outcome(5)]
+    assert published(*rows) == [
+        ("single", "a", 1, 0, -1, 1, False, 0),
+        ("r", "a", -1, -1, -1, 1, False, 3),
+        ("s", "a", -1, -1, -1, 1, False, 1),
+        ("r", "a", -1, -1, -1, 3, False, 1),
+        ("r", "b", -1, -1, -1, 1, False, 1),
+    ]
+
+
+def test_single_messages_of_an_entry_are_summed_up_unless_the_entry_was_named() -> None:
+    rows = [outcome(0, batch_index=0), outcome(0, batch_index=1)]
+    rows += [outcome(1, batch_index=i, result=1 + 2 * i, sum_up=False) for i in range(2)] + [outcome(2)]
+    assert published(*rows) == [
+        ("r", "a", 1, 1, 0, 1, True, 0),
+        ("r", "a", 1, 1, 1, 3, False, 0),
+        ("r", "a", -1, -1, -1, 1, False, 3),
+    ]
+
+
+def test_an_outcome_for_the_command_as_a_whole_has_no_number() -> None:
+    whole = {"subscription": None, "ledger_id": -1, "result": int(Result.INVALID)}
+    assert published(outcome(-1, **whole)) == [("r", None, -1, -1, -1, int(Result.INVALID), False, 0)]

@@ -1,0 +1,194 @@
+"""A shard with the service's clock: when entries are booked, and what a seal leaves in state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming.release.feedback import Feedback
+from streaming.source.clock import Clock, ClockSettings, Offset
+from tests.messages import TOPIC, batches, messages, positions
+from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.apply import KNOWN
+from tracker.commands.schema import COMMANDS, RESCHEDULE
+from tracker.messages import concat, int64
+from tracker.rebuilt import Rebuilt
+from tracker.shard import Effects, Intake, Shard
+from tracker.store import MemoryStore
+from tracker.wire.delaylake_pb2 import Result
+
+START = 1_000_000
+SETTINGS = ClockSettings("run0", lookahead_millis=400, seal_interval_millis=1_500, load_ahead_millis=6_000)
+
+Entry = tuple[bool, list[int]]  # rejected; the delay of each message
+
+
+class Service:
+    """A shard and its clock. `fate` has the bucket or the release that each message went into."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.clock = Clock(SETTINGS)
+        self.offset = Offset()
+        self.now, self.monotonic = START, 0.0
+        self.runs = 0
+        self.cutoffs = {0: 0}
+        self.confirmed = 0
+        self.due: dict[tuple[int, int], int] = {}
+        self.sealed: list[pa.Table] = []
+        self.in_bucket: set[tuple[int, int]] = set()
+        self.released: dict[tuple[int, int], int] = {}
+        self.booked: list[int] = []
+
+    def restart(self) -> None:
+        self.runs += 1
+        self.clock = Clock(replace(SETTINGS, run=f"run{self.runs}"))
+
+    def step(self, later: int, entries: list[Entry], lag: int) -> Effects:
+        self.now += later
+        self.monotonic += later / 1000
+        last = self.offset
+        self.confirmed = max(self.confirmed, last.tick - lag)
+        feedback = Feedback(self.confirmed, self.cutoffs[self.confirmed])
+        self.offset = self.clock.next(last, self.now, self.monotonic, feedback, lambda: 0, self.rows_due)
+        self.cutoffs[self.offset.tick] = self.offset.cutoff
+        stored = concat(self.sealed)
+        due = int64(stored, "deliver_at")
+        segment = stored.filter(pa.array((due >= last.load_horizon) & (due < self.offset.load_horizon)))
+        intake = Intake(messages=concat([self.come(entry) for entry in entries]), segment=segment)
+        effects = Shard(self.store, {TOPIC: ["s"]}, 8).apply(self.offset.to_tick(), intake)
+        self.sealed.append(effects.bucket)
+        self.in_bucket.update(numbers(effects.bucket))
+        for release in effects.releases:
+            if release.tick == self.offset.tick:
+                self.released.update(dict.fromkeys(numbers(release.rows), release.tick))
+        self.booked += effects.entries["entry_id"].to_pylist()
+        return effects
+
+    def come(self, entry: Entry) -> pa.Table:
+        is_rejected, delays = entry
+        number = 1 + max((entry_id for entry_id, _ in self.due), default=-1)
+        size = len(delays)
+        rows = []
+        for i, delay in enumerate(delays):
+            self.due[number, i] = self.now + delay
+            rows.append((1, number, -1 if size == 1 else i, size, self.now + delay))
+        return batches(rows, reason="bad" if is_rejected else None)
+
+    def rows_due(self, version: int, start: int, end: int) -> list[tuple[int, int]]:
+        due = int64(concat(self.sealed), "deliver_at")
+        return sorted(Counter((due[(due >= start) & (due < end)] // SLOT_MILLIS).tolist()).items())
+
+    def is_settled(self, message: tuple[int, int]) -> bool:
+        return message in self.in_bucket or self.released.get(message, self.offset.tick) <= self.offset.confirmed
+
+
+def numbers(rows: pa.Table) -> list[tuple[int, int]]:
+    return [
+        (entry, max(i, 0)) for entry, i in zip(*(rows[c].to_pylist() for c in ("entry_id", "batch_index")), strict=True)
+    ]
+
+
+ENTRY = st.tuples(
+    st.sampled_from([False, False, False, True]), st.lists(st.integers(-1_000, 12_000), min_size=1, max_size=3)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2_500), st.lists(ENTRY, max_size=4), st.integers(0, 4), st.booleans()),
+        min_size=5,
+        max_size=25,
+    )
+)
+def test_entries_are_booked_once_when_all_of_their_messages_are_settled(
+    steps: list[tuple[int, list[Entry], int, bool]],
+) -> None:
+    """Settled: in a bucket that is sealed, or in a release that is confirmed. In the end all are booked."""
+    service = Service()
+    for later, entries, lag, restarts in steps:
+        if restarts:
+            service.restart()
+        before = len(service.booked)
+        service.step(later, entries, lag)
+        for entry in service.booked[before:]:
+            assert all(service.is_settled(message) for message in service.due if message[0] == entry)
+    for _ in range(12):
+        service.step(1_500, [], 0)
+    assert Counter(service.booked) == Counter({entry for entry, _ in service.due})
+    assert service.released.keys() == service.due.keys()
+    assert not {"slots", "mutable", "index_bits", "in_flight", "entries"} & {table for table, _ in service.store.values}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2_500), st.lists(ENTRY, max_size=4)), min_size=5, max_size=20))
+def test_after_a_turn_only_what_is_within_the_horizon_is_in_state(steps: list[tuple[int, list[Entry]]]) -> None:
+    service = Service()
+    for later, entries in steps:
+        turn = service.offset.turn
+        status = service.step(later, entries, 0).status
+        waiting = [due for message, due in service.due.items() if message not in service.released]
+        assert status["delayed"] == len(waiting)
+        if service.offset.turn > turn:
+            assert status["loaded"] == sum(due < service.offset.load_horizon for due in waiting)
+
+
+def test_a_full_mutable_bucket_is_sealed_between_turns() -> None:
+    service = Service()
+    service.step(0, [], 0)
+    assert service.step(1, [(False, [20_000])] * 7, 0).bucket.num_rows == 0
+    assert service.step(1, [(False, [20_000])], 0).bucket.num_rows == 8
+    assert service.offset.turn == 1
+
+
+def test_known_positions_are_forgotten_when_their_ledger_is_past() -> None:
+    service = Service()
+    service.step(0, [(False, [3_000]), (False, [5_000])], 0)
+    service.step(4_000, [], 0)
+    assert ("index_bits", (1, 0)) in service.store.values
+    service.step(2_000, [], 0)
+    assert ("index_bits", (1, 0)) not in service.store.values
+
+
+def test_a_shard_names_the_order_of_its_releases() -> None:
+    """What came in too late to be planned goes out apart from what was."""
+    service = Service()
+    service.step(0, [(False, [1_000])], 0)
+    releases = service.step(1_000, [(True, [9_000]), (False, [-5]), (False, [0])], 0).releases
+    assert [(r.is_planned, positions(r.rows)) for r in releases] == [
+        (False, [(1, 2), (1, 3), (1, 1)]),
+        (True, [(1, 0)]),
+    ]
+    assert messages([]).schema.names == releases[0].rows.schema.names[:-1]
+
+
+def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
+    """Of what was delivered before the first message that waits, a shard knows no more than that it is past."""
+    names = {TOPIC: ["s"]}
+    past = messages([(1, 0, START - 1), (1, 1, START)])
+    commands = pa.Table.from_pylist(
+        [
+            {
+                **{"request_id": f"r{entry}", "kind": RESCHEDULE, "operation": "RESCHEDULE", "topic": TOPIC},
+                **{"partition": -1, "subscriptions": 1, "ledger_id": 1, "entry_id": entry, "batch_index": -1},
+                "deliver_at": START + 60_000,
+            }
+            for entry in (0, 1)
+        ],
+        COMMANDS,
+    )
+    intake = Intake(
+        commands=commands,
+        request_ids={"r0": 1, "r1": 1},
+        found=past.select(KNOWN.names),
+        kept=past,
+        rebuilt=Rebuilt(sealed=1, released=START - 1),
+    )
+    tick = Offset(tick=1, now=START, cutoff=START - 1, turn=1, load_horizon=START + 1, run="r").to_tick()
+    outcomes = Shard(MemoryStore(), names, 8).apply(tick, intake).outcomes
+    assert [Result.Name(result) for result in outcomes["result"].to_pylist()] == ["TOO_LATE", "APPLIED"]

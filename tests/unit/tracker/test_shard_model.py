@@ -1,0 +1,382 @@
+"""A shard against a naive model: any sequence of messages, commands, turns, restarts, replays and other settings.
+
+The model knows subscriptions by their names, the shard by numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from conf.settings import Settings
+from tests.messages import TOPIC, batches, command, commands
+from tracker.commands.apply import KNOWN
+from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP, Switch
+from tracker.messages import MESSAGES, concat, int64
+from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.store import MemoryStore
+from tracker.wire.delaylake_pb2 import Result
+from warehouse.known_routes import KnownRoutes
+
+NAMES = ["s0", "s1", "s2", "s3"]
+TICK_MILLIS = 1_000
+
+
+@dataclass
+class Entry:
+    """An entry of the model: when each of its messages is due for whom, and from whom it was taken back.
+
+    Pairs are (message, subscription).
+    """
+
+    entry_id: int
+    due: list[int]
+    single: bool
+    taken: set[tuple[int, str]] = field(default_factory=set)
+    moved: dict[tuple[int, str], int] = field(default_factory=dict)  # to which time
+    handed_out: set[tuple[int, str]] = field(default_factory=set)
+    passed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
+
+    def time(self, i: int, s: str) -> int:
+        return self.moved.get((i, s), self.due[i])
+
+    def pairs(self, names: Sequence[str]) -> list[tuple[int, str]]:
+        return [(i, s) for i in range(len(self.due)) for s in names]
+
+    def index(self, i: int) -> int:
+        return -1 if self.single else i
+
+
+class ShardModel(RuleBasedStateMachine):
+    """Each rule is a tick. The model keeps what a shard should know in plain dictionaries."""
+
+    NEAR_MILLIS, AHEAD_MILLIS = 2_000, 6_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.entries: dict[int, Entry] = {}
+        self.sealed: list[pa.Table] = []
+        self.now = self.cutoff = self.tick = self.turn = self.near = self.load = 0
+        self.confirmed = self.settled = 0
+        self.run = 0
+        self.requests = 0
+        self.paused: set[str] = set()
+        self.routes = KnownRoutes({})
+        self.set_routes(["s0", "s1"])
+        self.unconfirmed: dict[tuple[int, bool], pa.Table] = {}
+        self.booked: set[int] = set()
+        self.marks: list[tuple[int, int, int]] = []
+        self.booked_turn = 0
+
+    def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
+        subscriptions = [{"name": name} for name in names]
+        made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])
+        before = self.routes
+        # As an offset keeps them.
+        self.routes = KnownRoutes.from_json(before.taken_on(made).to_json())
+        return self.routes.back_since(before)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {s.name: i for i, s in enumerate(self.routes.routes[TOPIC].subscriptions)}
+
+    @property
+    def wanted(self) -> list[str]:
+        return [s.name for s in self.routes.routes[TOPIC].left]
+
+    def shard(self, store: MemoryStore) -> Shard:
+        return Shard(store, self.routes.subscriptions, 1_000_000, TICK_MILLIS)
+
+    @initialize()
+    def begin(self) -> None:
+        self.step([], [], turns=True)
+
+    @rule(
+        sizes=st.lists(st.integers(1, 4), max_size=4),
+        delays=st.lists(st.integers(0, 12_000), min_size=16, max_size=16),
+        later=st.integers(0, 1_500),
+        turns=st.booleans(),
+    )
+    def messages_come(self, sizes: list[int], delays: list[int], later: int, turns: bool) -> None:
+        self.now += later
+        rest = iter(delays)
+        new = []
+        for size in sizes:
+            entry = Entry(len(self.entries), [self.now + next(rest) for _ in range(size)], single=size == 1)
+            self.entries[entry.entry_id] = entry
+            new.append(entry)
+        self.step(new, [], turns)
+
+    @rule(data=st.data(), later=st.integers(0, 500), whole=st.booleans(), turns=st.booleans())
+    def a_command_comes(self, data: st.DataObject, later: int, whole: bool, turns: bool) -> None:
+        self.now += later
+        # What is past may be forgotten, two ticks later.
+        known = [e for e in self.entries.values() if all(e.time(*pair) > self.now for pair in e.taken)]
+        if not known:
+            return
+        entry = data.draw(st.sampled_from(known))
+        subscriptions = data.draw(st.lists(st.sampled_from(self.wanted), unique=True, min_size=1))
+        subscriptions.sort(key=self.numbers.__getitem__)
+        index = -1 if whole else data.draw(st.integers(0, len(entry.due)))
+        self.requests += 1
+        kind = data.draw(st.sampled_from([SKIP, CANCEL, RESCHEDULE, RESTORE]))
+        time = self.now + data.draw(st.integers(-2_000, 15_000)) if kind == RESCHEDULE else None
+        bits = [self.numbers[s] for s in subscriptions]
+        row = command(f"r{self.requests}", 1, entry.entry_id, bits, index, time, kind=kind)
+        expected = {s: self.expect(kind, entry, s, index, time) for s in subscriptions}
+        effects = self.step([], [row], turns)
+        told: dict[str, list[int]] = {}
+        for outcome in effects.outcomes.to_pylist():
+            told.setdefault(outcome["subscription"], []).append(outcome["result"])
+        assert told == expected
+
+    @rule(data=st.data(), is_paused=st.booleans(), turns=st.booleans())
+    def some_are_paused_or_resumed(self, data: st.DataObject, is_paused: bool, turns: bool) -> None:
+        self.pause(data.draw(st.lists(st.sampled_from(self.wanted), unique=True, min_size=1)), is_paused, turns)
+
+    def pause(self, subscriptions: list[str], is_paused: bool, turns: bool) -> None:
+        self.requests += 1
+        bits = sum(1 << self.numbers[s] for s in subscriptions)
+        self.paused = self.paused | {*subscriptions} if is_paused else self.paused - {*subscriptions}
+        self.release_held()
+        self.step([], [], turns, [Switch(f"r{self.requests}", TOPIC, bits, is_paused)])
+
+    def release_held(self) -> None:
+        if self.routes.missing:
+            return
+        for entry in self.entries.values():
+            for pair, time in entry.moved.items():
+                if time == HELD_MILLIS and pair[1] in self.wanted and pair[1] not in self.paused:
+                    entry.moved[pair] = self.now
+
+    @rule(later=st.integers(0, 4_000), turns=st.booleans())
+    def time_passes(self, later: int, turns: bool) -> None:
+        self.now += later
+        self.step([], [], turns)
+
+    @rule()
+    def releases_are_confirmed(self) -> None:
+        self.confirmed, self.settled = self.tick, self.cutoff
+
+    @rule()
+    def the_job_starts_again(self) -> None:
+        self.run += 1
+        self.step([], [])
+
+    @rule(names=st.lists(st.sampled_from(NAMES), unique=True), later=st.integers(0, 4_000))
+    def the_job_starts_again_with_other_settings(self, names: list[str], later: int) -> None:
+        self.now += later
+        self.run += 1
+        known = self.numbers
+        back = self.set_routes(names)
+        for entry in self.entries.values():
+            new = self.numbers.keys() - known
+            entry.passed |= {(i, s) for i, s in entry.pairs(sorted(new)) if entry.due[i] <= self.cutoff}
+        self.release_held()
+        self.step([], [], back=back)
+
+    def expect(self, kind: str, entry: Entry, subscription: str, index: int, time: int | None) -> list[int]:
+        """The outcomes of a command for one subscription, and what it does to the model."""
+        if index >= len(entry.due):
+            return [Result.INVALID]
+        results = []
+        for i in range(len(entry.due)) if index < 0 else [index]:
+            pair = i, subscription
+            is_late = entry.time(*pair) <= self.cutoff
+            if (pair in entry.taken) != (kind in (RESTORE, RESCHEDULE)) and kind != RESCHEDULE:
+                results.append(Result.ALREADY_APPLIED)
+            elif kind == RESCHEDULE and pair in entry.taken:
+                results.append(Result.INVALID)
+            elif is_late:
+                results.append(Result.TOO_LATE)
+            else:
+                results.append(Result.APPLIED)
+                if kind == RESCHEDULE:
+                    entry.moved[pair] = max(time or 0, self.now)
+                elif kind == RESTORE:
+                    entry.taken.remove(pair)
+                else:
+                    entry.taken.add(pair)
+        if kind in (RESCHEDULE, RESTORE):
+            return results
+        late = results.count(Result.TOO_LATE)
+        if index < 0 and late in (0, len(results)):
+            return [Result.APPLIED if Result.APPLIED in results else results[0]]
+        return results
+
+    def step(
+        self,
+        new: list[Entry],
+        rows: list[dict[str, object]],
+        turns: bool = False,
+        switches: Sequence[Switch] = (),
+        back: Sequence[tuple[str, str]] = (),
+    ) -> Effects:
+        """One tick of the shard, replayed on a copy of its store, and checked."""
+        before = self.load
+        self.tick += 1
+        cutoff = max(self.cutoff, self.now)
+        if turns or cutoff >= self.near:
+            self.turn += 1
+            # As the clock does: a turn is booked when all that was due before it went unsealed is confirmed.
+            while self.marks and self.marks[0][1] <= self.confirmed and self.marks[0][2] <= self.settled + 1:
+                self.booked_turn = self.marks.pop(0)[0]
+            self.marks.append((self.turn, self.tick, self.near))
+            self.near = max(self.near, cutoff + self.NEAR_MILLIS)
+            self.load = max(self.load, cutoff + self.AHEAD_MILLIS)
+        self.cutoff = cutoff
+        stored = concat(self.sealed)
+        due = int64(stored, "deliver_at")
+        segment = stored.filter(pa.array((due >= before) & (due < self.load)))
+        incoming = [(1, e.entry_id, e.index(i), len(e.due), t) for e in new for i, t in enumerate(e.due)]
+        for entry in self.entries.values():
+            for i, s in entry.pairs([*self.numbers]):
+                if entry.time(i, s) > cutoff or (i, s) in entry.taken | entry.handed_out | entry.passed:
+                    continue
+                if s not in self.wanted:
+                    entry.passed.add((i, s))
+                elif s in self.paused or self.routes.missing:
+                    entry.moved[i, s] = HELD_MILLIS
+        tick = Tick(
+            self.tick,
+            cutoff,
+            self.turn,
+            self.load,
+            self.near,
+            f"run{self.run}",
+            self.confirmed,
+            self.booked_turn,
+            now=self.now,
+            passed=self.tick,
+            sending=json.dumps({"tick": self.tick}),
+        )
+        intake = Intake(
+            messages=batches(incoming) if incoming else MESSAGES.empty_table(),
+            segment=segment,
+            commands=commands(rows),
+            request_ids={str(row["request_id"]): 1 for row in rows} | {switch.request_id: 1 for switch in switches},
+            found=self.found(rows),
+            kept=self.kept(rows, switches, stored, back),
+            switches=switches,
+            back={topic for topic, _ in back},
+        )
+        state = dict(self.store.values)
+        effects = self.shard(self.store).apply(tick, intake)
+        self.replay(state, tick, intake, effects)
+        if effects.bucket.num_rows:
+            self.sealed.append(effects.bucket)
+        self.check_releases(effects)
+        for entry_id in effects.entries["entry_id"].to_pylist():
+            assert entry_id not in self.booked
+            self.booked.add(entry_id)
+        return effects
+
+    def kept(
+        self,
+        rows: list[dict[str, object]],
+        switches: Sequence[Switch],
+        stored: pa.Table,
+        back: Sequence[tuple[str, str]],
+    ) -> pa.Table:
+        """Sealed rows that commands move, or that were held back for subscriptions that are there again."""
+        if back or any(not switch.is_paused for switch in switches):
+            return stored.filter(pc.equal(stored["deliver_at"], HELD_MILLIS))
+        return stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64())))
+
+    def found(self, rows: list[dict[str, object]]) -> pa.Table:
+        """What a lookup in the tables gives: sealed messages; of booked entries that were never sealed, a past one."""
+        wanted = {row["entry_id"] for row in rows}
+        stored = concat(self.sealed)
+        originals = stored.filter(pc.is_null(stored["sequence"])).select(KNOWN.names)
+        index = [r for r in originals.to_pylist() if r["entry_id"] in wanted]
+        sealed = {r["entry_id"] for r in index}
+        for entry_id in (wanted & self.booked) - sealed:
+            size = len(self.entries[entry_id].due)  # type: ignore[index]
+            index.append(dict(zip(KNOWN.names, (TOPIC, -1, 1, entry_id, -1, size, 0), strict=True)))
+        return pa.Table.from_pylist(index, schema=KNOWN)
+
+    def replay(self, state: dict, tick: Tick, intake: Intake, effects: Effects) -> None:  # type: ignore[type-arg]
+        copy = MemoryStore()
+        copy.values = state
+        again = self.shard(copy).apply(tick, intake)
+        assert again.bucket.equals(effects.bucket)
+        assert again.outcomes.equals(effects.outcomes)
+        assert [(r.tick, r.is_planned) for r in again.releases] == [(r.tick, r.is_planned) for r in effects.releases]
+        assert all(a.rows.equals(b.rows) for a, b in zip(again.releases, effects.releases, strict=True))
+        assert copy.values == self.store.values
+
+    def check_releases(self, effects: Effects) -> None:
+        self.unconfirmed = {k: v for k, v in self.unconfirmed.items() if k[0] > self.confirmed}
+        for release in effects.releases:
+            key = release.tick, release.is_planned
+            if release.tick < self.tick:
+                assert release.rows.equals(self.unconfirmed[key])
+                continue
+            self.unconfirmed[key] = release.rows
+            for row in release.rows.to_pylist():
+                entry = self.entries[row["entry_id"]]
+                i = max(row["batch_index"], 0)
+                assert row["wants"]
+                assert not self.routes.missing
+                for s in (s for s, number in self.numbers.items() if row["wants"] >> number & 1):
+                    assert (i, s) not in entry.handed_out | entry.taken | entry.passed
+                    assert s in self.wanted
+                    assert s not in self.paused
+                    assert entry.time(i, s) == row["deliver_at"] <= self.cutoff
+                    entry.handed_out.add((i, s))
+
+    @invariant()
+    def nothing_is_lost_and_the_count_is_right(self) -> None:
+        waiting = set()
+        for entry in self.entries.values():
+            for i, s in entry.pairs([*self.numbers]):
+                if entry.time(i, s) > self.cutoff or (i, s) in entry.taken:
+                    assert (i, s) not in entry.handed_out
+                    # A row that waits: one of its own for each that was moved.
+                    if (i, s) not in entry.taken:
+                        waiting.add((entry.entry_id, i, s if (i, s) in entry.moved else None))
+                else:
+                    assert ((i, s) in entry.handed_out) != ((i, s) in entry.passed)
+        status = self.shard(self.store)
+        assert status._tracker.number_of_delayed_messages - status._control.unwanted == len(waiting)
+
+
+ShardModel.TestCase.settings = effort(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+test_shard_against_the_model = ShardModel.TestCase
+
+
+def test_what_was_moved_forward_and_held_back_comes_once() -> None:
+    """The row that it came with is still to come when the row that it was moved to is released."""
+    model = ShardModel()
+    model.begin()
+    entry = Entry(0, [12_000], single=True)
+    model.entries[0] = entry
+    model.step([entry], [], turns=True)
+    row = command("r", 1, 0, [0], 0, 1_000, kind=RESCHEDULE)
+    assert model.expect(RESCHEDULE, entry, "s0", 0, 1_000) == [Result.APPLIED]
+    model.step([], [row])
+    model.pause(["s0"], True, False)
+    model.time_passes(2_000, True)
+    model.pause(["s0"], False, True)
+    assert entry.handed_out == {(0, "s0")}
+    for _ in range(6):
+        model.time_passes(2_000, True)
+        model.nothing_is_lost_and_the_count_is_right()
+    assert entry.handed_out == {(0, "s0"), (0, "s1")}

@@ -1,0 +1,296 @@
+"""Compaction, retention and vacuum of real Delta tables."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.settings import RetentionSettings, Route, Settings
+from warehouse.maintenance.compaction import FAN_IN, Run, merge, overlap, plan
+from warehouse.maintenance.maintain import MaintenanceError, is_paused, lock, maintain, needs_maintenance
+from warehouse.maintenance.table_files import DataFile, TableFiles
+from warehouse.queries.index_rows import read_segment
+from warehouse.tables import SCHEMAS, Tables
+
+TOPIC = "persistent://public/default/t"
+NOW = 1_795_000_000_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+# Of the delayed index, since its first release.
+NEW_COLUMNS = ["ordering_key_bytes", "key_encoding", "schema_version"]
+
+
+def rows(table: str, values: list[dict[str, Any]]) -> pa.Table:
+    """Rows of a table; what is not given is 0, empty or null. Nothing has been moved."""
+    columns = []
+    for field in SCHEMAS[table]:
+        constant: dict[str, Any] = {
+            "topic": TOPIC,
+            "partition": -1,
+            "batch_index": -1,
+            "batch_size": 1,
+            "sequence": None,
+        }
+        default = constant.get(field.name, 0 if pa.types.is_integer(field.type) else None)
+        columns.append(pa.array([value.get(field.name, default) for value in values], field.type))
+    return pa.table(columns, schema=SCHEMAS[table])
+
+
+def bucket(number: int, n: int, start: int, span: int) -> pa.Table:
+    """A sealed bucket: rows due at random in a span of time, sorted, and a CANCEL after them."""
+    due = np.sort(start + np.random.default_rng(number).integers(0, span, n))
+    delays = [
+        {"deliver_at": int(t), "ledger_id": number, "entry_id": i, "operation": "DELAY", "payload": b"%d" % i}
+        for i, t in enumerate(due)
+    ]
+    cancel = {"deliver_at": int(due[0]), "ledger_id": number, "entry_id": 0, "operation": "CANCEL", "subscription": "a"}
+    return rows("delayed_index", [{"bucket_id": number, **row} for row in [*delays, cancel]])
+
+
+def test_a_table_of_an_earlier_release_gets_the_columns_that_came_since(tmp_path: Path) -> None:
+    earlier = pa.schema([f for f in SCHEMAS["delayed_index"] if f.name not in NEW_COLUMNS])
+    tables = Tables(f"file:{tmp_path}")
+    tables.create({"delayed_index": earlier})
+    for number in range(FAN_IN):
+        write_deltalake(
+            tables.path("delayed_index"), bucket(number, 100, NOW, HOUR).select(earlier.names), mode="append"
+        )
+    tables.create()
+    version = tables.version("delayed_index")
+    tables.create()
+    assert tables.version("delayed_index") == version, "nothing is added twice"
+
+    tables = Tables(f"file:{tmp_path}")
+    tables.append("delayed_index", bucket(FAN_IN, 100, NOW, HOUR), {})
+    files = TableFiles(tables, "delayed_index")
+    assert merge(files, files.all())
+    rows = read_segment(tables, tables.version("delayed_index"), NOW, NOW + HOUR)
+    assert rows.num_rows == 100 * (FAN_IN + 1)
+    assert all(rows[name].null_count == rows.num_rows for name in NEW_COLUMNS)
+
+
+def make(folder: Path, **retention: int) -> tuple[Settings, Tables]:
+    route = Route(source=TOPIC, subscriptions=({"name": "a"}, {"name": "b"}))
+    made = Settings(
+        warehouse=f"file:{folder}/warehouse",
+        checkpoint=f"file:{folder}/checkpoint",
+        routes=(route,),
+        retention=RetentionSettings(**retention),
+    )
+    tables = Tables(made.warehouse)
+    tables.create()
+    return made, tables
+
+
+def content(tables: Tables, name: str, version: int | None = None) -> list[str]:
+    """All rows, as sorted text."""
+    return sorted(map(repr, tables.query(name, f"SELECT * FROM {name}", version).to_pylist()))
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> tuple[Settings, Tables]:
+    made, tables = make(tmp_path)
+    for number in range(1, 41):
+        tables.append("delayed_index", bucket(number, 300, NOW + DAY, DAY), {"job": number})
+    return made, tables
+
+
+def test_compaction_keeps_all_rows_old_versions_and_transactions(sealed: tuple[Settings, Tables]) -> None:
+    made, tables = sealed
+    before, version = content(tables, "delayed_index"), tables.version("delayed_index")
+    report = next(r for r in maintain(made, now=NOW) if r.table == "delayed_index")
+    assert (report.files_before, report.files_after, report.files_merged) == (40, 1, 40)
+    assert report.bytes_after < report.bytes_before
+    assert content(tables, "delayed_index") == before
+    assert content(tables, "delayed_index", version) == before
+    assert tables.written("delayed_index", "job") == 40
+    assert not tables.append("delayed_index", bucket(40, 1, NOW, DAY), {"job": 40})
+    assert maintain(made, now=NOW)[0].files_merged == 0
+
+
+def test_a_segment_is_the_same_before_and_after(sealed: tuple[Settings, Tables]) -> None:
+    made, tables = sealed
+
+    def segment() -> list[str]:
+        version = tables.version("delayed_index")
+        return sorted(map(repr, read_segment(tables, version, NOW + DAY, NOW + DAY + HOUR).to_pylist()))
+
+    before = segment()
+    maintain(made, now=NOW)
+    assert before
+    assert segment() == before
+
+
+def test_merged_files_are_sorted_and_do_not_overlap(sealed: tuple[Settings, Tables], monkeypatch: Any) -> None:
+    monkeypatch.setattr("warehouse.maintenance.compaction.FILE_ROWS", 1_000)
+    _, tables = sealed
+    files = TableFiles(tables, "delayed_index", row_group_rows=100)
+    assert merge(files, files.all())
+    merged = files.all()
+    assert len(merged) > 10
+    assert len({file.run for file in merged}) == 1
+    assert all(one.last <= following.first for one, following in itertools.pairwise(merged))
+    for file in merged:
+        with files.open(file.path) as parquet:
+            assert parquet.metadata.row_group(0).num_rows <= 100
+        times = files.read(file.path, ["deliver_at"])["deliver_at"].to_pylist()
+        assert times == sorted(times)
+        assert (times[0], times[-1], len(times)) == (file.first, file.last, file.rows)
+    assert max(file.rows for file in merged) <= 1_000
+
+
+def test_a_dry_run_changes_nothing(sealed: tuple[Settings, Tables]) -> None:
+    made, tables = sealed
+    version = tables.version("delayed_index")
+    report = next(r for r in maintain(made, dry_run=True, now=NOW) if r.table == "delayed_index")
+    assert report.files_merged == 40
+    assert report.files_after == 40
+    assert tables.version("delayed_index") == version
+
+
+def test_the_transactions_survive_vacuum_and_a_cleaned_log(sealed: tuple[Settings, Tables], tmp_path: Path) -> None:
+    made, tables = sealed
+    tables.create(keep_versions_millis=1000)
+    maintain(made, now=NOW)
+    version, before = tables.version("delayed_index"), content(tables, "delayed_index")
+    time.sleep(1.5)
+    report = next(r for r in maintain(made, now=NOW) if r.table == "delayed_index")
+    folder = tmp_path / "warehouse" / "delayed_index"
+    assert report.files_vacuumed == 40
+    assert len(list(folder.glob("*.parquet"))) == 1
+    assert not (folder / "_delta_log" / f"{version - 5:020}.json").exists()
+    fresh = Tables(made.warehouse)
+    assert fresh.written("delayed_index", "job") == 40
+    assert content(fresh, "delayed_index") == before
+
+
+def test_old_versions_stay_while_the_job_stands_still(sealed: tuple[Settings, Tables], tmp_path: Path) -> None:
+    made, tables = sealed
+    tables.create(keep_versions_millis=1000)
+    version, before = tables.version("delayed_index"), content(tables, "delayed_index")
+    offsets = tmp_path / "checkpoint" / "query" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "12").write_text("v1\n{}\n" + json.dumps({"now": NOW - 1}))
+    (offsets / "9").write_text("v1\n{}\n" + json.dumps({"now": NOW - DAY}))
+    assert not is_paused(made, NOW)
+    assert is_paused(made, NOW + DAY)
+    maintain(made, now=NOW + DAY - HOUR)
+    time.sleep(1.5)
+    assert all(report.vacuum_put_off for report in maintain(made, now=NOW + DAY - HOUR))
+    assert content(tables, "delayed_index", version) == before
+
+
+def test_one_at_a_time(sealed: tuple[Settings, Tables]) -> None:
+    made, _ = sealed
+    with lock(made), pytest.raises(MaintenanceError, match="under way already"):
+        maintain(made, now=NOW)
+
+
+def test_of_two_that_remove_the_same_files_one_fails(sealed: tuple[Settings, Tables]) -> None:
+    _, tables = sealed
+    before = content(tables, "delayed_index")
+    one, other = TableFiles(tables, "delayed_index"), TableFiles(tables, "delayed_index")
+    files = one.all()
+    assert merge(one, files)
+    tables.append("delayed_index", bucket(99, 1, NOW, 1), {"job": 99})
+    assert not merge(other, files)
+    one.update()
+    DeltaTable(tables.path("delayed_index")).delete("ledger_id = 99")
+    assert not merge(one, one.all()) or content(tables, "delayed_index") == before
+    assert content(tables, "delayed_index") == before
+
+
+def test_whether_it_is_needed(sealed: tuple[Settings, Tables]) -> None:
+    made, tables = sealed
+    few = made.model_copy(update={"maintain": made.maintain.model_copy(update={"min_small_files": 40})})
+    many = made.model_copy(update={"maintain": made.maintain.model_copy(update={"min_small_files": 41})})
+    assert needs_maintenance(few, tables)
+    assert not needs_maintenance(many, tables)
+    maintain(few, now=NOW, merges_only=True)
+    assert not needs_maintenance(few, tables)
+
+
+def _append(warehouse: str, n: int) -> None:
+    tables = Tables(warehouse)
+    for number in range(1, n + 1):
+        assert tables.append("delayed_index", bucket(number, 50, NOW + DAY, DAY), {"job": number})
+
+
+def test_appends_of_another_process_go_on_while_files_are_merged_again_and_again(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+    n = 200
+    writer = multiprocessing.get_context("spawn").Process(target=_append, args=(made.warehouse, n))
+    writer.start()
+    commits = 0
+    files = TableFiles(tables, "delayed_index")
+    while writer.is_alive():
+        files.update()
+        if len(found := files.all()) > 2:
+            assert merge(files, found)
+            commits += 1
+    writer.join()
+    assert writer.exitcode == 0
+    assert commits > 3
+    found = tables.query("delayed_index", "SELECT ledger_id, count(*) AS n FROM delayed_index GROUP BY 1 ORDER BY 1")
+    assert found["ledger_id"].to_pylist() == list(range(1, n + 1))
+    assert set(found["n"].to_pylist()) == {51}
+    assert tables.written("delayed_index", "job") == n
+
+
+# The plan alone.
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3_000_000), st.integers(0, 100), st.integers(1, 100)), max_size=400),
+    st.integers(1, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_after_the_planned_merges_no_time_has_more_runs_than_it_may(spans: list[Any], limit: int) -> None:
+    files = [DataFile(f"f{i}", n * 10, n, start, start + length) for i, (n, start, length) in enumerate(spans)]
+    groups = plan(files, None, limit)
+    merged = [file for group in groups for file in group]
+    assert len({file.path for file in merged}) == len(merged)
+    runs = [Run((file,)) for file in files if file not in merged] + [Run(tuple(g), merges=True) for g in groups]
+    assert overlap(runs) <= limit
+    small = [run for run in runs if run.tier < 0]
+    assert len(small) < FAN_IN * len({run.tier for run in small} or {0})
+
+
+def test_a_row_is_written_once_a_tier() -> None:
+    """Seals come in for ever, all due in the same month: what is written again grows with the logarithm."""
+    runs: list[DataFile] = []
+    written = 0
+    seals = 19_200
+    for number in range(seals):
+        runs.append(DataFile(f"seal{number}", 1_000, 5_000, 0, DAY))
+        if number % 120 == 119:
+            for group in plan(runs, None, 25):
+                total = sum(file.rows for file in group)
+                written += total
+                runs = [run for run in runs if run not in group]
+                runs.append(DataFile(f"run{number}-{len(runs)}", total, total, 0, DAY))
+    assert overlap(Run((file,)) for file in runs) <= 25
+    assert written / (seals * 5_000) < 5
+
+
+def test_large_files_that_do_not_overlap_are_left_alone() -> None:
+    files = [DataFile(f"f{i}", 1, 600_000, i * 10, i * 10 + 9) for i in range(100)]
+    assert plan(files, None, 50) == []
+
+
+def test_what_is_past_is_merged_only_while_it_is_small() -> None:
+    large = [DataFile(f"large{i}", 1, 600_000, 0, 10) for i in range(20)]
+    small = [DataFile(f"small{i}", 1, 100, 0, 10) for i in range(20)]
+    assert plan(large + small, 11, 50) == [small]

@@ -1,0 +1,64 @@
+"""What a request was answered first is found in the table, for a day, by its id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from streaming.sinks.outcomes import to_table
+from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, rows
+from tracker.commands.repeats import ANSWERS, OTHER_BODY
+from tracker.commands.schema import OUTCOMES
+from tracker.wire.delaylake_pb2 import Result
+from warehouse.queries.first_answers import find_first_answers
+from warehouse.tables import Tables
+
+
+def outcome(request_id: str, entry_id: int, **given: object) -> dict[str, object]:
+    return {
+        "request_id": request_id,
+        "subscription": "a",
+        "ledger_id": 1,
+        "entry_id": entry_id,
+        "result": "APPLIED",
+        "operation": "SKIP",
+        "applied_at": NOW,
+        "batch_id": 7,
+        **given,
+    }
+
+
+def test_answers_are_found_by_request_id(tmp_path: Path) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    told = [
+        outcome("it's", 1),
+        outcome("it's", 2, result="TOO_LATE", reason="released", batch_id=8),
+        outcome("r", 3),
+        outcome("it's", -1, ledger_id=-1, subscription=None, result="NOT_FOUND"),
+        outcome("old", 4, applied_at=NOW - DAY - 2 * HOUR),
+        # No first answers.
+        outcome("it's", 5, result="INVALID", reason=OTHER_BODY),
+        outcome("it's", 6, result="ALREADY_APPLIED", reason="the request id has been applied"),
+    ]
+    tables.append("outcomes", rows("outcomes", told), {})
+    version = tables.version("outcomes")
+    tables.append("outcomes", rows("outcomes", [outcome("it's", 9)]), {})
+
+    found = find_first_answers(tables, version, ["it's", "nobody", "old"], NOW)
+    assert found.schema == ANSWERS
+    names = ("subscription", "entry_id", "result", "reason", "tick")
+    assert [tuple(row[name] for name in names) for row in found.to_pylist()] == [
+        (None, -1, Result.NOT_FOUND, None, 7),
+        ("a", 1, Result.APPLIED, None, 7),
+        ("a", 2, Result.TOO_LATE, "released", 8),
+    ]
+    assert find_first_answers(tables, None, ["it's"], NOW).num_rows == 4
+    assert find_first_answers(tables, version, [], NOW).schema == ANSWERS
+
+
+def test_what_is_told_again_is_not_written_down_again() -> None:
+    told = [{"request_id": "r", "ledger_id": 1, "entry_id": i, "result": 3, "is_repeat": i > 0 or None} for i in (0, 1)]
+    written = to_table(pa.Table.from_pylist(told, schema=OUTCOMES), 5, NOW)
+    assert [(row["entry_id"], row["result"], row["batch_id"]) for row in written.to_pylist()] == [(0, "TOO_LATE", 5)]

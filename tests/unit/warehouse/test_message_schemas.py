@@ -1,0 +1,114 @@
+"""Schemas of source topics: kept when they are first seen, and given to producers at the destinations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.client import PulsarError
+from broker.position import Position, SourceTopic
+from streaming.source.receiving.details import MessageDetails, NotKnownYet
+from warehouse.message_schemas import DestinationSchemas, MessageSchema, SchemaKeeper, UnknownSchema, read
+
+TOPIC = "persistent://public/default/t"
+FIRST = b"\0" * 8
+AVRO = ("AVRO", '{"type": "record"}', {"a": "b"})
+
+
+class Admin:
+    """A broker with schemas of topics."""
+
+    def __init__(self, schemas: dict[tuple[str, int], tuple[str, str, dict[str, str]]]) -> None:
+        self.schemas = schemas
+        self.asked: list[tuple[str, int]] = []
+        self.registered: list[tuple[Any, ...]] = []
+        self.answers = True
+
+    def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
+        if not self.answers:
+            raise PulsarError("no answer")
+        self.asked.append((topic, version))
+        return self.schemas.get((topic, version))
+
+    def register_schema(self, *schema: Any) -> int:
+        self.registered.append(schema)
+        return 7
+
+
+class Client:
+    """A client that knows each destination's schemas as (destination, version)."""
+
+    _client: Any = None
+
+    def __init__(self) -> None:
+        self._client = self
+
+    def get_schema_info(self, topic: str, version: int) -> tuple[str, int]:
+        return topic, version
+
+
+def test_a_schema_is_asked_for_once_and_outlives_its_registry(tmp_path: Path) -> None:
+    admin: Any = Admin({(TOPIC, 0): AVRO})
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    assert [keeper.keep(TOPIC, FIRST, TOPIC) for _ in range(2)] == [MessageSchema(*AVRO)] * 2
+    assert admin.asked == [(TOPIC, 0)]
+
+    admin.schemas.clear()
+    assert SchemaKeeper(str(tmp_path), admin).keep(TOPIC, FIRST, TOPIC) == MessageSchema(*AVRO)
+    assert read(str(tmp_path)) == {(TOPIC, FIRST): MessageSchema(*AVRO)}
+    assert read(str(tmp_path), "another") == {}
+
+
+def test_that_there_is_none_is_kept_too_so_that_a_replay_says_the_same(tmp_path: Path) -> None:
+    admin: Any = Admin({})
+    assert SchemaKeeper(str(tmp_path), admin).keep(TOPIC, FIRST, TOPIC) is None
+    admin.schemas[TOPIC, 0] = AVRO
+    assert SchemaKeeper(str(tmp_path), admin).keep(TOPIC, FIRST, TOPIC) is None
+
+
+def test_a_broker_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    admin: Any = Admin({(TOPIC, 0): AVRO})
+    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
+    admin.answers = False
+    with pytest.raises(NotKnownYet):
+        details.schema(FIRST)
+    admin.answers = True
+    assert details.schema(FIRST) == (FIRST, MessageSchema(*AVRO))
+
+
+def test_schemas_of_an_imported_topic_do_not_pass_for_those_of_the_route(tmp_path: Path) -> None:
+    other = "persistent://public/default/other"
+    admin: Any = Admin({(TOPIC, 0): AVRO, (other, 0): ("STRING", "", {})})
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    source = SourceTopic(TOPIC, TOPIC, -1)
+    version, schema = MessageDetails(source, admin, keeper).schema(FIRST)
+    imported_version, imported = MessageDetails(source, admin, keeper, other).schema(FIRST)
+    assert (schema, imported) == (MessageSchema(*AVRO), MessageSchema("STRING", "", {}))
+    assert version != imported_version
+    assert len(read(str(tmp_path))) == 2
+
+
+def test_the_first_half_of_a_separated_pair_is_bytes_and_nobody_is_asked(tmp_path: Path) -> None:
+    admin: Any = Admin({})
+    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
+    pair = MessageSchema("KEY_VALUE", "{}", {"kv.encoding.type": "SEPARATED"})
+    assert details.key_encoding("a2V5", "p", pair, Position(5, 0), -1) == "base64"
+
+
+def test_a_schema_is_registered_once_with_each_destination(tmp_path: Path) -> None:
+    admin: Any = Admin({(TOPIC, 0): AVRO, (TOPIC, 1): ("INT32", "", {})})
+    client: Any = Client()
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    keeper.keep(TOPIC, FIRST, TOPIC)
+    schemas = DestinationSchemas(str(tmp_path), admin)
+    assert [schemas.info(client, destination, TOPIC, FIRST) for destination in "aab"] == [("a", 7), ("a", 7), ("b", 7)]
+    assert admin.registered == [("a", *AVRO), ("b", *AVRO)]
+
+    second = b"\0" * 7 + b"\1"
+    with pytest.raises(UnknownSchema, match="schema version 1 is not in the table schemas"):
+        schemas.info(client, "a", TOPIC, second)
+    keeper.keep(TOPIC, second, TOPIC)
+    assert schemas.info(client, "a", TOPIC, second).name() == "BYTES", "the client can't carry it"
+    assert len(admin.registered) == 2

@@ -1,0 +1,218 @@
+"""What is pending: views, listings, audit, retention and rebuild say the same as a model that knows what happened."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import HealthCheck, Phase, settings
+
+from conf.settings import Settings
+from jobs.commands.audit import OVERDUE_MILLIS, run_audit
+from recovery.rebuild import Rebuilt, rebuild
+from streaming.sinks.outcomes import to_table
+from tests.messages import TOPIC
+from tests.unit.tracker.test_shard_model import Entry, ShardModel
+from tracker.commands.apply import Control
+from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.schema import Switch
+from tracker.messages import MESSAGES, concat, typed, with_columns
+from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.shard import Effects
+from tracker.store import MemoryStore
+from warehouse.known_routes import subscription_names
+from warehouse.maintenance.retention import Retention
+from warehouse.queries.index_rows import cancels_to_index, positions, to_index
+from warehouse.queries.waiting import WAITS, Pending, PendingFilter, State
+from warehouse.tables import DELIVERIES, SCHEMAS, Tables
+from warehouse.views import Warehouse
+
+OTHER = "persistent://public/default/other"
+SUBSCRIPTIONS = ["s0", "s1"]
+# Where entries are, each third of them: topic, partition, ledger.
+PLACES = ((TOPIC, 0, 1), (TOPIC, 1, 2), (OTHER, -1, 3))
+
+# (entry, batch index, subscription, time)
+Row = tuple[int, int, str, int]
+
+
+class PendingModel(ShardModel):
+    """Writes what the shard does to tables, at the end, when all that waits is sealed, and asks them."""
+
+    NEAR_MILLIS = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
+
+    def step(
+        self,
+        new: list[Entry],
+        rows: list[dict[str, object]],
+        turns: bool = False,
+        switches: Sequence[Switch] = (),
+        back: Sequence[tuple[str, str]] = (),
+    ) -> Effects:
+        effects = super().step(new, rows, turns, switches, back)
+        index = [to_index(effects.bucket, self.tick), cancels_to_index(effects.cancels, self.tick)]
+        self.written["delayed_index"] += index
+        self.written["outcomes"].append(to_table(effects.outcomes, self.tick, self.now))
+        for release in effects.releases:
+            if release.tick == self.tick:
+                self.written["deliveries"] += deliveries(release.rows, self.cutoff)
+        return effects
+
+    def the_job_starts_again_with_other_settings(self, names: list[str], later: int) -> None:
+        """No rule here: the readers know the settings' subscriptions only."""
+
+    def teardown(self) -> None:
+        for _ in range(2):  # what a pause holds back is sealed with the next turn
+            self.step([], [], turns=True)
+        sizes = [(TOPIC, -1, 1, e.entry_id, None, len(e.due), 0) for e in self.entries.values()]
+        names = SCHEMAS["entries"].names
+        self.written["entries"] = [
+            pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in sizes], SCHEMAS["entries"])
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            tables = Tables(f"{folder}/warehouse")
+            tables.create()
+            for name, written in self.written.items():
+                found = concat(written, SCHEMAS[name])
+                if found.num_rows:
+                    tables.append(name, placed(found), {"test": 1})
+            routes = [{"source": t, "subscriptions": [{"name": s} for s in SUBSCRIPTIONS]} for t in (TOPIC, OTHER)]
+            made = Settings(warehouse=tables.path("").rstrip("/"), checkpoint=folder, routes=tuple(routes))
+            self.check(made, tables)
+
+    def check(self, made: Settings, tables: Tables) -> None:
+        pending = {row for row in self.rows() if not self.is_taken(row)}
+        self.check_views(Warehouse(made), pending)
+        self.check_listings(made, pending)
+        self.check_audit(made, pending)
+        index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
+        settled = Retention(made, tables, self.now)._is_settled(index) if index.num_rows else np.zeros(0, np.bool_)
+        assert [not done for done in settled] == [any(waits(row, pending)) for row in index.to_pylist()]
+        self.check_rebuild(made, tables, pending)
+
+    def rows(self) -> Iterator[Row]:
+        """What has not been handed out: what waits, and what is cancelled."""
+        for e in self.entries.values():
+            for i, s in e.pairs(SUBSCRIPTIONS):
+                if (i, s) not in e.handed_out:
+                    yield e.entry_id, e.index(i), s, e.time(i, s)
+
+    def is_taken(self, row: Row) -> bool:
+        entry, index, subscription, _ = row
+        return (max(index, 0), subscription) in self.entries[entry].taken
+
+    def counts(self, rows: set[Row]) -> Counter[tuple[str, str]]:
+        """By topic and subscription."""
+        return Counter((PLACES[entry % 3][0], subscription) for entry, _, subscription, _ in rows)
+
+    def check_views(self, warehouse: Warehouse, pending: set[Row]) -> None:
+        found = warehouse.sql("SELECT * FROM pending").to_pylist()
+        names = ("entry_id", "batch_index", "subscription", "deliver_at")
+        assert Counter(tuple(row[name] for name in names) for row in found) == Counter(pending)
+        assert all((r["topic"], r["partition"], r["ledger_id"]) == PLACES[r["entry_id"] % 3] for r in found)
+        scheduled = warehouse.sql("SELECT coalesce(sum(messages), 0) AS n FROM schedule")["n"][0].as_py()
+        assert scheduled == sum(due < HELD_MILLIS for *_, due in pending)
+        taken = {row for row in self.rows() if self.is_taken(row)}
+        cancelled = warehouse.sql("SELECT DISTINCT entry_id, subscription FROM cancellations").to_pylist()
+        assert {(r["entry_id"], r["subscription"]) for r in cancelled} == {(row[0], row[2]) for row in taken}
+        for row in warehouse.sql("SELECT * FROM funnel").to_pylist():
+            own = row["topic"], row["subscription"]
+            n = sum(len(e.due) for e in self.entries.values() if PLACES[e.entry_id % 3][0] == row["topic"])
+            counts = n, self.counts(pending)[own], self.counts(taken)[own]
+            assert (row["taken_in"], row["pending"], row["taken_back"]) == counts
+            assert row["delivered"] == n - counts[1] - counts[2]
+
+    def check_listings(self, made: Settings, pending: set[Row]) -> None:
+        taken = {row for row in self.rows() if self.is_taken(row) and row[3] > self.cutoff}
+        for state, expected in ((State.WAITING, pending), (State.TAKEN_BACK, taken)):
+            found = []
+            for topic in (TOPIC, OTHER):
+                asked = Pending(made, topic, PendingFilter(due_from=0, state=state), None, self.cutoff)
+                listed = asked.rows(1_000, ["ledger_id", "entry_id", "batch_index", "deliver_at"]).to_pylist()
+                assert asked.count() == len(listed)
+                found += [
+                    (row["entry_id"], row["batch_index"], name, row["deliver_at"])
+                    for row in listed
+                    for i, name in enumerate(SUBSCRIPTIONS)
+                    if row[WAITS] >> i & 1
+                ]
+            assert Counter(found) == Counter(expected)
+
+    def check_audit(self, made: Settings, pending: set[Row]) -> None:
+        taken = {row for row in self.rows() if self.is_taken(row)}
+        # Long after all is due but what is held back.
+        now = max((due for *_, due in pending if due < HELD_MILLIS), default=0) + OVERDUE_MILLIS + 1
+        found = run_audit(made, now)
+        for row in found.counts:
+            own = row["topic"], row["subscription"]
+            assert (row["pending"], row["taken_back"]) == (self.counts(pending)[own], self.counts(taken)[own])
+        overdue = sum(due < HELD_MILLIS for *_, due in pending)
+        assert {kind: finding["count"] for kind, finding in found.findings.items()} == (
+            {"overdue": overdue} if overdue else {}
+        )
+
+    def check_rebuild(self, made: Settings, tables: Tables, pending: set[Row]) -> None:
+        checkpoint = Path(made.checkpoint)
+        with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
+            rebuild(made, tables, checkpoint, now=self.now)
+        found = Rebuilt(checkpoint)
+        first = json.loads((checkpoint / "query/rebuild/meta.json").read_text())["released"] + 1
+        inputs = [tables_ for _, tables_ in found.inputs(made.tracker.shards)]
+        kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
+        taken, delivered, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in kinds)
+        index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
+        begun = Control(MemoryStore(), subscription_names(made), 1_000)
+        begun.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), self.now)
+        bits = begun.wants(typed(index, MESSAGES)).tolist()
+        for row, wants in zip(index.to_pylist(), bits, strict=True):
+            is_loaded = row["deliver_at"] >= first
+            expected = waits(row, pending)
+            assert [bool(wants >> i & 1) and is_loaded for i in range(len(SUBSCRIPTIONS))] == expected
+
+
+def waits(row: dict[str, object], pending: set[Row]) -> list[bool]:
+    """For which subscriptions a row of the delayed index is the one by which its message waits."""
+    at = row["entry_id"], row["batch_index"]
+    return [(*at, name, row["deliver_at"]) in pending and row["subscription"] in (None, name) for name in SUBSCRIPTIONS]
+
+
+def deliveries(rows: pa.Table, sent_at: int) -> Iterator[pa.Table]:
+    """What the sender writes down of a release."""
+    for i, name in enumerate(SUBSCRIPTIONS):
+        own = rows.filter(pc.equal(pc.bit_wise_and(pc.shift_right(rows["wants"], i), 1), 1))
+        values = {
+            **{column: own[column] for column in DELIVERIES.names if column in own.column_names},
+            "subscription": pa.repeat(name, own.num_rows),
+            "sent_at": pa.repeat(sent_at, own.num_rows),
+        }
+        yield typed(values, DELIVERIES)
+
+
+def placed(rows: pa.Table) -> pa.Table:
+    """The rows where their entries are."""
+    at = [PLACES[entry % 3] for entry in rows["entry_id"].to_pylist()]
+    columns = dict(zip(("topic", "partition", "ledger_id"), zip(*at, strict=True), strict=True))
+    types = {name: pa.array(list(values), rows.schema.field(name).type) for name, values in columns.items()}
+    rows = with_columns(rows, **types)
+    return with_columns(rows, position=positions(rows)) if "position" in rows.column_names else rows
+
+
+PendingModel.TestCase.settings = settings(
+    max_examples=6,
+    stateful_step_count=40,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+test_five_readers_agree_on_what_is_pending = PendingModel.TestCase

@@ -1,0 +1,60 @@
+"""What a command names is found in the tables, whatever time it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.messages import batches, command, commands, messages
+from tracker.entry_log import ENTRY_COLUMNS
+from warehouse.queries.index_rows import find_entries, to_index
+from warehouse.tables import Tables
+
+NOW = 1_800_000_000_000
+DAY = 86_400_000
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    tables = Tables(str(tmp_path))
+    tables.create()
+    alone = messages([(1, entry, NOW + entry * DAY) for entry in range(10)])
+    batch = batches([(2, 0, 0, 3, NOW), (2, 0, 1, 3, NOW + 5 * DAY), (2, 0, 2, 3, NOW + DAY)])
+    gone = messages([(3, 0, NOW)])
+    for number, rows in enumerate((alone, batch), 1):
+        tables.append("delayed_index", to_index(rows, number), {"test": number})
+    for number, rows in enumerate((alone, batch.slice(0, 1), gone), 1):
+        tables.append("entries", rows.select(ENTRY_COLUMNS), {"test": number})
+    return tables
+
+
+def found(tables: Tables, *asked: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
+    """The positions and times for skips of (ledger_id, entry_id, deliver_at)."""
+    rows = commands(command(f"{i}", ledger, entry) | {"deliver_at": at} for i, (ledger, entry, at) in enumerate(asked))
+    versions = [tables.version(name) for name in ("delayed_index", "entries")]
+    names = ("ledger_id", "entry_id", "batch_index", "deliver_at")
+    return sorted(tuple(row[name] for name in names) for row in find_entries(tables, versions, rows).to_pylist())
+
+
+@pytest.mark.parametrize("at", [0, NOW + 3 * DAY, NOW + 3 * DAY + 1, 1])
+def test_a_message_is_found_by_any_time(tables: Tables, at: int) -> None:
+    assert found(tables, (1, 3, at)) == [(1, 3, -1, NOW + 3 * DAY)]
+
+
+@pytest.mark.parametrize("at", [0, NOW, NOW + DAY, 1])
+def test_an_entry_is_found_whole(tables: Tables, at: int) -> None:
+    assert found(tables, (2, 0, at)) == [(2, 0, 0, NOW), (2, 0, 1, NOW + 5 * DAY), (2, 0, 2, NOW + DAY)]
+
+
+def test_many_are_found_together_those_that_are_in_no_bucket_too(tables: Tables) -> None:
+    asked = [(1, entry, NOW + entry * DAY) for entry in range(12)]
+    assert found(tables, *asked, (3, 0, NOW), (2, 0, NOW), (4, 0, 0)) == [
+        *[(1, entry, -1, NOW + entry * DAY) for entry in range(10)],
+        *[(2, 0, 0, NOW), (2, 0, 1, NOW + 5 * DAY), (2, 0, 2, NOW + DAY)],
+        (3, 0, -1, 0),
+    ]
+
+
+def test_nothing_is_looked_for_where_nothing_is_named(tables: Tables) -> None:
+    assert found(tables) == []

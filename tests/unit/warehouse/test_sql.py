@@ -1,0 +1,197 @@
+"""`delaylake sql`: the views say what the tables mean, now and earlier."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from deltalake.exceptions import DeltaError
+
+from conf.settings import Settings, load_settings
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.messages import TOPIC
+from tracker.commands.moves import HELD_MILLIS
+from warehouse.message_schemas import SchemaKeeper
+from warehouse.tables import SCHEMAS, Tables
+from warehouse.views import VIEWS, Warehouse
+
+DUE = 1_900_000_000_000
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}]
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/warehouse", "routes": routes}))
+    settings = load_settings(file)
+    Tables(settings.warehouse).create()
+    return settings
+
+
+@pytest.fixture
+def write(settings: Settings) -> Write:
+    tables = Tables(settings.warehouse)
+
+    def write(table: str, **columns: Any) -> None:
+        row = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "batch_index": -1, "batch_size": 1, **columns}
+        values = [pa.array([row.get(f.name)], f.type) for f in SCHEMAS[table]]
+        tables.append(table, pa.table(values, schema=SCHEMAS[table]), {"test": time.time_ns()})
+
+    return write
+
+
+def pending(settings: Settings, as_of: int | None = None) -> list[tuple[int, str, int]]:
+    rows = Warehouse(settings, as_of).sql("SELECT * FROM pending ORDER BY entry_id, subscription").to_pylist()
+    return [(row["entry_id"], row["subscription"], row["deliver_at"]) for row in rows]
+
+
+def test_what_waits_leaves_out_what_is_done_and_is_where_it_was_moved_to(settings: Settings, write: Write) -> None:
+    for entry in range(5):
+        write("delayed_index", operation="DELAY", entry_id=entry, deliver_at=DUE + entry)
+    write("deliveries", entry_id=0, subscription="a", deliver_at=DUE, sent_at=DUE + 3)
+    skip = {"result": "APPLIED", "operation": "SKIP"}
+    write("outcomes", entry_id=1, subscription="b", sequence=5, **skip)
+    write("outcomes", entry_id=2, subscription="a", sequence=6, **skip)
+    write("outcomes", entry_id=2, subscription="a", sequence=7, **(skip | {"operation": "RESTORE"}))
+    write("outcomes", entry_id=3, subscription="a", sequence=8, **(skip | {"result": "TOO_LATE"}))
+    write("delayed_index", operation="MOVE", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_MILLIS)
+    write("delayed_index", operation="DELAY", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_MILLIS)
+    assert pending(settings) == [
+        (0, "b", DUE),
+        (1, "a", DUE + 1),
+        *((2, name, DUE + 2) for name in "ab"),
+        *((3, name, DUE + 3) for name in "ab"),
+        (4, "a", DUE + 4),
+        (4, "b", HELD_MILLIS),
+    ]
+    rows = Warehouse(settings).sql("SELECT subscription, sum(messages) AS n FROM schedule GROUP BY 1 ORDER BY 1")
+    assert rows.to_pylist() == [{"subscription": "a", "n": 4}, {"subscription": "b", "n": 3}]
+
+
+def test_the_funnel_counts_what_became_of_all_messages(settings: Settings, write: Write) -> None:
+    for entry in range(3):
+        write("entries", entry_id=entry, batch_size=1)
+    write("deliveries", entry_id=0, subscription="a", deliver_at=DUE, sent_at=DUE)
+    write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE)
+    write("outcomes", entry_id=1, subscription="b", sequence=1, result="APPLIED", operation="CANCEL")
+    write("rejects", entry_id=2, reason="negative")
+    write("rejects", entry_id=3, reason="not seen: the broker no longer has it")
+    funnel = Warehouse(settings).sql("SELECT * FROM funnel ORDER BY subscription").to_pylist()
+    counts = {"taken_in": 3, "rejected": 1, "not_seen": 1}
+    assert funnel == [
+        {"topic": TOPIC, "subscription": "a", "delivered": 1, "taken_back": 0, "pending": 1, **counts},
+        {"topic": TOPIC, "subscription": "b", "delivered": 0, "taken_back": 1, "pending": 0, **counts},
+    ]
+
+
+def test_lateness_is_apart_for_what_was_not_planned(settings: Settings, write: Write) -> None:
+    for entry, late in enumerate((0, 10, 700)):
+        sent = {"deliver_at": DUE, "sent_at": DUE + late, "short_notice": late > 100}
+        write("deliveries", entry_id=entry, subscription="a", **sent)
+    rows = Warehouse(settings).sql("SELECT short_notice, messages, max_millis FROM lateness ORDER BY 1").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(False, 2, 10), (True, 1, 700)]
+
+
+def test_schemas_are_there_once_a_message_has_had_one(settings: Settings) -> None:
+    count = "SELECT count(*) AS n FROM schemas"
+    with pytest.raises(DeltaError, match="schemas"):
+        Warehouse(settings).sql(count)
+    then = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    admin: Any = SimpleNamespace(schema=lambda registry, version: ("JSON", "{}", {}))
+    SchemaKeeper(settings.warehouse, admin).keep(TOPIC, b"\0" * 8, TOPIC)
+    assert Warehouse(settings).sql(count).to_pylist() == [{"n": 1}]
+    assert Warehouse(settings, as_of=then).sql(count).to_pylist() == [{"n": 0}]
+
+
+def test_an_earlier_time_shows_what_was_then(settings: Settings, write: Write) -> None:
+    write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE)
+    time.sleep(0.01)
+    then = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    write("delayed_index", operation="DELAY", entry_id=2, deliver_at=DUE)
+    assert [entry for entry, _, _ in pending(settings, then)] == [1, 1]
+    assert [entry for entry, _, _ in pending(settings)] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_there_for_the_command(settings: Settings, tmp_path: Path, write: Write, view: str) -> None:
+    write("delayed_index", operation="DELAY", entry_id=1, deliver_at=DUE, properties=[("k", "v")], payload=b"\xff")
+    done = run(tmp_path, f"SELECT * FROM {view}", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == Warehouse(settings).sql(f"SELECT * FROM {view}").num_rows
+
+
+@pytest.mark.parametrize(("query", "error"), [("DROP TABLE x", "a SELECT is needed"), ("SELECT x FROM y", "y")])
+def test_what_can_not_be_answered_is_one_line(settings: Settings, tmp_path: Path, query: str, error: str) -> None:
+    done = run(tmp_path, query)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert error in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(settings: Settings, tmp_path: Path) -> None:
+    done = run(tmp_path, "SELECT '7:0:-1:-1' AS position, '[bold]x[/bold] [y]' AS key")
+    assert done.returncode == 0
+    assert "7:0:-1:-1" in done.stdout
+    assert "[bold]x[/bold] [y]" in done.stdout
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PROGRAM), "--config", str(folder / "settings.yaml"), "sql", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+
+
+def test_the_example_notebook_answers_its_questions(
+    settings: Settings, write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DELAYLAKE_CONFIG", str(tmp_path / "settings.yaml"))
+    at_nine = datetime.now(UTC).replace(hour=9, minute=30, second=0, microsecond=0) + timedelta(days=1)
+    for entry, due in enumerate([int(at_nine.timestamp() * 1000), DUE]):
+        write("delayed_index", operation="DELAY", entry_id=entry, deliver_at=due)
+    cancel = {"result": "APPLIED", "operation": "CANCEL", "issued_by": "ops", "applied_at": 1, "sequence": 1}
+    write("outcomes", entry_id=1, subscription="a", **cancel)
+    notebook = json.loads((Path(__file__).parents[3] / "examples/pending.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert list(names["waiting"]["messages"]) == [1, 2]
+    assert list(names["tomorrow_at_nine"]["subscription"]) == ["a", "b"]
+    assert names["cancelled"].to_dict("records")[0]["issued_by"] == "ops"
+    assert list(names["funnel"]["pending"]) == [1, 2]
+
+
+def test_of_an_entry_that_was_cancelled_whole_what_was_restored_waits_again(settings: Settings, write: Write) -> None:
+    write("entries", entry_id=1, batch_size=3)
+    for index in range(3):
+        write("delayed_index", operation="DELAY", entry_id=1, batch_index=index, batch_size=3, deliver_at=DUE + index)
+    done = {"entry_id": 1, "subscription": "a", "result": "APPLIED"}
+    write("outcomes", operation="SKIP", sequence=1, **done)
+    for index in (0, 2):
+        write("outcomes", operation="RESTORE", batch_index=index, sequence=2, **done)
+    of_b = [(1, "b", DUE + i) for i in range(3)]
+    assert sorted(pending(settings)) == [(1, "a", DUE), (1, "a", DUE + 2), *of_b]
+    sql = Warehouse(settings).sql
+    assert sql("SELECT batch_index, messages FROM cancellations").to_pylist() == [{"batch_index": -1, "messages": 1}]
+    assert sql("SELECT taken_back, pending FROM funnel ORDER BY subscription").to_pylist() == [
+        {"taken_back": 1, "pending": 2},
+        {"taken_back": 0, "pending": 3},
+    ]
+    write("outcomes", operation="SKIP", batch_index=0, sequence=3, **done)
+    write("outcomes", operation="RESTORE", batch_index=1, sequence=4, **done)
+    assert sorted(pending(settings)) == [(1, "a", DUE + 1), (1, "a", DUE + 2), *of_b]
+    left = Warehouse(settings).sql("SELECT batch_index, messages FROM cancellations").to_pylist()
+    assert left == [{"batch_index": 0, "messages": 1}]

@@ -1,0 +1,199 @@
+"""What was handed out while a subscription was not in the settings is not its: not lost, not pending, not sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from conf.settings import Settings
+from jobs.commands.audit import run_audit
+from recovery.rebuild import Rebuilt, rebuild
+from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
+from tracker.commands.apply import Control
+from tracker.messages import MESSAGES, typed
+from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.store import MemoryStore
+from warehouse.known_routes import KnownRoutes
+from warehouse.maintenance.retention import Retention
+from warehouse.queries.waiting import Pending, PendingFilter
+from warehouse.tables import Tables
+from warehouse.tenure import Changes, Tenures, changes, write_changes
+from warehouse.views import Warehouse
+
+HOUR = 3_600_000
+
+
+def settings(folder: Path, *names: str) -> Settings:
+    route = {"source": TOPIC, "subscriptions": [{"name": name} for name in names]}
+    return Settings(warehouse=f"file:{folder}/warehouse", checkpoint=f"file:{folder}/checkpoint", routes=(route,))
+
+
+def known(folder: Path, *edits: tuple[str, ...]) -> list[KnownRoutes]:
+    """The routes after each edit of the settings."""
+    routes = [KnownRoutes({})]
+    for names in edits:
+        routes.append(routes[-1].taken_on(settings(folder, *names)))
+    return routes[1:]
+
+
+def test_changes_name_all_subscriptions_of_a_topic_where_one_has_changed(tmp_path: Path) -> None:
+    first, same, other = known(tmp_path, ("a",), ("a",), ("b", "a"))
+    positions = {TOPIC: "1:5", f"{TOPIC}-partition-2": "3:0", f"{TOPIC}2": "9:9", f"{TOPIC}-partition-x": "9:9"}
+    new = {"handed_out": -1, "positions": {}, "subscriptions": {"a": "ADDED"}}
+    assert changes(KnownRoutes({}), first, 70, positions) == {TOPIC: new}
+    assert changes(first, same, 70, positions) == {}
+    assert changes(first, other, 70, positions) == {
+        TOPIC: {
+            "handed_out": 70,
+            "positions": {"-1": "1:5", "2": "3:0"},
+            "subscriptions": {"a": "KEPT", "b": "ADDED"},
+        }
+    }
+    assert changes(other, first.taken_on(settings(tmp_path, "b")), 70, {})[TOPIC]["subscriptions"]["a"] == "REMOVED"
+
+
+class History:
+    """A warehouse with a topic's messages 0, 1, ..., of which all but the last were handed out, an hour each."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self.folder, self.n = folder, n
+        self.tables = Tables(f"file:{folder}/warehouse")
+        self.tables.create()
+        self.due = [NOW + (i - n + 2) * HOUR - 1 for i in range(n)]
+        places = [{"ledger_id": 1, "entry_id": i, "deliver_at": due} for i, due in enumerate(self.due)]
+        delays = [{**place, "operation": "DELAY"} for place in places]
+        self.tables.append("delayed_index", rows("delayed_index", delays), {})
+        self.tables.append("entries", rows("entries", places), {})
+        self.tick = 0
+
+    def deliver(self, name: str, *which: int) -> None:
+        done = [
+            {"ledger_id": 1, "entry_id": i, "deliver_at": self.due[i], "sent_at": self.due[i], "subscription": name}
+            | {"position": f"1:{i}:-1:-1"}
+            for i in which
+        ]
+        self.tables.append("deliveries", rows("deliveries", done), {})
+
+    def change(self, before: KnownRoutes, after: KnownRoutes, handed_out: int) -> None:
+        """Notes a change when so many messages had been handed out; all had been taken in."""
+        self.tick += 1
+        at = self.due[handed_out - 1] if handed_out else -1
+        found: Changes = changes(before, after, at, {TOPIC: f"1:{self.n - 1}"})
+        write_changes(self.tables, found, self.tick, NOW, "job")
+        write_changes(self.tables, found, self.tick, NOW, "job")  # the batch is run again
+
+    def rebuilt(self, now: Settings) -> list[set[str]]:
+        """For each message the subscriptions to which it goes out after a rebuild."""
+        with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
+            rebuild(now, self.tables, self.folder / "checkpoint", now=NOW)
+        found = Rebuilt(self.folder / "checkpoint")
+        assert found.offset is not None
+        inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
+        kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
+        taken, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
+        names = [s.name for s in now.routes[0].subscriptions]
+        control = Control(MemoryStore(), {TOPIC: names}, 1000)
+        control.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), NOW)
+        index = self.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
+        wants = control.wants(typed(index, MESSAGES))
+        first = found.offset.load_horizon
+        return [
+            {name for i, name in enumerate(names) if bits >> i & 1} if due >= first else set()
+            for bits, due in zip(wants.tolist(), self.due, strict=True)
+        ]
+
+
+def test_what_was_handed_out_while_a_subscription_was_away_is_not_its(tmp_path: Path) -> None:
+    """b came after 2 messages, was out for the 4th, and is back; of the 5th, that is due, neither has got anything."""
+    history = History(tmp_path, 6)
+    first, both, out, back = known(tmp_path, ("a",), ("a", "b"), ("a",), ("a", "b"))
+    for handed_out, (before, after) in (
+        (0, (KnownRoutes({}), first)),
+        (2, (first, both)),
+        (3, (both, out)),
+        (4, (out, back)),
+    ):
+        history.change(before, after, handed_out)
+    history.deliver("a", 0, 1, 2, 3)
+    history.deliver("b", 2)
+    now = settings(tmp_path, "a", "b")
+
+    audit = run_audit(now, NOW + DAY)
+    assert {(e["subscription"], e["position"]) for e in audit.findings.pop("overdue")["examples"]} == {
+        (name, f"1:{i}:-1:-1") for name in "ab" for i in (4, 5)
+    }
+    assert audit.findings == {}
+    pending = {(name, i) for name in "ab" for i in (4, 5)}
+    views = Warehouse(now).sql("SELECT subscription, entry_id FROM pending").to_pylist()
+    assert {(row["subscription"], row["entry_id"]) for row in views} == pending
+    listed = Pending(now, TOPIC, PendingFilter(due_from=0), now=NOW).page(100).messages
+    assert {(name, message.ref.entry_id) for message in listed for name in message.subscriptions} == pending
+    index = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
+    assert Retention(now, history.tables, NOW)._is_settled(index).tolist() == [True] * 4 + [False] * 2
+    assert history.rebuilt(now) == [set()] * 4 + [{"a", "b"}] * 2
+
+
+@pytest.mark.parametrize("is_first_known", [True, False])
+def test_a_subscription_that_a_rebuild_finds_new_gets_what_is_due_from_now_on(
+    tmp_path: Path, is_first_known: bool
+) -> None:
+    """Where nothing tells which were there before, all are taken to have been."""
+    history = History(tmp_path, 3)
+    if is_first_known:
+        history.change(KnownRoutes({}), *known(tmp_path, ("a",)), 0)
+    history.deliver("a", 0, 1)
+    now = settings(tmp_path, "b", "a")
+    assert history.rebuilt(now) == ([set(), set(), {"a", "b"}] if is_first_known else [{"b"}, {"b"}, {"a", "b"}])
+    assert ("lost" in run_audit(now, NOW).findings, "overdue" in run_audit(now, NOW).findings) == (
+        False,
+        not is_first_known,
+    )
+    # Once more: it is known by now.
+    assert history.rebuilt(now)[2] == {"a", "b"}
+
+
+def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_path: Path) -> None:
+    """An entry that was handed out, and not booked."""
+    history = History(tmp_path, 3)
+    first, both = known(tmp_path, ("a",), ("a", "b"))
+    history.change(KnownRoutes({}), first, 0)
+    again = {"ledger_id": 1, "entry_id": 3, "deliver_at": history.due[0], "sent_at": NOW, "subscription": "a"}
+    history.tables.append("deliveries", rows("deliveries", [again]), {})
+    history.n = 4
+    history.change(first, both, 1)
+    history.deliver("a", 0, 1)
+    history.deliver("b", 1)
+    now = settings(tmp_path, "a", "b")
+    history.rebuilt(now)
+    found = Rebuilt(tmp_path / "checkpoint")
+    kept = [
+        row for _, of_shard in found.inputs(now.tracker.shards) for row in of_shard["rebuilt_delivered"].to_pylist()
+    ]
+    assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(3, 0), (3, 1)]
+
+
+def test_columns_and_sql_say_the_same(tmp_path: Path) -> None:
+    history = History(tmp_path, 5)
+    first, both, out, back = known(tmp_path, ("a",), ("a", "b"), ("a",), ("b",))
+    for handed_out, pair in ((1, (first, both)), (2, (both, out)), (4, (out, back))):
+        history.change(*pair, handed_out)
+    tenures = Tenures.of(f"file:{tmp_path}/warehouse")
+    late = [{"ledger_id": ledger, "entry_id": 0, "deliver_at": at} for ledger in (0, 1, 2) for at in history.due]
+    table = pa.concat_tables(
+        [
+            rows("delayed_index", [{**row, "operation": "LATE", **other} for row in late])
+            for other in ({}, {"partition": 1}, {"subscription": "b"}, {"topic": "t"})
+        ]
+    )
+    history.tables.append("delayed_index", table, {})
+    table = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'LATE'")
+    for name in ("a", "b", "c"):
+        condition = tenures.sql("i", "i.deliver_at", "i.topic", f"'{name}'")
+        sql = f"SELECT subscription IS NULL AND {condition} AS missed FROM delayed_index AS i WHERE operation = 'LATE'"
+        by_sql = history.tables.sql(sql)["missed"].to_pylist()
+        assert tenures.were_missed(table, TOPIC, name).tolist() == by_sql
+        assert any(by_sql) == (name == "b")
+    assert tenures.last == {TOPIC: {"b"}}

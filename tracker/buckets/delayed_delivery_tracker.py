@@ -1,0 +1,202 @@
+"""The bucketed delayed delivery tracker, after Pulsar's BucketDelayedDeliveryTracker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
+from tracker.buckets.mutable_bucket import MutableBucket
+from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
+from tracker.messages import BoolArray, Int64Array, concat, in_order, int64, where
+from tracker.store import Store
+
+_TABLE = "tracker"
+_FORMAT = 1
+
+
+class DelayedDeliveryTracker:
+    """Keeps messages until they are due: what is due soon in time slots, the rest in buckets.
+
+    A message comes in by `add_messages`. Those due before `near_until` go to a slot at once; the others wait in the
+    mutable bucket. `seal` turns the mutable bucket into an immutable one, which the caller stores: what is due
+    before the load horizon stays in slots here, too, and the rest is forgotten until the caller hands it back by
+    `load_segment`. `get_scheduled_messages` takes what is due.
+
+    All state is in the store: after `save` another tracker on the same store goes on from there. The same calls
+    give the same results. Tables have the columns of `tracker.messages.MESSAGES`; times are ms since the epoch.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        saved = store.get(_TABLE, (0, 0))
+        meta = json.loads(saved) if saved else {}
+        self._mutable = MutableBucket(store, meta.get("mutable"))
+        self._slots = TimeSlots(store, {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])})
+        self._bits = IndexBits(store)
+        self._sealed = meta.get("sealed", 0)
+        self._near_until = meta.get("near_until", 0)
+        self.load_horizon: int = meta.get("load_horizon", 0)
+        self._saved = saved
+
+    @property
+    def number_of_delayed_messages(self) -> int:
+        """The messages that wait here or in immutable buckets."""
+        return len(self._mutable) + len(self._slots) + self._sealed
+
+    @property
+    def number_of_loaded_messages(self) -> int:
+        """The messages that wait in this tracker's own state."""
+        return len(self._mutable) + len(self._slots)
+
+    @property
+    def number_of_unsealed_messages(self) -> int:
+        """The messages in the mutable bucket."""
+        return len(self._mutable)
+
+    @property
+    def next_due(self) -> int | None:
+        """Nothing in state that is not in the mutable bucket is due before; None: there is nothing."""
+        return self._slots.earliest
+
+    def add_messages(self, rows: pa.Table, cutoff: int) -> pa.Table:
+        """Takes messages in; returns those that are due at the cutoff or before, which are not tracked.
+
+        A position that is known already is passed over. A row that is due is returned whether known or not.
+
+        Raises:
+            ValueError: an entry id is negative or beyond 2^32 - 1.
+        """
+        if not rows.num_rows:
+            return rows
+        entry_ids = int64(rows, "entry_id")
+        if entry_ids.min() < 0 or entry_ids.max() > MAX_ENTRY_ID:
+            raise ValueError(f"entry ids must be from 0 to {MAX_ENTRY_ID}")
+        is_due = int64(rows, "deliver_at") <= cutoff
+        due, delayed = where(rows, is_due), where(rows, ~is_due)
+        if not delayed.num_rows:
+            return due
+        ledger_ids, entry_ids = int64(delayed, "ledger_id"), int64(delayed, "entry_id")
+        is_new = ~self._bits.contains(ledger_ids, entry_ids)
+        if not is_new.all():
+            delayed, ledger_ids, entry_ids = where(delayed, is_new), ledger_ids[is_new], entry_ids[is_new]
+        self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
+        self._add(delayed)
+        return due
+
+    def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
+        """Takes further rows of known messages in; returns those that are due at the cutoff or before."""
+        if not rows.num_rows:
+            return rows
+        is_due = int64(rows, "deliver_at") <= cutoff
+        self._add(where(rows, ~is_due))
+        return where(rows, is_due)
+
+    def find(self, times: Iterable[int]) -> pa.Table:
+        """What waits here and may be due at one of the times."""
+        return concat([self._mutable.all(), *self._slots.find(times)])
+
+    def waiting(self, start: int, end: int) -> pa.Table:
+        """What waits here and is due from one time to another, both included."""
+        rows = self.find(range(start // SLOT_MILLIS * SLOT_MILLIS, end + 1, SLOT_MILLIS))
+        due = int64(rows, "deliver_at")
+        return where(rows, (due >= start) & (due <= end))
+
+    def _add(self, delayed: pa.Table) -> None:
+        if delayed.num_rows:
+            is_near = int64(delayed, "deliver_at") < self._near_until
+            self._slots.add(where(delayed, is_near))
+            self._mutable.add(where(delayed, ~is_near))
+
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position is known: added, and its ledger not past."""
+        return bool(self.contains_messages(np.array([ledger_id]), np.array([entry_id]))[0])
+
+    def contains_messages(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
+        """Which of the positions are known."""
+        return self._bits.contains(ledger_ids, entry_ids)
+
+    def seal(self, load_horizon: int, near_until: int) -> pa.Table:
+        """Seals the mutable bucket.
+
+        What of it is due at the new load horizon or later leaves this tracker, and so must everything in earlier
+        buckets that is due between the old horizon and the new one come back by `load_segment`.
+
+        Args:
+            load_horizon: everything due before it is in state from now on; never lowered.
+            near_until: from now on, what is due before it goes to a slot when it comes in, and is never sealed. It
+                may be lower than before, when the clock has been set back.
+
+        Returns:
+            the immutable bucket: the rows by time of delivery, then position; may be empty.
+        """
+        self.load_horizon = max(load_horizon, self.load_horizon)
+        self._near_until = near_until
+        bucket = in_order(self._mutable.take_all())
+        is_near = int64(bucket, "deliver_at") < self.load_horizon
+        self._slots.add(where(bucket, is_near))
+        self._sealed += int((~is_near).sum())
+        return bucket
+
+    def load_segment(self, rows: pa.Table) -> None:
+        """Takes back rows of immutable buckets that have come within the load horizon."""
+        self._slots.add(rows)
+        self._sealed -= rows.num_rows
+
+    def rebuild(self, sealed: int) -> None:
+        """Begins with messages in immutable buckets, all due at the coming load horizon or later."""
+        self._sealed = sealed
+
+    def has_message_available(self, cutoff: int) -> bool:
+        """Whether anything in state may be due at the cutoff."""
+        return any(t is not None and t <= cutoff for t in (self._slots.earliest, self._mutable.earliest))
+
+    def get_scheduled_messages(self, cutoff: int, max_messages: int | None = None) -> pa.Table:
+        """Removes and returns what is due at the cutoff or before, by time of delivery, then position.
+
+        With `max_messages` the first of them; the rest stay.
+        """
+        self._near_until = max(self._near_until, cutoff + 1)
+        earliest = self._mutable.earliest
+        if earliest is not None and earliest <= cutoff:
+            rows = self._mutable.take_all()
+            is_near = int64(rows, "deliver_at") < self._near_until
+            self._slots.add(where(rows, is_near))
+            self._mutable.add(where(rows, ~is_near))
+        due = self._slots.take_due(cutoff)
+        if max_messages is not None and due.num_rows > max_messages:
+            self._slots.add(due.slice(max_messages))
+            due = due.slice(0, max_messages)
+        return due
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets the positions of ledgers whose last message was due at the cutoff or before.
+
+        Not before all of them have been taken: of a position that is forgotten, an entry is taken in once more.
+        """
+        self._bits.drop_expired(cutoff)
+
+    def clear(self) -> None:
+        """Forgets everything that waits, here and in immutable buckets."""
+        self._mutable.take_all()
+        self._slots.clear()
+        self._bits.clear()
+        self._sealed = 0
+
+    def save(self) -> None:
+        """Writes what is not in the store yet."""
+        meta = {
+            "format": _FORMAT,
+            "mutable": self._mutable.meta,
+            "slots": [[slot, n, rows] for slot, (n, rows) in self._slots.meta.items()],
+            "sealed": self._sealed,
+            "near_until": self._near_until,
+            "load_horizon": self.load_horizon,
+        }
+        data = json.dumps(meta, separators=(",", ":")).encode()
+        if data != self._saved:
+            self._store.put(_TABLE, (0, 0), data)
+            self._saved = data

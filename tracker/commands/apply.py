@@ -1,0 +1,862 @@
+"""Applies cancels and skips, after PIP-423, and what undoes them; moves messages to other times."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.buckets.chunks import Chunks
+from tracker.commands.cancelled import Compression, TakenBack
+from tracker.commands.moves import HELD_MILLIS, Moved
+from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
+from tracker.commands.request_log import RequestLog
+from tracker.commands.schema import ANSWER, CANCEL, OUTCOMES, RESCHEDULE, RESTORE, SKIP, Switch
+from tracker.commands.waiting import WaitingCommands
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    concat,
+    int64,
+    is_among,
+    is_rejected,
+    message_ids,
+    subscription_numbers,
+    typed,
+    where,
+    with_columns,
+)
+from tracker.rebuilt import Rebuilt, take_back
+from tracker.store import Store
+from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
+from tracker.wire.delaylake_pb2 import Result
+
+_META = "control"
+
+# A message that a command may name, as far as it is known.
+KNOWN = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int32()),
+        ("batch_size", pa.int32()),
+        ("deliver_at", pa.int64()),
+    ]
+)
+
+# The time of delivery of a known message that has been handed out long ago, or rejected.
+PAST = 0
+
+# Rows of type CANCEL and RESTORE for the delayed index.
+CANCELS = pa.schema(
+    [
+        ("operation", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int32()),
+        ("subscription", pa.string()),
+        ("sequence", pa.int64()),
+        ("deliver_at", pa.int64()),
+    ]
+)
+
+_NO_MESSAGES = MESSAGES.empty_table()
+_NO_OUTCOMES = OUTCOMES.empty_table()
+
+# Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
+RELEASED_A_SECOND = 5_000
+
+# Of what is held back in one tick, so many messages keep their order.
+_MAX_IN_ORDER = 1 << 19
+
+# Of a sequence, the bits that count a tick's commands; the others are the tick.
+SEQUENCE_BITS = 20
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When commands are applied.
+
+    Everything due at `released` or before has been handed out, but for messages that came in only in this tick.
+    For commands that came in at tick `passed` or before, all messages that were published earlier have come in.
+    """
+
+    tick: int
+    now: int  # ms since the epoch
+    released: int
+    passed: int
+    # After the clock was set back: up to when it had handed out before, and what waits although it is due by then.
+    ahead: int = 0
+    waiting: pa.Table = field(default_factory=MESSAGES.empty_table)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Commands, and the known messages that each names: `command` and `row` are indexes, a pair each."""
+
+    commands: pa.Table
+    command: Int64Array
+    known: pa.Table
+    row: Int64Array
+    is_released: BoolArray  # of each known message
+    kept: pa.Table
+    kept_row: Int64Array  # of each known message its row in `kept`, -1: none
+
+
+class Control:
+    """What has been taken back, and the commands that wait for their message.
+
+    A command takes back a message that is known and not handed out yet; whether the time that a cancel names is the
+    message's does not matter. For a message that is not known it waits, whatever its time, until everything that was
+    published before it has come in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the
+    time it names.
+
+    Args:
+        subscriptions: of each source topic, or only their names where all of them are in the settings.
+        tick_time_millis: Pulsar's tick; what is taken back is remembered for two of them beyond its time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        subscriptions: Subscriptions | Mapping[str, Sequence[str]],
+        tick_time_millis: int,
+        compression: Compression | None = None,
+    ) -> None:
+        self._store = store
+        self._subscriptions = Subscriptions.of(subscriptions)
+        self._margin = 2 * tick_time_millis
+        self._saved = store.get(_META, (0, 0))
+        meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
+        self.taken_back = TakenBack(store, compression)
+        # Before a rebuild: to whom it is not to come again, and what no command can change any more.
+        self._delivered = TakenBack(store, compression, "delivered")
+        self._moved = Moved(store)
+        self._moves: list[pa.Table] = []
+        self._sequence = 0
+        self._waiting = WaitingCommands(store)
+        self._requests = RequestLog(store)
+        self._cancels = Chunks(store, "cancels", CANCELS, meta[0], meta[1])
+        # Rows that wait although no subscription wants them any more: those that messages were moved to, and then by
+        # topic those that messages came with. A subscription that is added wants these.
+        self._unwanted_moves: int = meta[2]
+        self._unwanted: dict[str, int] = meta[4] if len(meta) > 4 else {}
+        # By topic the subscriptions that are paused, as bits.
+        self._paused: dict[str, int] = meta[3]
+        # The same of those whose destinations can't be written, as the tick says.
+        self.unwritable: Mapping[str, int] = {}
+        # By topic how many subscriptions have had a number so far.
+        self._numbers: dict[str, int] = meta[5] if len(meta) > 5 else {}
+        for topic, names in self._subscriptions.names.items():
+            if len(names) > self._numbers.get(topic, len(names)):
+                self._unwanted.pop(topic, None)
+            self._numbers[topic] = len(names)
+
+    @property
+    def has_exceptions(self) -> bool:
+        """Whether there are messages that a subscription does not want, or not as they came."""
+        return bool(self.taken_back) or bool(self._moved) or bool(self._delivered)
+
+    @property
+    def unwanted(self) -> int:
+        """Rows that wait although no subscription wants them any more."""
+        return self._unwanted_moves + sum(self._unwanted.values())
+
+    @property
+    def waiting(self) -> int:
+        """Commands that wait for their message."""
+        return len(self._waiting)
+
+    def wants(self, rows: pa.Table) -> Int64Array:
+        """For each row the subscriptions that still want it, as bits: none, where its message has another row now."""
+        wants = self._left_by_commands(rows)
+        return wants & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else wants
+
+    def _left_by_commands(self, rows: pa.Table) -> Int64Array:
+        """For each row the subscriptions, also removed ones, that commands have left it to, as bits."""
+        wants = by_topic(rows, self._subscriptions.known)
+        if not self.has_exceptions or not rows.num_rows:
+            return wants
+        position = message_ids(rows)
+        sequence = np.zeros(rows.num_rows, np.int64)
+        if "sequence" in rows.column_names:
+            sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
+            wants &= self._own(rows)
+        for subscription in range(int(wants.max()).bit_length()):
+            is_left = self.taken_back.contains(subscription, *position)
+            is_left |= self._moved.find(subscription, *position)[0] != sequence
+            is_left |= self._delivered.contains(subscription, *position)
+            wants[is_left] &= ~(1 << subscription)
+        return wants
+
+    def moved_to(self, known: pa.Table) -> set[int]:
+        """The times that messages have been moved to."""
+        times: set[int] = set()
+        for subscription in range(self._subscriptions.most if self._moved else 0):
+            times.update(self._moved.find(subscription, *message_ids(known))[1].tolist())
+        return times
+
+    def take_moves(self) -> pa.Table:
+        """Removes and returns the rows of messages that were moved, to be tracked at their new times."""
+        if not self._moves:
+            return _NO_MESSAGES
+        moves = concat(self._moves)
+        self._moves = []
+        return moves
+
+    def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
+        """For each due row the subscriptions that it goes out to now, as bits; for the others it may be held back.
+
+        A rejected message goes to none.
+        """
+        rejected = is_rejected(rows)
+        left = self._left_by_commands(rows)
+        self._count_unwanted(where(rows, ~rejected & (left == 0)), -1)
+        wants = left & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else left
+        return self._hold(rows, np.where(rejected, 0, wants), moment)
+
+    def _count_unwanted(self, rows: pa.Table, sign: int) -> None:
+        """Counts rows that wait and that no subscription wants any more, or, with -1, that are gone or wanted again."""
+        if not rows.num_rows:
+            return
+        if "sequence" in rows.column_names:
+            self._unwanted_moves += sign * (rows.num_rows - rows["sequence"].null_count)
+            rows = rows.filter(pc.is_null(rows["sequence"]))
+        counts = rows.group_by("topic").aggregate([([], "count_all")])
+        for topic, n in zip(counts["topic"].to_pylist(), counts["count_all"].to_pylist(), strict=True):
+            self._unwanted[topic] = self._unwanted.get(topic, 0) + sign * n
+
+    def _held_back(self, topic: str) -> int:
+        """The topic's subscriptions that nothing goes out to now, as bits."""
+        if topic in self._subscriptions.without_route:
+            return -1
+        return self._paused.get(topic, 0) | self.unwritable.get(topic, 0)
+
+    def _hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
+        """Moves beyond all times what subscriptions want of due rows to which nothing goes out now.
+
+        They are paused, or their topic is without a route, or their destination can't be written. Returns what the
+        others want.
+        """
+        if not (self._paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
+            return wants
+        held_back = wants & by_topic(rows, self._held_back)
+        for subscription in range(int(held_back.max(initial=0)).bit_length()):
+            held = np.flatnonzero(held_back >> subscription & 1)
+            times = np.full(len(held), HELD_MILLIS)
+            self._move(rows.take(pa.array(held)), subscription, times, self._next_sequences(moment, len(held)))
+        return wants & ~held_back
+
+    def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
+        """Gives messages that were handed out, and have not arrived, another row each at the time they had.
+
+        A row that came in shortly before its time is in no bucket, and its entry may be booked now: with these rows in
+        the delayed index a rebuild knows what is missing.
+
+        Args:
+            rows: of a release, with `wants`.
+        """
+        others, self._moves = self._moves, []
+        wants = int64(rows, "wants")
+        for subscription in range(int(wants.max(initial=0)).bit_length()):
+            chosen = typed(rows.take(pa.array(np.flatnonzero(wants >> subscription & 1))), MESSAGES)
+            if chosen.num_rows:
+                self._move(chosen, subscription, int64(chosen, "deliver_at"), self.next_sequence(moment))
+        moved, self._moves = concat(self._moves), others
+        return moved
+
+    def come_back(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
+        """Goes on with topics that have a route again, or a subscription that they did not have before.
+
+        Commands wait for what was published before now, which nobody has read meanwhile.
+
+        Args:
+            rows: as of `release_held`.
+        """
+        self._waiting.wait_anew(topics, moment.tick)
+        self.release_held(rows, moment)
+
+    def release_held(self, rows: pa.Table, moment: Moment) -> None:
+        """Moves what was held back to now, or soon if it is much, for the subscriptions to which it may go out now.
+
+        Args:
+            rows: of all messages that were held back, this shard's; those that do not count any more are passed over.
+        """
+        if not rows.num_rows:
+            return
+        own = self._own(rows) & by_topic(rows, self._subscriptions.wanted) & ~by_topic(rows, self._held_back)
+        sequences = int64(rows, "sequence")
+        for subscription in range(int(own.max(initial=0)).bit_length()):
+            last, _, until = self._moved.find(subscription, *message_ids(rows))
+            # What was cancelled, too: it may be restored.
+            released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
+            if len(released):
+                _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
+                released = released[np.sort(first)]
+                chosen, due = rows.take(pa.array(released)), until[released] - self._margin
+                # All were due within the lookahead. Where no more is known, as after a rebuild, it was in this order.
+                last_due = max(moment.released, moment.ahead)
+                order_known = np.where(due > last_due, sequences[released], 0)
+                due = np.minimum(due, last_due)
+                order = np.lexsort([*message_ids(chosen)[::-1], order_known, due])
+                chosen = with_columns(chosen.take(pa.array(order)), was_due=pa.array(due[order]))
+                times = np.maximum(moment.now + np.arange(len(due)) // RELEASED_A_SECOND * 1000, due[order])
+                self._move(chosen, subscription, times, self._next_sequences(moment, len(due)))
+                self._unwanted_moves += len(due)  # the rows that were held back
+
+    def _own(self, rows: pa.Table) -> Int64Array:
+        """For each row the subscriptions that it is for, as bits."""
+        if rows["subscription"].null_count == rows.num_rows:
+            return np.full(rows.num_rows, -1, dtype=np.int64)
+        numbers = subscription_numbers(rows, self._subscriptions.names)
+        own = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
+        own[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
+        return own
+
+    def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:
+        """Applies the commands that waited for these messages, before they are tracked; returns the outcomes."""
+        commands = self._waiting.take(messages)
+        if not commands.num_rows:
+            return OUTCOMES.empty_table()
+        known = messages.select(KNOWN.names)
+        commands = self._with_added(commands.drop_columns("tick"))
+        outcomes, unmatched = self._apply(commands, known, is_rejected(messages), messages, moment)
+        return concat([outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOMES)
+
+    def _with_added(self, commands: pa.Table) -> pa.Table:
+        """Commands that waited, for the subscriptions that were added since, too, where they say so."""
+        later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
+        masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.wanted), 0)
+        return with_columns(commands, subscriptions=pa.array(masks))
+
+    def apply(
+        self,
+        commands: pa.Table,
+        request_ids: Mapping[str, int],
+        known: pa.Table,
+        is_new: BoolArray,
+        moment: Moment,
+        kept: pa.Table | None = None,
+        switches: Sequence[Switch] = (),
+        held: pa.Table = _NO_MESSAGES,
+        first_answers: FirstAnswers = no_answers,
+        arrived: pa.Table = _NO_OUTCOMES,
+    ) -> pa.Table:
+        """Applies commands; returns their outcomes.
+
+        Args:
+            commands: this shard's.
+            request_ids: those of all shards' commands that come first, and their bodies.
+            known: the messages that they name, as far as they are known: all those of an entry, or none.
+            is_new: which of these came in only in this tick.
+            kept: rows of the messages that are to be rescheduled or restored, with the columns of MESSAGES.
+            switches: of all shards' commands.
+            held: what was held back for the subscriptions of switches that resume.
+            first_answers: what was answered before, for request ids that come again.
+            arrived: what `arrive` has answered in this tick.
+        """
+        if not request_ids and not commands.num_rows:
+            return OUTCOMES.empty_table()
+        remembered = self._requests.find([*request_ids, *commands["request_id"].to_pylist()], moment.now)
+        repeats = Repeats(remembered, request_ids, first_answers(remembered.keys()))
+        for switch in (s for s in switches if s.request_id not in repeats.known):
+            paused = self._paused.get(switch.topic, 0)
+            bits = switch.subscriptions
+            self._paused[switch.topic] = paused | bits if switch.is_paused else paused & ~bits
+        self._paused = {topic: bits for topic, bits in self._paused.items() if bits}
+        self.release_held(held, moment)
+        self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, moment.now)
+        is_repeat = repeats.of(commands)
+        again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
+        is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
+        answers = self._answer(where(commands, is_answer))
+        sequences = pa.array([self.next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
+        outcomes = [with_columns(answers, sequence=sequences)]
+        commands = where(commands, ~is_answer)
+
+        is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
+        due = int64(known, "deliver_at")
+        is_released |= _is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
+        kept = MESSAGES.empty_table() if kept is None else kept
+        applied, unmatched = self._apply(commands, known, is_released, kept, moment)
+        outcomes.append(applied)
+        if unmatched.num_rows:
+            outcomes += self._wait(unmatched, moment)
+        if again.num_rows:
+            index, names = _each_subscription(again, self._subscriptions.names)
+            again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+            outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOMES), moment.tick)
+        return concat(outcomes, OUTCOMES)
+
+    def expire(self, moment: Moment) -> pa.Table:
+        """Gives up on messages that can no longer come; returns the outcomes."""
+
+        def is_expired(rows: pa.Table) -> BoolArray:
+            is_cancel = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
+            is_past = int64(rows, "deliver_at") + self._margin <= moment.released
+            return (int64(rows, "tick") <= moment.passed) & (~is_cancel | is_past) & ~self._is_without_route(rows)
+
+        expired = self._waiting.take_where(is_expired)
+        return self._answer(expired, Result.NOT_FOUND, "no such message has come")
+
+    def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
+        """Begins with what was taken back, or delivered, before."""
+        for kept, rows in ((self.taken_back, rebuilt.taken), (self._delivered, rebuilt.delivered)):
+            take_back(kept, rows)
+            kept.save()
+        subscriptions = int64(rebuilt.moved, "subscription")
+        for subscription in np.unique(subscriptions).tolist():
+            moved = where(rebuilt.moved, subscriptions == subscription)
+            sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
+            self._moved.put(subscription, *message_ids(moved), sequences, times, int64(moved, "until"))
+        self._paused = dict(rebuilt.paused)
+        self._waiting.add(rebuilt.waiting, 0)
+        self._unwanted_moves = rebuilt.unwanted
+        self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
+
+    def take_cancels(self) -> pa.Table:
+        """Removes and returns the rows of type CANCEL, RESTORE and MOVE that are to be sealed."""
+        return self._cancels.take_all()
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets what is past at the cutoff."""
+        self.taken_back.drop_expired(cutoff)
+        self._delivered.drop_expired(cutoff)
+        self._moved.drop_expired(cutoff)
+
+    def save(self) -> None:
+        """Writes what is not in the store yet."""
+        self.taken_back.save()
+        self._moved.save()
+        self._waiting.save()
+        counts = [self._cancels.n_chunks, self._cancels.n_rows, self._unwanted_moves]
+        data = json.dumps([*counts, self._paused, self._unwanted, self._numbers]).encode()
+        if data != self._saved:
+            self._store.put(_META, (0, 0), data)
+            self._saved = data
+
+    def _wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
+        """Keeps commands for messages that are not known, or answers those that can't come."""
+        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
+        has_all_come = (moment.passed >= moment.tick) & ~self._is_without_route(commands)
+        is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
+        is_nowhere = ~is_cancel & has_all_come
+        waiting = where(commands, ~is_past & ~is_nowhere)
+        self._waiting.add(waiting, moment.tick)
+        outcomes = [
+            self._answer(where(commands, is_past), Result.TOO_LATE, "no such message is known, and its time is past"),
+            self._answer(where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
+            self._answer(waiting, Result.WAITING, "no such message has come yet"),
+        ]
+        # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
+        taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
+        index, names = _each_subscription(taking, self._subscriptions.names)
+        due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
+        rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+        self._add_operations("CANCEL", rows, self.next_sequence(moment), due)
+        return outcomes
+
+    def _is_without_route(self, rows: pa.Table) -> BoolArray:
+        """Which rows are of topics that are not read now, so that what they name may still come."""
+        return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0
+
+    def _add_operations(
+        self, operation: str, rows: pa.Table, sequence: int | Int64Array, deliver_at: Int64Array
+    ) -> None:
+        """Keeps rows for the delayed index."""
+        n = rows.num_rows
+        values = {
+            **{name: rows[name] for name in CANCELS.names if name in rows.column_names},
+            "operation": pa.array([operation] * n, pa.string()),
+            "sequence": pa.array(np.full(n, sequence)),
+            "deliver_at": pa.array(deliver_at),
+        }
+        self._cancels.add(pa.table([values[f.name] for f in CANCELS], schema=CANCELS))
+
+    def _move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> None:
+        """Gives messages another row, at another time, for one subscription."""
+        position, n = message_ids(rows), rows.num_rows
+        until = int64(rows, "deliver_at") + self._margin
+        self._moved.put(subscription, *position, np.full(n, sequence), times, until)
+        of_topic = self._subscriptions.names
+        names = pa.array([of_topic[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
+        sequences = pa.array(np.full(n, sequence))
+        moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
+        self._moves.append(moved)
+        # As long as either row counts, this one has to say which.
+        self._add_operations("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
+
+    def _next_sequences(self, moment: Moment, n: int) -> Int64Array:
+        """Rising ones, by which it is known in which order messages were due."""
+        sequences = self.next_sequence(moment) + np.minimum(np.arange(n), _MAX_IN_ORDER)
+        self._sequence = int(sequences.max(initial=self._sequence))
+        return sequences
+
+    def next_sequence(self, moment: Moment) -> int:
+        self._sequence = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
+        return self._sequence
+
+    def _apply(
+        self, commands: pa.Table, known: pa.Table, is_released: BoolArray, kept: pa.Table, moment: Moment
+    ) -> tuple[pa.Table, pa.Table]:
+        """Does what commands say to known messages; returns the outcomes, and the commands whose entry is not known."""
+        command, row = _match(commands, known)
+        unmatched = np.ones(commands.num_rows, np.bool_)
+        unmatched[command] = False
+        batch_index = int64(commands, "batch_index")[command]
+        row_index, size = int64(known, "batch_index")[row], int64(known, "batch_size")[row]
+        is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
+        outcomes = self._out_of_batch(commands, command, batch_index, size, is_named)
+        command, row = command[is_named], row[is_named]
+        order = np.lexsort((row_index[is_named], command))
+        command, row = command[order], row[order]
+        kept_row = _rows_of(known, kept)
+        for start, end in _runs(commands):
+            first, last = np.searchsorted(command, [start, end])
+            part = slice(first, last)
+            if first < last:
+                pairs = _Pairs(commands, command[part], known, row[part], is_released, kept, kept_row)
+                outcomes += self._apply_run(pairs, moment)
+        return concat(outcomes, OUTCOMES), where(commands, unmatched)
+
+    def _apply_run(self, pairs: _Pairs, moment: Moment) -> list[pa.Table]:
+        """Applies commands of one kind, each to the messages that it names."""
+        commands, command, row = pairs.commands, pairs.command, pairs.row
+        kind = commands["kind"][int(command[0])].as_py()
+        rows = pairs.known.take(pa.array(row))
+        # Only a command that takes back whole entries is answered, and kept, by entry.
+        is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
+        masks = int64(commands, "subscriptions")[command]
+        due = int64(rows, "deliver_at")
+        ledgers, entries, indexes = message_ids(rows)
+        sizes = int64(rows, "batch_size")
+        _, distinct = np.unique(row, return_index=True)
+        originals = rows.take(pa.array(distinct))
+        wanted = self._left_by_commands(originals) != 0
+        outcomes = []
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            sequence = self.next_sequence(moment)
+            chosen = np.flatnonzero(masks >> subscription & 1)
+            at = ledgers[chosen], entries[chosen], indexes[chosen]
+            taken = self.taken_back.contains(subscription, *at)
+            moves, moved_to, _ = self._moved.find(subscription, *at)
+            is_out = (moved_to <= moment.released) | _is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
+            is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
+            is_late |= self._delivered.contains(subscription, *at)
+            is_kept = pairs.kept_row[row[chosen]] >= 0
+            result, reason = _results(kind, taken, is_late, is_kept)
+            applied = np.flatnonzero(result == Result.APPLIED)
+            _, first = np.unique(row[chosen[applied]], return_index=True)
+            repeated = np.ones(len(applied), np.bool_)
+            repeated[first] = False
+            result[applied[repeated]] = Result.ALREADY_APPLIED
+            applied = applied[~repeated]
+            # Rows of earlier moves: another one that is not wanted, or one that is wanted again.
+            self._unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
+
+            collapsed, starts = _entry_results(command[chosen], is_whole[chosen], result)
+            now = chosen[applied]
+            times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
+            until = np.maximum(due[chosen], moved_to) + self._margin
+            if kind == RESTORE:
+                self.taken_back.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
+            elif kind == RESCHEDULE:
+                moving = pairs.kept.take(pa.array(pairs.kept_row[row[now]]))
+                self._move(moving, subscription, times[applied], sequence)
+            else:
+                as_entry = (collapsed[applied] | (indexes[now] < 0)).astype(np.bool_)
+                whole, single = now[as_entry], now[~as_entry]
+                ends = until[applied]
+                self.taken_back.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
+                self.taken_back.add_messages(
+                    subscription, ledgers[single], entries[single], indexes[single], sizes[single], ends[~as_entry]
+                )
+            told = self._outcomes(pairs, chosen, result, reason, collapsed, starts, subscription)
+            is_applied = pc.equal(told["result"], int(Result.APPLIED))
+            new_times = times[np.flatnonzero(starts | ~collapsed)] if kind == RESCHEDULE else None
+            outcomes.append(
+                with_columns(
+                    told,
+                    sequence=pc.if_else(is_applied, sequence, None),
+                    deliver_at=told["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
+                )
+            )
+            if kind != RESCHEDULE:
+                done = told.filter(is_applied)
+                operation = "RESTORE" if kind == RESTORE else "CANCEL"
+                ends = _times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
+                self._add_operations(operation, done, sequence, ends)
+        outcomes.append(self._for_later(pairs, kind, is_whole, moment))
+        still_wanted = self._left_by_commands(originals) != 0
+        self._count_unwanted(where(originals, wanted & ~still_wanted), 1)
+        self._count_unwanted(where(originals, ~wanted & still_wanted), -1)
+        return outcomes
+
+    def _for_later(self, pairs: _Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
+        """Outcomes for subscriptions that are added later: by these the commands are applied to them then."""
+        later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
+        chosen = np.flatnonzero(later[pairs.command])
+        if not len(chosen):
+            return OUTCOMES.empty_table()
+        is_late = pairs.is_released[pairs.row[chosen]]
+        result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
+        reason = np.where(is_late, "released", "").tolist()
+        shared, starts = _entry_results(pairs.command[chosen], is_whole[chosen], result)
+        told = self._outcomes(pairs, chosen, result, reason, shared, starts, ALSO_LATER)
+        is_applied = pc.equal(told["result"], int(Result.APPLIED))
+        times = np.maximum(int64(pairs.commands, "deliver_at")[pairs.command[chosen]], moment.now)
+        of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
+        return with_columns(
+            told,
+            sequence=pc.if_else(is_applied, self.next_sequence(moment), None),
+            deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else told["deliver_at"],
+        )
+
+    def _out_of_batch(
+        self, commands: pa.Table, command: Int64Array, batch_index: Int64Array, size: Int64Array, is_named: BoolArray
+    ) -> list[pa.Table]:
+        """Outcomes for batch indexes that are not among an entry's known messages."""
+        named = np.zeros(commands.num_rows, np.bool_)
+        named[command[is_named]] = True
+        sizes = np.zeros(commands.num_rows, np.int64)
+        sizes[command] = size
+        left = np.flatnonzero((sizes > 0) & ~named)
+        if not len(left):
+            return []
+        return [self._answer(commands.take(pa.array(left)), Result.INVALID, "the entry has no such batch index")]
+
+    def _outcomes(
+        self,
+        pairs: _Pairs,
+        chosen: Int64Array,
+        result: Int64Array,
+        reason: Sequence[str],
+        collapsed: BoolArray,
+        starts: BoolArray,
+        subscription: int | str,
+    ) -> pa.Table:
+        """A row for each chosen command and message, and one for an entry whose messages share a result."""
+        kept = np.flatnonzero(starts | ~collapsed)
+        of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
+        of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
+        names = [
+            subscription if isinstance(subscription, str) else self._subscriptions.names[topic][subscription]
+            for topic in of_command["topic"].to_pylist()
+        ]
+        # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
+        is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
+        values = {
+            **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
+            "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
+            "subscription": pa.array(names, pa.string()),
+            "partition": of_row["partition"],
+            "ledger_id": of_row["ledger_id"],
+            "entry_id": of_row["entry_id"],
+            "batch_index": pa.array(np.where(collapsed[kept], -1, int64(of_row, "batch_index")), pa.int32()),
+            "result": pa.array(result[kept], pa.int32()),
+            "reason": pa.array([reason[i] for i in kept.tolist()], pa.string()),
+        }
+        return typed(values, OUTCOMES)
+
+    def _answer(self, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
+        """The same outcome for all that each command names; without a result, the one that the row brings."""
+        if not commands.num_rows:
+            return OUTCOMES.empty_table()
+        index, names = _each_subscription(commands, self._subscriptions.names)
+        rows = commands.take(pa.array(index))
+        n = rows.num_rows
+        values = {name: rows[name] for name in OUTCOMES.names if name in rows.column_names and name != "deliver_at"}
+        values["subscription"] = pa.array(names, pa.string())
+        if result is not None:
+            values["result"] = pa.array([int(result)] * n, pa.int32())
+            values["reason"] = pa.array([reason] * n, pa.string())
+        return typed(values, OUTCOMES)
+
+
+def _is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, moment: Moment) -> BoolArray:
+    """Which messages were handed out long before their time, before the clock was set back.
+
+    Args:
+        times: when they are due.
+        sequences: of the moves to these times; 0: they came with them.
+    """
+    is_out = (times > moment.released) & (times <= moment.ahead)
+    if is_out.any():
+        ids = ["ledger_id", "entry_id", "batch_index"]
+        waiting = moment.waiting.select([*ids, "sequence"])
+        waiting = waiting.set_column(3, "sequence", pc.fill_null(waiting["sequence"], 0))
+        named = rows.select(ids).append_column("sequence", pa.array(sequences))
+        is_out &= ~is_among(named, waiting, [*ids, "sequence"])
+    return is_out
+
+
+def with_released(found: pa.Table) -> pa.Table:
+    """Booked messages, and beside them the rest of their entries: what is in no bucket was released long ago.
+
+    A row with batch_index -1 of an entry of several messages stands for an entry of which nothing is in a bucket.
+    """
+    if not found.num_rows:
+        return found
+    entries = found.group_by(["ledger_id", "entry_id"]).aggregate([("batch_size", "max"), ("batch_index", "count")])
+    missing = entries.filter(pc.greater(entries["batch_size_max"], entries["batch_index_count"]))
+    if not missing.num_rows:
+        return found
+    parts = found.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
+    there: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in parts.to_pylist():
+        there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
+    rest = [
+        {**rows[0], "batch_index": index, "deliver_at": PAST}
+        for rows in there.values()
+        for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
+    ]
+    is_stand_in = (int64(found, "batch_index") < 0) & (int64(found, "batch_size") > 1)
+    return pa.concat_tables([where(found, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])
+
+
+def _runs(commands: pa.Table) -> list[tuple[int, int]]:
+    """Where runs of commands of one kind start and end. In none is a message moved to two times."""
+    names = ("kind", "ledger_id", "entry_id", "batch_index", "deliver_at")
+    starts: list[int] = []
+    run = ""
+    # By entry of a run the times of its messages, by batch index, and all of them.
+    moved: dict[tuple[int, int], tuple[dict[int, int], set[int]]] = {}
+    for i, (kind, ledger, entry, index, time) in enumerate(
+        zip(*(commands[name].to_pylist() for name in names), strict=True)
+    ):
+        kind = "take back" if kind in (CANCEL, SKIP) else kind
+        of_entry, times = moved.get((ledger, entry), ({}, set()))
+        # An index of -1 is all messages of the entry.
+        is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
+            index < 0 and bool(times - {time})
+        )
+        if kind != run or (kind == RESCHEDULE and is_moved_elsewhere):
+            starts.append(i)
+            run, moved, of_entry, times = kind, {}, {}, set()
+        if kind == RESCHEDULE:
+            of_entry[index] = time
+            times.add(time)
+            moved[ledger, entry] = of_entry, times
+    return list(itertools.pairwise([*starts, commands.num_rows]))
+
+
+def _results(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArray) -> tuple[Int64Array, list[str]]:
+    """What a command of a kind does to messages of one subscription, and why it does not."""
+    if kind == RESTORE:
+        cases = [
+            (~taken, Result.ALREADY_APPLIED, ""),
+            (is_late, Result.TOO_LATE, "its time is past"),
+            (~is_kept, Result.TOO_LATE, "not kept any more"),
+        ]
+    elif kind == RESCHEDULE:
+        cases = [
+            (taken, Result.INVALID, "taken back: restore it first"),
+            (is_late, Result.TOO_LATE, "released"),
+            (~is_kept, Result.TOO_LATE, "not kept any more"),
+        ]
+    else:
+        cases = [(taken, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
+    conditions = [condition for condition, _, _ in cases]
+    result = np.select(conditions, [int(r) for _, r, _ in cases], int(Result.APPLIED))
+    reason = np.select(conditions, [text for _, _, text in cases], "")
+    return result.astype(np.int64), reason.tolist()
+
+
+def _rows_of(known: pa.Table, kept: pa.Table) -> Int64Array:
+    """For each known message the first of the kept rows that is of it, -1 where there is none."""
+    if not kept.num_rows:
+        return np.full(known.num_rows, -1, dtype=np.int64)
+    there: dict[tuple[int, int, int], int] = {}
+    for i, position in enumerate(_keys(kept)):
+        there.setdefault(position, i)
+    return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+
+
+def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
+    """Positions; a message alone in its entry counts as the first of a batch."""
+    ledgers, entries, indexes = message_ids(rows)
+    return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
+
+
+def _match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """Pairs of a command and a message of the entry that it names, in its topic and partition."""
+    left = pa.table(
+        {
+            "command": np.arange(commands.num_rows),
+            "ledger_id": commands["ledger_id"],
+            "entry_id": commands["entry_id"],
+            "topic": commands["topic"],
+            "wanted": commands["partition"],
+        }
+    )
+    right = known.select(["ledger_id", "entry_id", "topic", "partition"]).append_column(
+        "row", pa.array(np.arange(known.num_rows))
+    )
+    pairs = left.join(right, ["ledger_id", "entry_id", "topic"], join_type="inner", use_threads=False)
+    wanted, partition = int64(pairs, "wanted"), int64(pairs, "partition")
+    pairs = where(pairs, (wanted < 0) | (partition < 0) | (wanted == partition))
+    return int64(pairs, "command"), int64(pairs, "row")
+
+
+def _entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) -> tuple[BoolArray, BoolArray]:
+    """Makes one result of an entry's, where a command names it whole and none of its messages is too late, or all are.
+
+    Returns:
+        which rows have the entry's result, and which rows are the first of their command. `result` is changed.
+    """
+    starts = np.ones(len(command), np.bool_)
+    starts[1:] = command[1:] != command[:-1]
+    if not len(command):
+        return is_whole, starts
+    group = np.cumsum(starts) - 1
+    begin = np.flatnonzero(starts)
+    late = np.add.reduceat((result == Result.TOO_LATE).astype(np.int64), begin)
+    applied = np.add.reduceat((result == Result.APPLIED).astype(np.int64), begin)
+    sizes = np.diff([*begin.tolist(), len(command)])
+    shared = ((late == 0) | (late == sizes))[group] & is_whole
+    any_applied = (applied > 0)[group] & shared
+    first_of_shared = shared & starts
+    result[first_of_shared & any_applied] = Result.APPLIED
+    return shared, starts
+
+
+def _each_subscription(
+    commands: pa.Table, subscriptions: Mapping[str, Sequence[str]]
+) -> tuple[Int64Array, list[str | None]]:
+    """A row for each command and subscription that it is for: the command's index, and the subscription's name."""
+    index: list[int] = []
+    names: list[str | None] = []
+    for i, (topic, mask, own, also_later) in enumerate(
+        zip(
+            commands["topic"].to_pylist(),
+            commands["subscriptions"].to_pylist(),
+            commands["subscription"].to_pylist(),
+            commands["also_later"].to_pylist(),
+            strict=True,
+        )
+    ):
+        of_command: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
+        of_command = of_command + [ALSO_LATER] * bool(also_later) or [own]
+        index += [i] * len(of_command)
+        names += of_command
+    return np.array(index, dtype=np.int64), names
+
+
+def _times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
+    """When the entries of outcomes are due: the last of the times of their messages."""
+    times: dict[tuple[int, int], int] = {}
+    for ledger, entry, time in zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), due, strict=True):
+        times[ledger, entry] = max(int(time), times.get((ledger, entry), 0))
+    positions = zip(outcomes["ledger_id"].to_pylist(), outcomes["entry_id"].to_pylist(), strict=True)
+    return np.array([times[position] for position in positions], dtype=np.int64)

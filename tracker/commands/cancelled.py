@@ -1,0 +1,224 @@
+"""Which messages have been taken back from which subscriptions, by a cancel or a skip."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap, BitMap64
+
+from tracker.buckets.index_bits import among, by_ledger
+from tracker.messages import BoolArray, Int64Array
+from tracker.store import Store
+
+_HEADER = struct.Struct("<BIII")  # compression, size before it, bytes of the whole entries' bitmap, messages taken back
+_BATCH_BITS = 20
+
+_CODECS = ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"]
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How large bitmaps are kept: the codec (NONE, LZ4, ZLIB, ZSTD, SNAPPY), and from how many bytes on."""
+
+    codec: str = "NONE"
+    threshold_bytes: int = 16_384
+
+
+@dataclass
+class _Bits:
+    whole: BitMap  # entries
+    part: BitMap64  # entry << 20 | batch index
+
+
+class TakenBack:
+    """A roaring bitmap of entries, and one of single batch indexes, for each ledger and subscription.
+
+    A ledger's are dropped when the last of its messages that were taken back is past. There is no limit to how many
+    there are. A batch reads and writes only the ledgers that it names.
+
+    Args:
+        table: its name in the store.
+    """
+
+    def __init__(self, store: Store, compression: Compression | None = None, table: str = "taken_back") -> None:
+        self._store = store
+        self._table, self._directory = table, f"{table}_ledgers"
+        self._compression = compression or Compression()
+        self._bits: dict[tuple[int, int], _Bits] = {}
+        self._changed: set[tuple[int, int]] = set()
+        # By ledger: the subscriptions as bits, when the last message taken back is past, their number, their bytes.
+        data = store.get(self._directory, (0, 0)) or b""
+        self._saved = data
+        self._ledgers: dict[int, list[int]] = {
+            row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 5).tolist()
+        }
+
+    def __bool__(self) -> bool:
+        """Whether anything has been taken back."""
+        return bool(self._ledgers)
+
+    @property
+    def count(self) -> int:
+        """Messages and whole entries taken back, each subscription's counted, as of the last save."""
+        return sum(entry[2] for entry in self._ledgers.values())
+
+    @property
+    def n_bytes(self) -> int:
+        """What they take in state."""
+        return sum(entry[3] for entry in self._ledgers.values())
+
+    def contains(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> BoolArray:
+        """Which of the messages have been taken back from the subscription."""
+        taken = np.zeros(len(ledger_ids), dtype=np.bool_)
+        if not self._ledgers:
+            return taken
+        for ledger, rows in by_ledger(ledger_ids):
+            entry = self._ledgers.get(ledger)
+            if entry is None or not entry[0] >> subscription & 1:
+                continue
+            bits = self._load(ledger, subscription)
+            taken[rows] = among(entry_ids[rows].astype(np.uint32), bits.whole)
+            if bits.part:
+                taken[rows] |= among(codes(entry_ids[rows], batch_indexes[rows]).astype(np.uint64), bits.part)
+        return taken
+
+    def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:
+        """Takes whole entries back; `until` is when each is past."""
+        for ledger, rows in by_ledger(ledger_ids):
+            bits = self._load(ledger, subscription)
+            bits.whole.update(entry_ids[rows].astype(np.uint32))
+            if bits.part:
+                for entry in entry_ids[rows].tolist():
+                    bits.part.remove_range(entry << _BATCH_BITS, (entry + 1) << _BATCH_BITS)
+            self._touch(ledger, subscription, int(until[rows].max()))
+
+    def add_messages(
+        self,
+        subscription: int,
+        ledger_ids: Int64Array,
+        entry_ids: Int64Array,
+        batch_indexes: Int64Array,
+        batch_sizes: Int64Array,
+        until: Int64Array,
+    ) -> None:
+        """Takes single messages of batches back. An entry all of whose messages are taken back is so as a whole."""
+        for ledger, rows in by_ledger(ledger_ids):
+            bits = self._load(ledger, subscription)
+            bits.part.update(codes(entry_ids[rows], batch_indexes[rows]))
+            for entry, size in set(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True)):
+                first = entry << _BATCH_BITS
+                if bits.part.range_cardinality(first, first + size) == size:
+                    bits.part.remove_range(first, first + size)
+                    bits.whole.add(entry)
+            self._touch(ledger, subscription, int(until[rows].max()))
+
+    def remove(
+        self,
+        subscription: int,
+        ledger_ids: Int64Array,
+        entry_ids: Int64Array,
+        batch_indexes: Int64Array,
+        batch_sizes: Int64Array,
+    ) -> None:
+        """Gives messages back. The others of an entry that was taken back whole stay so."""
+        for ledger, rows in by_ledger(ledger_ids):
+            bits = self._load(ledger, subscription)
+            sizes = dict(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True))
+            for entry in sizes.keys() & set(bits.whole & BitMap(sizes)):
+                bits.whole.discard(entry)
+                bits.part.add_range(entry << _BATCH_BITS, (entry << _BATCH_BITS) + sizes[entry])
+            bits.part.difference_update(BitMap64(codes(entry_ids[rows], batch_indexes[rows])))
+            self._changed.add((ledger, subscription))
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets the ledgers of which everything taken back is past at the cutoff."""
+        for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
+            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
+                self._bits.pop((ledger, subscription), None)
+                self._changed.discard((ledger, subscription))
+                self._store.remove(self._table, (ledger, subscription))
+
+    def save(self) -> None:
+        """Writes what is not in the store yet."""
+        for ledger in {ledger for ledger, _ in self._changed}:
+            entry = self._ledgers[ledger]
+            entry[2] = entry[3] = 0
+            for subscription in subscriptions_of(entry[0]):
+                if (ledger, subscription) in self._changed:
+                    data = self._pack(self._load(ledger, subscription))
+                    self._store.put(self._table, (ledger, subscription), data)
+                else:
+                    data = self._store.get(self._table, (ledger, subscription)) or b""
+                entry[2] += _HEADER.unpack_from(data)[3]
+                entry[3] += len(data)
+        self._changed.clear()
+        rows = [[ledger, *entry] for ledger, entry in self._ledgers.items()]
+        data = np.array(rows, dtype=np.int64).tobytes()
+        if data != self._saved:
+            self._store.put(self._directory, (0, 0), data)
+            self._saved = data
+
+    def _touch(self, ledger: int, subscription: int, until: int) -> None:
+        entry = self._ledgers.setdefault(ledger, [0, 0, 0, 0])
+        entry[0] |= 1 << subscription
+        entry[1] = max(entry[1], until)
+        self._changed.add((ledger, subscription))
+
+    def _load(self, ledger: int, subscription: int) -> _Bits:
+        key = (ledger, subscription)
+        if key not in self._bits:
+            data = self._store.get(self._table, key)
+            self._bits[key] = _unpack(data) if data else _Bits(BitMap(), BitMap64())
+        return self._bits[key]
+
+    def _pack(self, bits: _Bits) -> bytes:
+        bits.whole.run_optimize()
+        bits.part.run_optimize()
+        whole, part = bits.whole.serialize(), bits.part.serialize() if bits.part else b""
+        body = whole + part
+        codec = self._compression.codec if len(body) >= self._compression.threshold_bytes else "NONE"
+        header = _HEADER.pack(_CODECS.index(codec), len(body), len(whole), len(bits.whole) + len(bits.part))
+        return header + _compress(codec, body)
+
+
+def _unpack(data: bytes) -> _Bits:
+    codec, size, whole, _ = _HEADER.unpack_from(data)
+    body = _decompress(_CODECS[codec], data[_HEADER.size :], size)
+    part = body[whole:]
+    return _Bits(BitMap.deserialize(body[:whole]), BitMap64.deserialize(part) if part else BitMap64())
+
+
+def _compress(codec: str, body: bytes) -> bytes:
+    if codec == "NONE":
+        return body
+    if codec == "ZLIB":
+        return zlib.compress(body)
+    return bytes(pa.Codec(_arrow_codec(codec)).compress(body))
+
+
+def _decompress(codec: str, body: bytes, size: int) -> bytes:
+    if codec == "NONE":
+        return body
+    if codec == "ZLIB":
+        return zlib.decompress(body)
+    return bytes(pa.Codec(_arrow_codec(codec)).decompress(body, size))
+
+
+def _arrow_codec(codec: str) -> str:
+    return {"LZ4": "lz4_raw", "ZSTD": "zstd", "SNAPPY": "snappy"}[codec]
+
+
+def codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
+    """A number for each message of a ledger; a message alone in its entry counts as the first of a batch."""
+    return (entry_ids << _BATCH_BITS) | np.maximum(batch_indexes, 0)
+
+
+def subscriptions_of(mask: int) -> list[int]:
+    """The numbers of the bits that are set."""
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]

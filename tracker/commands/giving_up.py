@@ -1,0 +1,119 @@
+"""Messages that are rejected for one subscription, because its destination can't be written for too long.
+
+For the others they go on. The subscription is done with them, as if somebody had cancelled them: so say the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tracker.commands.schema import OUTCOMES
+from tracker.in_flight import OpenReleases
+from tracker.messages import MESSAGES, Int64Array, concat, typed, where, with_columns
+from tracker.wire.delaylake_pb2 import Result
+
+# Begins the reason of their rows in `rejects`. Other subscriptions may have got them.
+NOT_DELIVERED = "not delivered to "
+NOT_TAKEN = ": the client does not take it: "  # follows the subscription where the destination could be written
+
+ISSUED_BY = "delaylake"
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """What is rejected instead of being delivered.
+
+    Attributes:
+        rejects: a row a message and subscription, with the reason.
+        outcomes: the same as OUTCOMES, that it is cancelled there.
+    """
+
+    rejects: pa.Table = field(default_factory=MESSAGES.empty_table)
+    outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)
+
+
+class GivingUp:
+    """The subscriptions for which what is due is rejected.
+
+    Args:
+        unwritable: as a tick has it.
+        names: by topic its subscriptions, by number.
+    """
+
+    def __init__(
+        self, unwritable: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str]], tick: int, now: int
+    ) -> None:
+        self._tick = tick
+        self._now = now
+        self._reasons: dict[str, dict[int, tuple[str, str]]] = {}  # by topic and number the name, and why
+        for topic, of_topic in unwritable.items():
+            for number, name in enumerate(names.get(topic, ())):
+                if reason := of_topic.get(name, {}).get("rejects"):
+                    self._reasons.setdefault(topic, {})[number] = name, reason
+
+    def of(self, open_releases: OpenReleases) -> OpenReleases:
+        """What of open releases is given up."""
+        masks = {topic: sum(1 << number for number in numbers) for topic, numbers in self._reasons.items()}
+        return {
+            release: {topic: bits & masks[topic] for topic, bits in topics.items() if bits & masks.get(topic, 0)}
+            for release, topics in open_releases.items()
+        }
+
+    def take(self, rows: pa.Table, wants: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
+        """Takes from due rows what they are given up for.
+
+        Args:
+            wants: of each row the subscriptions to which it would go, as bits.
+            next_sequence: gives a place among commands.
+
+        Returns:
+            what is given up, and what the others want.
+        """
+        rejects, outcomes = [], []
+        if self._reasons and rows.num_rows:
+            wants = wants.copy()
+            topics = rows["topic"].to_numpy(zero_copy_only=False)
+            for topic, numbers in self._reasons.items():
+                for number, (name, reason) in numbers.items():
+                    chosen = (topics == topic) & (wants >> number & 1 > 0)
+                    if chosen.any():
+                        wants[chosen] &= ~(1 << number)
+                        found = typed(where(rows, chosen), MESSAGES)
+                        reason = f"{NOT_DELIVERED}{name}: {reason}"
+                        rejects.append(_rejected(found, reason))
+                        outcomes.append(cancelled(found, name, reason, next_sequence(), self._tick, self._now))
+        return GivenUp(concat(rejects), concat(outcomes, OUTCOMES)), wants
+
+
+def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, now: int) -> pa.Table:
+    """OUTCOMES that say of messages that they do not go to a subscription any more.
+
+    Args:
+        sequence: a place among commands.
+        now: ms since the epoch.
+    """
+    n = rows.num_rows
+    constants: dict[str, Any] = {
+        "request_id": f"not-delivered-{tick}",
+        "subscription": name,
+        "result": int(Result.APPLIED),
+        "reason": reason,
+        "operation": "CANCEL",
+        "sequence": sequence,
+        "issued_by": ISSUED_BY,
+        "issued_at": now,
+        "sum_up": True,
+    }
+    values = {field: pa.array([value] * n) for field, value in constants.items()}
+    values |= {field: rows[field] for field in ("topic", "partition", "ledger_id", "entry_id", "batch_index")}
+    return typed(values, OUTCOMES)
+
+
+def _rejected(rows: pa.Table, reason: str) -> pa.Table:
+    n = rows.num_rows
+    nothing = {"subscription": pa.nulls(n, pa.string()), "sequence": pa.nulls(n, pa.int64())}
+    return with_columns(rows, reason=pa.array([reason] * n), was_due=pa.nulls(n, pa.int64()), **nothing)

@@ -1,0 +1,135 @@
+"""Which messages have been moved to another time, by a reschedule or because their subscription is paused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.buckets.index_bits import by_ledger
+from tracker.commands.cancelled import codes, subscriptions_of
+from tracker.messages import Int64Array, int64, where
+from tracker.schedule import MAX_TIME_MILLIS
+from tracker.store import Store
+
+# The time of a message that is held back because its subscription is paused: beyond any that a message can have.
+HELD_MILLIS = MAX_TIME_MILLIS + 1
+
+_TABLE = "moved"
+_DIRECTORY = "moved_ledgers"
+
+# The time is that of the row that counts; until then the rows before it are past.
+_CODE, _SEQUENCE, _TIME, _UNTIL = range(4)
+
+
+def held(rows: pa.Table) -> pa.Table:
+    """The rows that were held back."""
+    return where(rows, int64(rows, "deliver_at") >= HELD_MILLIS) if rows.num_rows else rows
+
+
+class Moved:
+    """For each ledger and subscription a table of messages: by which command each was moved last, and to what time.
+
+    A message that was moved has several rows in the tracker: the one it came with, and one for each move and
+    subscription. Only that of its last move is delivered. A ledger's table is dropped when the last of these rows is
+    past.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tables: dict[tuple[int, int], Int64Array] = {}
+        self._changed: set[tuple[int, int]] = set()
+        data = store.get(_DIRECTORY, (0, 0)) or b""
+        self._saved = data
+        # By ledger: the subscriptions as bits, when the last of its rows is past.
+        self._ledgers: dict[int, list[int]] = {
+            row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 3).tolist()
+        }
+
+    def __bool__(self) -> bool:
+        """Whether anything has been moved."""
+        return bool(self._ledgers)
+
+    def find(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """For each message the sequence of its last move, the time that it was moved to, and when its rows before
+        are past; 0 where there is none."""
+        sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
+        if self._ledgers:
+            for ledger, rows in by_ledger(ledger_ids):
+                entry = self._ledgers.get(ledger)
+                if entry is None or not entry[0] >> subscription & 1:
+                    continue
+                table = self._load(ledger, subscription)
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                at = np.minimum(np.searchsorted(table[:, _CODE], wanted), len(table) - 1)
+                is_there = table[at, _CODE] == wanted
+                sequences[rows] = np.where(is_there, table[at, _SEQUENCE], 0)
+                times[rows] = np.where(is_there, table[at, _TIME], 0)
+                until[rows] = np.where(is_there, table[at, _UNTIL], 0)
+        return sequences, times, until
+
+    def put(
+        self,
+        subscription: int,
+        ledger_ids: Int64Array,
+        entry_ids: Int64Array,
+        batch_indexes: Int64Array,
+        sequences: Int64Array,
+        times: Int64Array,
+        until: Int64Array,
+    ) -> None:
+        """Notes moves of distinct messages.
+
+        Args:
+            until: when the rows that the messages had before are past.
+        """
+        for ledger, rows in by_ledger(ledger_ids):
+            before = self._load(ledger, subscription)
+            of = codes(entry_ids[rows], batch_indexes[rows])
+            new = np.stack([of, sequences[rows], times[rows], _unless_held(until[rows])], axis=1)
+            new = new[np.argsort(new[:, _CODE])]
+            again = np.isin(before[:, _CODE], new[:, _CODE])
+            earlier = before[again]
+            at = np.searchsorted(new[:, _CODE], earlier[:, _CODE])
+            past = np.maximum(earlier[:, _UNTIL], _unless_held(earlier[:, _TIME]))
+            new[at, _UNTIL] = np.maximum(new[at, _UNTIL], past)
+            table = np.concatenate([before[~again], new])
+            self._tables[ledger, subscription] = table[np.argsort(table[:, _CODE])]
+            self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
+            self._changed.add((ledger, subscription))
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets the ledgers whose rows are all past at the cutoff."""
+        self.save()
+        for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
+            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
+                self._tables.pop((ledger, subscription), None)
+                self._store.remove(_TABLE, (ledger, subscription))
+
+    def save(self) -> None:
+        """Writes what is not in the store yet."""
+        for key in self._changed:
+            self._store.put(_TABLE, key, self._tables[key].tobytes())
+        for ledger in {ledger for ledger, _ in self._changed}:
+            entry = self._ledgers[ledger]
+            tables = [self._load(ledger, s)[:, [_TIME, _UNTIL]] for s in subscriptions_of(entry[0])]
+            entry[1] = max(int(table.max()) for table in tables)
+        self._changed.clear()
+        data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()
+        if data != self._saved:
+            self._store.put(_DIRECTORY, (0, 0), data)
+            self._saved = data
+
+    def _load(self, ledger: int, subscription: int) -> Int64Array:
+        """The table: code of entry and batch index, sequence, time, until; by code."""
+        key = (ledger, subscription)
+        if key not in self._tables:
+            data = self._store.get(_TABLE, key) or b""
+            self._tables[key] = np.frombuffer(data, dtype=np.int64).reshape(-1, 4)
+        return self._tables[key]
+
+
+def _unless_held(times: Int64Array) -> Int64Array:
+    """A row that was held back is never loaded again: nothing has to remember it once it does not count any more."""
+    return np.where(times >= HELD_MILLIS, 0, times)

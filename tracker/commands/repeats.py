@@ -1,0 +1,143 @@
+"""Commands whose request id has come before: they are answered as the first one was, and do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.schema import OUTCOMES, REPEAT
+from tracker.messages import BoolArray, Int64Array, int64, typed, where, with_columns
+from tracker.wire.delaylake_pb2 import Result
+
+# A command under the request id of another one.
+OTHER_BODY = "another command has had this request id"
+
+# What was answered, and in which tick.
+ANSWERS = OUTCOMES.append(pa.field("tick", pa.int64()))
+
+# Gives what was answered under request ids in earlier ticks, as ANSWERS. No row of an id: it was never applied.
+FirstAnswers = Callable[[Collection[str]], pa.Table]
+
+_ENTRY = ["request_id", "subscription", "ledger_id", "entry_id"]
+
+
+def no_answers(request_ids: Collection[str]) -> pa.Table:
+    """Where nothing has been answered yet."""
+    return ANSWERS.empty_table()
+
+
+class Repeats:
+    """Tells which commands of a tick are repeats, and answers them.
+
+    Args:
+        remembered: the request ids of the tick that were found in the request log, and the bodies found there. The log
+            has hashes: an id under which nothing has been answered is not the one that was found.
+        first: the bodies of this tick's commands that came first, by request id.
+        answers: what was answered under the remembered ids, as ANSWERS.
+    """
+
+    def __init__(self, remembered: Mapping[str, set[int]], first: Mapping[str, int], answers: pa.Table) -> None:
+        self._answers = answers
+        answered = set(pc.unique(answers["request_id"]).to_pylist())
+        self.known = {request_id: bodies for request_id, bodies in remembered.items() if request_id in answered}
+        self._first = first.keys()
+        self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
+
+    def of(self, commands: pa.Table) -> BoolArray:
+        """Which rows of COMMANDS are of repeats. A command that can't be applied at all is answered as it is."""
+        is_repeat = pc.equal(commands["kind"], REPEAT)
+        if self.known:
+            is_known = pc.is_in(commands["request_id"], pa.array(list(self.known)))
+            is_repeat = pc.or_(is_repeat, pc.and_(is_known, pc.not_equal(pc.fill_null(commands["body"], 0), 0)))
+        return is_repeat.to_numpy(zero_copy_only=False)
+
+    def answer(self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
+        """The outcomes of repeats.
+
+        Args:
+            commands: a row for each subscription that a command is for now, with its name.
+            named: for each row which of the messages it is of that the commands name, numbered.
+            outcomes: what this tick has answered so far.
+
+        Returns:
+            What is told again, and outcomes of commands that say something else than the first with their id.
+        """
+        of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
+        own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))
+        of_tick = of_tick.filter(own)
+        told = _last(
+            pa.concat_tables([self._answers, of_tick.append_column("tick", pa.repeat(tick, of_tick.num_rows))])
+        )
+        bodies = list(zip(commands["request_id"].to_pylist(), commands["body"].to_pylist(), strict=True))
+        is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)
+        may_be = np.array([0 in self._bodies.get(request_id, ()) for request_id, _ in bodies], np.bool_)
+        command, row = _pairs(commands, told)
+        # The same command is answered for whom it was then, whatever subscriptions there are now.
+        is_told = is_same[command] | (may_be[command] & _have_one_subscription(commands, command, told, row))
+        command, row = self._with_unnamed(commands, is_same, told, command[is_told], row[is_told])
+        is_other = ~is_same & ~np.isin(named, named[command])
+        again, first = np.unique(row, return_index=True)
+        # Of an entry that a command named whole, and whose messages were answered one by one, no sum is told.
+        is_named = (int64(told, "batch_index")[again] < 0) | (int64(commands, "batch_index")[command[first]] >= 0)
+        sum_up = pc.fill_null(commands["sum_up"], False).to_numpy(zero_copy_only=False)[command[first]] & is_named
+        n = len(again)
+        repeated = with_columns(
+            typed(told.take(pa.array(again)), OUTCOMES),
+            sum_up=pa.array(sum_up),
+            is_repeat=pa.array(np.ones(n, np.bool_)),
+            sequence=pa.nulls(n, pa.int64()),
+        )
+        others = where(commands, is_other)
+        n = others.num_rows
+        values = {name: others[name] for name in OUTCOMES.names if name in others.column_names}
+        values |= {
+            "deliver_at": pa.nulls(n, pa.int64()),
+            "result": pa.repeat(int(Result.INVALID), n),
+            "reason": pa.repeat(OTHER_BODY, n),
+        }
+        return repeated, typed(values, OUTCOMES)
+
+    def _with_unnamed(
+        self, commands: pa.Table, is_same: BoolArray, told: pa.Table, command: Int64Array, row: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        """Pairs, and all answers of commands that are for nobody any more, and so name no message here."""
+        ids = commands["request_id"].to_pylist()
+        empty = {ids[i]: i for i in np.flatnonzero(is_same).tolist() if ids[i] not in self._first}
+        pairs = [(empty[told_id], i) for i, told_id in enumerate(told["request_id"].to_pylist()) if told_id in empty]
+        more = np.array(pairs, np.int64).reshape(-1, 2)
+        return np.concatenate([command, more[:, 0]]), np.concatenate([row, more[:, 1]])
+
+
+def _last(answers: pa.Table) -> pa.Table:
+    """Of the answers for an entry and subscription those of the last tick: a command that waited was answered twice."""
+    if not answers.num_rows:
+        return answers
+    answers = answers.set_column(
+        answers.schema.get_field_index("subscription"), "subscription", pc.fill_null(answers["subscription"], "")
+    )
+    numbered = answers.select([*_ENTRY, "tick"]).append_column("row", pa.array(np.arange(answers.num_rows)))
+    last = numbered.group_by(_ENTRY).aggregate([("tick", "max")])
+    joined = numbered.join(last, _ENTRY, join_type="inner", use_threads=False)
+    rows = int64(joined, "row")[int64(joined, "tick") == int64(joined, "tick_max")]
+    return answers.take(pa.array(np.sort(rows)))
+
+
+def _pairs(commands: pa.Table, told: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """Pairs of a command's row and an answer for the message, or its entry, that the row names."""
+    entry = ["request_id", "ledger_id", "entry_id"]
+    numbered = commands.select(entry).append_column("command", pa.array(np.arange(commands.num_rows)))
+    answers = told.select(entry).append_column("row", pa.array(np.arange(told.num_rows)))
+    joined = numbered.join(answers, entry, join_type="inner", use_threads=False)
+    command, row = int64(joined, "command"), int64(joined, "row")
+    named, answered = int64(commands, "batch_index")[command], int64(told, "batch_index")[row]
+    matches = (named < 0) | (answered < 0) | (named == answered)
+    return command[matches], row[matches]
+
+
+def _have_one_subscription(commands: pa.Table, command: Int64Array, told: pa.Table, row: Int64Array) -> BoolArray:
+    """Which pairs are of the same subscription."""
+    own = pc.fill_null(commands["subscription"], "").take(pa.array(command))
+    return pc.equal(own, pc.fill_null(told["subscription"], "").take(pa.array(row))).to_numpy(zero_copy_only=False)

@@ -1,0 +1,202 @@
+"""What the broker took, compared with what the tables have: the part of an audit that the tables alone can't tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from broker.client import AdminClient, PulsarError, TopicLedgers
+from broker.continuity import Continuity, Gap
+from broker.position import START, Position, SourceTopic
+from conf.settings import Settings
+from tracker.messages import FIRST_IMPORTED_LEDGER, int64
+from warehouse.not_seen import GONE, find_not_seen
+from warehouse.tables import literal
+
+_MAX_GAPS = 5_000  # of a topic partition, that the broker is asked about
+_ASKED_AT_ONCE = 4
+_TIMEOUT_SECONDS = 10.0
+_SEEN_COLUMNS = ["position", "reason", "publish_time"]
+
+
+class Query(Protocol):
+    """Runs SQL over one version of each table, and gives the rows some at a time."""
+
+    def __call__(self, sql: str) -> Iterator[pa.Table]: ...
+
+
+@dataclass(frozen=True)
+class ComparedTopic:
+    """A topic partition. Numbers of entries, from the first one that the tables still have.
+
+    Attributes:
+        entries: what the broker has stored.
+        booked: what of it is in the table `entries`.
+        not_booked: what comes after that, and is read or written down yet.
+        no_message: markers, aborted messages, and parts of chunked messages but for their last one.
+        not_seen: what is between booked ones, or acknowledged, and was not taken in.
+        not_known: what is missing in the tables and in the broker, or was not asked about.
+        trimmed: booked ones that the broker no longer has, with which nothing can be compared.
+    """
+
+    topic: str
+    partition: int
+    entries: int = 0
+    booked: int = 0
+    not_booked: int = 0
+    no_message: int = 0
+    not_seen: int = 0
+    not_known: int = 0
+    trimmed: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The tables and the broker, side by side.
+
+    Attributes:
+        problem: why they could not be compared; None: they were.
+        not_seen: (topic, position) of what was not taken in.
+    """
+
+    problem: str | None = None
+    topics: list[ComparedTopic] = field(default_factory=list)
+    not_seen: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BrokerState:
+    """The topic partitions of all routes as the broker has them, or why that is not known."""
+
+    topics: dict[SourceTopic, TopicLedgers]
+    problem: str | None = None
+
+
+def read_broker(settings: Settings) -> BrokerState:
+    """Reads what the broker has: before the tables are read, which then have all that was acknowledged."""
+    try:
+        return BrokerState(_read_broker(settings))
+    except PulsarError as error:
+        return BrokerState({}, str(error))
+
+
+def compare(settings: Settings, broker: BrokerState, query: Query) -> Comparison:
+    """Compares the tables with what the broker had some time before they were read."""
+    if broker.problem is not None:
+        return Comparison(broker.problem)
+    horizon = time.time_ns() // 1_000_000 - settings.retention.entries_millis
+    found = Comparison()
+    try:
+        with AdminClient(settings.pulsar, _TIMEOUT_SECONDS) as admin:
+            for source, ledgers in broker.topics.items():
+                topic, positions = _compare(admin, source, ledgers, settings.pulsar.subscription, horizon, query)
+                found.topics.append(topic)
+                found.not_seen.extend((source.topic, position) for position in positions)
+    except PulsarError as error:
+        return Comparison(str(error))
+    return found
+
+
+def _read_broker(settings: Settings) -> dict[SourceTopic, TopicLedgers]:
+    found = {}
+    with AdminClient(settings.pulsar, _TIMEOUT_SECONDS) as admin:
+        for route in settings.routes:
+            n = admin.partitions(route.source)
+            for partition in range(n) if n else [-1]:
+                name = route.source if partition < 0 else f"{route.source}-partition-{partition}"
+                if (ledgers := admin.internal_stats(name)) is not None:
+                    found[SourceTopic(name, route.source, partition)] = ledgers
+    return found
+
+
+def _compare(
+    admin: AdminClient, source: SourceTopic, broker: TopicLedgers, subscription: str, horizon: int, query: Query
+) -> tuple[ComparedTopic, list[str]]:
+    booked = _Booked(source, horizon, query)
+    acknowledged = Position(*broker.acknowledged.get(subscription, START))
+    if booked.last == START:
+        # Nothing is in the tables: what is acknowledged was so before they began.
+        n = _entries(broker.ledgers, acknowledged)
+        return ComparedTopic(source.topic, source.partition, entries=n, not_booked=n), []
+    gaps = booked.gaps
+    if acknowledged > booked.last:
+        gaps.append(Gap(booked.last, Position(acknowledged.ledger_id, acknowledged.entry_id + 1)))
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        found = list(pool.map(lambda gap: find_not_seen(admin, source, gap, lambda position: None), gaps[-_MAX_GAPS:]))
+    rows = [row for missing in found for row in missing.rows.select(_SEEN_COLUMNS).to_pylist()]
+    # Retention forgets rows by their publish time, here and there between others.
+    not_seen = [r for r in rows if not r["reason"].endswith(GONE) and r["publish_time"] >= horizon]
+    n_in_broker = sum(n for ledger, n in booked.by_ledger.items() if ledger in broker.ledgers)
+    not_booked = _entries(broker.ledgers, max(booked.last, acknowledged))
+    compared = ComparedTopic(
+        source.topic,
+        source.partition,
+        # The tables may have what has come since.
+        entries=max(_entries(broker.ledgers, booked.before), n_in_broker + not_booked),
+        booked=n_in_broker,
+        not_booked=not_booked,
+        no_message=sum(missing.passed for missing in found),
+        not_seen=len(not_seen),
+        not_known=len(rows) - len(not_seen) + max(0, len(gaps) - _MAX_GAPS),
+        trimmed=sum(booked.by_ledger.values()) - n_in_broker,
+    )
+    return compared, [row["position"] for row in not_seen]
+
+
+class _Booked:
+    """The entries of a topic partition in the table `entries`, from where it has all of them.
+
+    Attributes:
+        before: the entry before the first one; what was published before the horizon may be forgotten.
+        last: the last one; START: there is none.
+        by_ledger: how many there are.
+        gaps: between them.
+    """
+
+    def __init__(self, source: SourceTopic, horizon: int, query: Query) -> None:
+        of_topic = f"topic = {literal(source.topic)} AND partition = {source.partition} "
+        of_topic += f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
+        self.before = _first_position(query, f"{of_topic} AND publish_time < {horizon}", "DESC")
+        if self.before == START:
+            first = _first_position(query, of_topic, "ASC")
+            self.before = START if first == START else Position(first.ledger_id, first.entry_id - 1)
+        self.last = self.before
+        self.by_ledger: dict[int, int] = {}
+        self.gaps: list[Gap] = []
+        continuity = Continuity(self.before)
+        for rows in query(
+            "SELECT ledger_id, entry_id, max(batch_size) AS batch_size, max(first_index) AS first_index FROM entries "  # noqa: S608
+            f"WHERE {of_topic} AND (ledger_id > {self.before.ledger_id} "
+            f"OR (ledger_id = {self.before.ledger_id} AND entry_id > {self.before.entry_id})) "
+            "GROUP BY ledger_id, entry_id ORDER BY ledger_id, entry_id"
+        ):
+            if rows.num_rows:
+                self.gaps += continuity.gaps(rows)
+                ledgers, counts = np.unique(int64(rows, "ledger_id"), return_counts=True)
+                for ledger, n in zip(ledgers.tolist(), counts.tolist(), strict=True):
+                    self.by_ledger[ledger] = self.by_ledger.get(ledger, 0) + n
+                self.last = Position(int(ledgers[-1]), int(int64(rows, "entry_id")[-1]))
+
+
+def _first_position(query: Query, condition: str, order: str) -> Position:
+    sql = (
+        f"SELECT ledger_id, entry_id FROM entries WHERE {condition} "  # noqa: S608
+        f"ORDER BY ledger_id {order}, entry_id {order} LIMIT 1"
+    )
+    rows: list[dict[str, Any]] = [row for some in query(sql) for row in some.to_pylist()]
+    return Position(rows[0]["ledger_id"], rows[0]["entry_id"]) if rows else START
+
+
+def _entries(ledgers: Mapping[int, int], after: Position) -> int:
+    """How many entries the broker has after one."""
+    return sum(
+        n if ledger > after.ledger_id else max(0, n - 1 - after.entry_id)
+        for ledger, n in ledgers.items()
+        if ledger >= after.ledger_id
+    )

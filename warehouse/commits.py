@@ -1,0 +1,119 @@
+"""Commits to a Delta table: each is the very next version after one that was looked at, and is on the disk when done.
+
+delta-rs by itself moves a commit on to a later version where what came between does not conflict, and leaves it to the
+system when files are written to the disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+
+from conf.settings import is_object_storage, local_path
+from warehouse.durable import sync
+
+_ATTEMPTS = 50
+_TORN_AT_MOST = 20
+
+
+def commit_next(
+    table: DeltaTable,
+    transactions: Mapping[str, int],
+    is_wanted: Callable[[DeltaTable], bool],
+    write: Callable[[CommitProperties], object],
+) -> bool:
+    """Commits to the newest version of a table, if it is wanted there.
+
+    Args:
+        transactions: by application their numbers, which the commit carries.
+        is_wanted: decides by the newest version, which is the table's then; may raise.
+        write: commits with these properties, in which another's commit makes it fail.
+
+    Returns:
+        whether it was wanted, and was done.
+
+    Raises:
+        CommitFailedError: others were faster again and again.
+    """
+    properties = CommitProperties(
+        app_transactions=[Transaction(name, number) for name, number in transactions.items()], max_commit_retries=0
+    )
+    for attempt in range(_ATTEMPTS):
+        table.update_incremental()
+        if not is_wanted(table):
+            return False
+        version = table.version() + 1
+        try:
+            write(properties)
+        except CommitFailedError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        _sync_version(table.table_uri, version)
+        if table.version() < version:
+            table.update_incremental()
+        return True
+    raise AssertionError
+
+
+def remove_torn_commits(uri: str) -> list[str]:
+    """Removes from the end of a table's log what a loss of power has left incomplete: nobody was told of it.
+
+    Returns:
+        the files that were removed.
+    """
+    log = Path(local_path(uri)) / "_delta_log"
+    if is_object_storage(uri) or not log.is_dir():
+        return []
+    removed = []
+    for file in sorted(log.glob("[0-9]" * 20 + ".json"), reverse=True)[:_TORN_AT_MOST]:
+        if _is_whole(file):
+            break
+        file.unlink()
+        removed.append(file.name)
+    for file in log.glob("*.checkpoint.parquet"):
+        with file.open("rb") as content:
+            content.seek(0, 2)
+            content.seek(max(0, content.tell() - 4))
+            is_torn = content.read() != b"PAR1"
+        if is_torn:
+            file.rename(file.with_name(f"{file.name}.torn"))
+            (log / "_last_checkpoint").unlink(missing_ok=True)
+            removed.append(file.name)
+    return removed
+
+
+def _is_whole(commit: Path) -> bool:
+    """Whether a commit can be read, and the files are there that it adds."""
+    try:
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        files = [(commit.parent.parent / unquote(a["add"]["path"]), a["add"]["size"]) for a in actions if "add" in a]
+        return bool(actions) and all(file.stat().st_size == size for file, size in files)
+    except (ValueError, FileNotFoundError):
+        return False
+
+
+def sync_checkpoint(table: DeltaTable) -> None:
+    """Has the log's checkpoint of a table's version on the disk, before older parts of the log are deleted."""
+    if not is_object_storage(table.table_uri):
+        log = Path(local_path(table.table_uri)) / "_delta_log"
+        sync([log / f"{table.version():020}.checkpoint.parquet", log / "_last_checkpoint"])
+
+
+def _sync_version(uri: str, version: int) -> None:
+    if is_object_storage(uri):
+        return
+    table = Path(local_path(uri))
+    log = table / "_delta_log"
+    commit = log / f"{version:020}.json"
+    if not commit.exists():
+        return  # nothing was there to delete, say
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    added = [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
+    checkpoint = log / f"{version:020}.checkpoint.parquet"
+    sync([*added, commit, *([checkpoint, log / "_last_checkpoint"] if checkpoint.exists() else [])])

@@ -1,0 +1,194 @@
+"""The settings' routes as a checkpoint knows them: a subscription keeps its number whatever becomes of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conf.errors import DelayLakeError
+from conf.settings import Route, Settings, Subscription, SubscriptionType
+from tracker.commands.schema import Routes, SubscriptionRule
+from tracker.subscriptions import MAX_SUBSCRIPTIONS, Subscriptions
+
+
+class RoutesError(DelayLakeError):
+    """The settings' routes don't fit the checkpoint."""
+
+
+@dataclass(frozen=True)
+class KnownSubscription:
+    """A subscription that the settings have, or had."""
+
+    name: str
+    type: str
+    destination: str
+    is_removed: bool = False
+
+
+@dataclass(frozen=True)
+class KnownRoute:
+    """A source topic and its subscriptions by number; those that it had last, where it is not in the settings."""
+
+    subscriptions: tuple[KnownSubscription, ...]
+    is_missing: bool = False
+
+    @property
+    def left(self) -> list[KnownSubscription]:
+        """The subscriptions that are not removed."""
+        return [s for s in self.subscriptions if not s.is_removed]
+
+
+class KnownRoutes:
+    """All routes that a checkpoint has had, by source topic."""
+
+    def __init__(self, routes: Mapping[str, KnownRoute]) -> None:
+        self.routes = dict(sorted(routes.items()))
+
+    @staticmethod
+    def from_json(recorded: Mapping[str, Any]) -> KnownRoutes:
+        """Of what `to_json` gave."""
+        return KnownRoutes(
+            {
+                topic: KnownRoute(tuple(KnownSubscription(*s) for s in route["subscriptions"]), route["is_missing"])
+                for topic, route in recorded.items()
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As an offset has it."""
+        return {
+            topic: {
+                "is_missing": route.is_missing,
+                "subscriptions": [[s.name, s.type, s.destination, s.is_removed] for s in route.subscriptions],
+            }
+            for topic, route in self.routes.items()
+        }
+
+    def taken_on(self, settings: Settings) -> KnownRoutes:
+        """With the settings' routes: a new subscription gets the next number, one that is back its old one.
+
+        Raises:
+            RoutesError: a topic has had too many subscriptions.
+        """
+        routes = {topic: replace(route, is_missing=True) for topic, route in self.routes.items()}
+        for route in settings.routes:
+            now = {s.name: KnownSubscription(s.name, s.type.value, s.destination) for s in route.subscriptions}
+            before = self.routes[route.source].subscriptions if route.source in self.routes else ()
+            known = [now.pop(s.name, replace(s, is_removed=True)) for s in before]
+            if len(known) + len(now) > MAX_SUBSCRIPTIONS:
+                raise RoutesError(
+                    f"{route.source} has had {len(known) + len(now)} subscriptions on this checkpoint, with those that "
+                    f"were taken out; {MAX_SUBSCRIPTIONS} can be: forget these with `delaylake rebuild "
+                    "--discard-checkpoint`"
+                )
+            routes[route.source] = KnownRoute((*known, *now.values()))
+        return KnownRoutes(routes)
+
+    @property
+    def missing(self) -> dict[str, KnownRoute]:
+        """The routes that are not in the settings any more."""
+        return {topic: route for topic, route in self.routes.items() if route.is_missing}
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """What the subscriptions' numbers mean."""
+        names = {topic: [s.name for s in route.subscriptions] for topic, route in self.routes.items()}
+        removed = {
+            topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.is_removed)
+            for topic, route in self.routes.items()
+        }
+        return Subscriptions(names, {t: bits for t, bits in removed.items() if bits}, frozenset(self.missing))
+
+    @property
+    def command_routes(self) -> Routes:
+        """For each source topic its subscriptions by number, as far as commands are concerned.
+
+        Of a topic without a route single messages can be skipped whatever the type: nobody consumes there.
+        """
+        return {
+            topic: [
+                SubscriptionRule(s.name, SubscriptionType(s.type).is_cumulative and not route.is_missing, s.is_removed)
+                for s in route.subscriptions
+            ]
+            for topic, route in self.routes.items()
+        }
+
+    @property
+    def destinations(self) -> dict[str, list[list[str]]]:
+        """For each source topic the names and destinations of its subscriptions by number."""
+        return {topic: [[s.name, s.destination] for s in route.subscriptions] for topic, route in self.routes.items()}
+
+    @property
+    def gone(self) -> frozenset[tuple[str, str]]:
+        """Topics and subscriptions to which nothing goes out now."""
+        every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
+        return frozenset(every.difference(self._open()))
+
+    def back_since(self, before: KnownRoutes) -> list[tuple[str, str]]:
+        """Topics and subscriptions to which messages go out now, and did not before."""
+        earlier = set(before._open())
+        return [pair for pair in self._open() if pair not in earlier]
+
+    def _open(self) -> Iterator[tuple[str, str]]:
+        for topic, route in self.routes.items():
+            if not route.is_missing:
+                yield from ((topic, s.name) for s in route.left)
+
+
+def known_routes(settings: Settings) -> KnownRoutes:
+    """The settings' routes, as a checkpoint that begins with them knows them."""
+    return KnownRoutes({}).taken_on(settings)
+
+
+def subscription_names(settings: Settings) -> dict[str, list[str]]:
+    """For each source topic the names of its subscriptions, in the order of the settings."""
+    return {route.source: [s.name for s in route.subscriptions] for route in settings.routes}
+
+
+def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
+    """Routes as the settings would have them."""
+    return [
+        Route(
+            source=topic,
+            subscriptions=tuple(
+                Subscription(name=s.name, type=SubscriptionType(s.type), destination=s.destination) for s in route.left
+            ),
+        )
+        for topic, route in routes.items()
+    ]
+
+
+def changes(before: KnownRoutes, after: KnownRoutes) -> list[str]:
+    """What has changed in the routes, a line each.
+
+    Args:
+        after: `before` with the settings' routes taken on.
+    """
+    lines = []
+    for topic, route in after.routes.items():
+        old = before.routes.get(topic)
+        if route.is_missing:
+            if old is not None and not old.is_missing:
+                lines.append(f"{topic}: the route was taken out: it is not read, and what waits is held back")
+            continue
+        if old is None or old.is_missing:
+            lines.append(f"{topic}: the route {'was added' if old is None else 'is back'}")
+        if old is not None:
+            lines += [f"{topic}: subscription {line}" for line in _changed(old.subscriptions, route.subscriptions)]
+    return lines
+
+
+def _changed(before: Sequence[KnownSubscription], after: Sequence[KnownSubscription]) -> Iterator[str]:
+    old = {s.name: s for s in before}
+    for now in after:
+        was = old.get(now.name)
+        if was is None:
+            yield f"{now.name} was added"
+        elif now.is_removed != was.is_removed:
+            yield f"{now.name} was taken out: it gets nothing more" if now.is_removed else f"{now.name} is back"
+        elif not now.is_removed:
+            if now.type != was.type:
+                yield f"{now.name} has the type {now.type}, not {was.type}"
+            if now.destination != was.destination:
+                yield f"{now.name} goes to {now.destination}, not {was.destination}"

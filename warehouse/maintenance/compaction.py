@@ -1,0 +1,196 @@
+"""Merges a table's files into few, sorted by time: a log-structured merge with size tiers.
+
+A run is a set of files that do not overlap in time; each file that the job appends is one by itself. Runs of about the
+same size are merged as soon as there are FAN_IN of them, so that a row is written once a tier, however much is pending.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tracker.messages import Int64Array, int64
+from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
+
+# So many runs of a tier are merged; seven of each may overlap: with 5,000 rows a seal, 42 of 1.3 billion rows.
+FAN_IN = 8
+
+# A full file: small enough to be sorted in memory and for its footer to be read in some ms.
+FILE_ROWS = 500_000
+FILE_BYTES = 128 << 20
+
+_STEPS = 2_048  # at how many times it is estimated how many rows are due before
+
+
+@dataclass(frozen=True)
+class Run:
+    """Files that do not overlap in time, but for what `merges` says.
+
+    Attributes:
+        merges: the run is yet to be made of these files.
+    """
+
+    files: tuple[DataFile, ...]
+    merges: bool = False
+
+    @property
+    def size(self) -> float:
+        """In full files."""
+        return max(sum(f.rows for f in self.files) / FILE_ROWS, sum(f.n_bytes for f in self.files) / FILE_BYTES)
+
+    @property
+    def tier(self) -> int:
+        """Each tier's runs are FAN_IN times the size of those of the tier below; from 0 on they are full files."""
+        return math.floor(math.log(max(self.size, 1e-9), FAN_IN))
+
+
+def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[list[DataFile]]:
+    """Which files are to be merged with each other.
+
+    Args:
+        now: nobody reads slices of what was due before, so that it is merged only while files are small; ms since the
+            epoch. None: there is no such time.
+        max_overlap: how many runs may overlap at any time.
+
+    Returns:
+        groups of files, each to become one run.
+    """
+    runs: dict[tuple[bool, str], list[DataFile]] = {}
+    for file in files:
+        runs.setdefault((now is not None and file.last < now, file.run), []).append(file)
+    past = [Run(tuple(of_run)) for (is_past, _), of_run in runs.items() if is_past]
+    coming = _merge_tiers([Run(tuple(of_run)) for (is_past, _), of_run in runs.items() if not is_past])
+    while overlap(coming) > max(max_overlap, 1):
+        coming.sort(key=lambda run: run.size)
+        coming = [_merged(coming[:FAN_IN]), *coming[FAN_IN:]]
+    done = _merge_tiers([run for run in past if run.tier < 0])
+    return [list(run.files) for run in (*coming, *done) if run.merges]
+
+
+def _merge_tiers(runs: list[Run]) -> list[Run]:
+    tiers: dict[int, list[Run]] = {}
+    for run in runs:
+        tiers.setdefault(run.tier, []).append(run)
+    settled: list[Run] = []
+    while tiers:
+        tier = min(tiers)
+        of_tier = tiers.pop(tier)
+        # Full files are merged for their overlap alone, smaller ones for their number, too.
+        if (len(of_tier) if tier < 0 else overlap(of_tier)) >= FAN_IN:
+            merged = _merged(of_tier)
+            if merged.tier > tier:
+                tiers.setdefault(merged.tier, []).append(merged)
+            else:
+                settled.append(merged)
+        else:
+            settled += of_tier
+    return settled
+
+
+def _merged(runs: Sequence[Run]) -> Run:
+    return Run(tuple(file for run in runs for file in run.files), merges=True)
+
+
+def overlap(runs: Iterable[Run]) -> int:
+    """The greatest number of runs that have a file over the same time."""
+    events: list[tuple[int, int]] = []
+    for run in runs:
+        spans = [(f.first, f.last) for f in run.files]
+        if run.merges:
+            spans = [(min(first for first, _ in spans), max(last for _, last in spans))]
+        for first, last in spans:
+            events += [(first, 0), (last, 1)]
+    depth = deepest = 0
+    for _, is_end in sorted(events):
+        depth += -1 if is_end else 1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def merge(table: TableFiles, files: Sequence[DataFile], on_rows: Callable[[int], None] = lambda rows: None) -> bool:
+    """Makes one run of files, in one commit.
+
+    Args:
+        on_rows: is told how many rows were written.
+
+    Returns:
+        whether it was done; False where the files were removed in the meantime.
+    """
+    run = new_run()
+    added = []
+    for rows in _slices(table, files):
+        added.append(table.write(rows, run))
+        on_rows(rows.num_rows)
+    return table.replace(files, added)
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    path: str
+    number: int
+    rows: int
+    n_bytes: int
+    first: int
+    last: int
+
+
+def _slices(table: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.Table]:
+    """The rows of files in order, at most a full file of them at a time; ties may be divided."""
+    metadata = {file.path: _metadata(table, file) for file in files}
+    groups = [group for file in files for group in _row_groups(table, file, metadata[file.path])]
+    for start, end in _bounds(groups):
+        wanted: dict[str, list[int]] = {}
+        for group in groups:
+            if group.first < end and group.last >= start:
+                wanted.setdefault(group.path, []).append(group.number)
+        parts = []
+        for path, numbers in wanted.items():
+            with table.open(path, metadata[path]) as file:
+                rows = table.complete(file.read_row_groups(numbers, use_threads=False))
+            times = int64(rows, table.time)
+            parts.append(rows.filter(pa.array((times >= start) & (times < end))))
+        rows = _in_order(pa.concat_tables(parts), table.time)
+        if rows.num_rows:
+            pieces = max(math.ceil(rows.num_rows / FILE_ROWS), math.ceil(rows.nbytes / FILE_BYTES))
+            step = math.ceil(rows.num_rows / pieces)
+            yield from (rows.slice(i, step) for i in range(0, rows.num_rows, step))
+
+
+def _metadata(table: TableFiles, file: DataFile) -> pq.FileMetaData:
+    with table.open(file.path) as parquet:
+        return parquet.metadata
+
+
+def _row_groups(table: TableFiles, file: DataFile, metadata: pq.FileMetaData) -> Iterator[_RowGroup]:
+    column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(table.time)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        bounds = group.column(column).statistics
+        first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (file.first, file.last)
+        yield _RowGroup(file.path, number, group.num_rows, group.total_byte_size, first, last)
+
+
+def _bounds(groups: Sequence[_RowGroup]) -> list[tuple[int, int]]:
+    """Divides time so that about a full file of rows lies in each part, as if row groups were even in themselves."""
+    first, last = min(g.first for g in groups), max(g.last for g in groups) + 1
+    weights = [max(g.rows / FILE_ROWS, g.n_bytes / FILE_BYTES) for g in groups]
+    times = np.unique(np.linspace(first, last, _STEPS).astype(np.int64))
+    before: np.ndarray = np.zeros(len(times))
+    for group, weight in zip(groups, weights, strict=True):
+        before += weight * np.clip((times - group.first) / (group.last + 1 - group.first), 0, 1)
+    # A little less than full, so that an uneven slice seldom becomes two files.
+    wanted = np.arange(1, math.ceil(before[-1] / 0.9)) * 0.9
+    cuts: Int64Array = np.unique(times[np.searchsorted(before, wanted).clip(0, len(times) - 1)])
+    edges = [first, *(int(t) for t in cuts if first < t < last), last]
+    return list(itertools.pairwise(edges))
+
+
+def _in_order(rows: pa.Table, time: str) -> pa.Table:
+    keys = [int64(rows, name) for name in ("batch_index", "entry_id", "ledger_id", time) if name in rows.column_names]
+    return rows.take(pa.array(np.lexsort(keys))).combine_chunks()

@@ -1,0 +1,81 @@
+"""The table `expired`: which indexes of source topics had entries that retention has removed.
+
+Without it a hole in `entries` could be one of entries that were removed, or of the broker's own markers, which were
+never in it. A row is a range: of what lies between two entries that are left it says up to where entries were removed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from tracker.messages import BoolArray, Int64Array, int64
+from warehouse.tables import EXPIRED, Tables, literal
+
+TABLE = "expired"
+
+
+def record(tables: Tables, removed: pa.Table) -> None:
+    """Writes down entries that are about to be removed: before they are, so that no reader finds neither.
+
+    Args:
+        removed: rows of `entries`, with topic, partition, first_index and batch_size.
+    """
+    removed = removed.filter(removed["first_index"].is_valid())
+    if not removed.num_rows:
+        return
+    tables.create({TABLE: EXPIRED})
+    ranges = tables.query(TABLE, f"SELECT * FROM {TABLE}")  # noqa: S608
+    ends = pa.array(int64(removed, "first_index") + int64(removed, "batch_size"))
+    new = removed.select(["topic", "partition", "first_index"]).append_column("end_index", ends)
+    ranges = pa.concat_tables([ranges.cast(EXPIRED), new.cast(EXPIRED)])
+    places = ranges.group_by(["topic", "partition"]).aggregate([]).to_pylist()
+    merged = [_merged(tables, ranges, place["topic"], place["partition"]) for place in places]
+    table = DeltaTable(tables.path(TABLE))
+    tables.commit(
+        table,
+        lambda properties: write_deltalake(
+            table, pa.concat_tables(merged), mode="overwrite", commit_properties=properties
+        ),
+    )
+    table.vacuum(dry_run=False)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+
+
+def expired_around(tables: Tables, topic: str, partition: int, index: int) -> tuple[int | None, int | None]:
+    """Of a topic partition the first index that was removed, and the next end of a range after an index; None: none."""
+    ends = f"min(CASE WHEN end_index > {index} THEN end_index END)"
+    condition = f"topic = {literal(topic)} AND partition = {partition}"
+    sql = f'SELECT min(first_index) AS "first", {ends} AS "end" FROM {TABLE} WHERE {condition}'  # noqa: S608
+    try:
+        found = tables.query(TABLE, sql)
+    except TableNotFoundError:
+        return None, None  # nothing has been removed yet
+    return found["first"][0].as_py(), found["end"][0].as_py()
+
+
+def _merged(tables: Tables, ranges: pa.Table, topic: str, partition: int) -> pa.Table:
+    """The ranges of a topic partition: one for each run of removed entries without one that is left in between."""
+    own = pc.and_(pc.equal(ranges["topic"], topic), pc.equal(ranges["partition"], partition)).to_numpy()
+    firsts, ends = (int64(ranges, name)[own] for name in ("first_index", "end_index"))
+    order = np.argsort(firsts, kind="stable")
+    firsts, ends = firsts[order], np.maximum.accumulate(ends[order])
+    firsts, ends = _runs(firsts, ends, firsts[1:] > ends[:-1])
+    is_left_between = np.zeros(len(firsts) + 1, np.bool_)
+    sql = f"SELECT first_index FROM entries WHERE topic = {literal(topic)} AND partition = {partition}"  # noqa: S608
+    for left in tables.stream(f"{sql} AND first_index BETWEEN {firsts[0]} AND {ends[-1]}"):
+        index = int64(left, "first_index")
+        following = np.searchsorted(firsts, index, side="right")
+        is_left_between[following[index >= ends[following - 1]]] = True
+    firsts, ends = _runs(firsts, ends, is_left_between[1:-1])
+    n = len(firsts)
+    return pa.table([pa.repeat(topic, n), pa.array([partition] * n, pa.int32()), firsts, ends], schema=EXPIRED)
+
+
+def _runs(firsts: Int64Array, ends: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
+    """Ranges put together, but for those, from the second on, with which a run begins."""
+    return firsts[np.append(True, begins)], ends[np.append(begins, True)]

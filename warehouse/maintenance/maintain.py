@@ -1,0 +1,197 @@
+"""Keeps the tables compact and bounded, beside the running job: merges files, removes what nobody needs, vacuums."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from conf.errors import DelayLakeError
+from conf.settings import Settings, is_object_storage, local_path
+from warehouse.commits import sync_checkpoint
+from warehouse.maintenance import expired
+from warehouse.maintenance.compaction import merge, plan
+from warehouse.maintenance.retention import Excess, Retention, remove, removed_rows
+from warehouse.maintenance.table_files import DataFile, TableFiles
+from warehouse.tables import OnProgress, Tables, exists
+
+# What speaks for a row in another table goes first, so that it outlives that row by a whole run.
+ORDER = ["deliveries", "outcomes", "rejects", "delayed_index", "entries"]
+
+# Rows removed in one commit, about: the files are written anew before it.
+_ROWS_A_COMMIT = 5_000_000
+
+
+class MaintenanceError(DelayLakeError):
+    """Maintenance can't be done. The message is one line."""
+
+
+class UnderWayError(MaintenanceError):
+    """Somebody else does it."""
+
+
+@dataclass
+class TableReport:
+    """What was done to a table, or in a dry run would be."""
+
+    table: str
+    files_before: int
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    files_merged: int = 0
+    rows_deleted: int = 0
+    files_vacuumed: int = 0
+    vacuum_put_off: bool = False  # the job has stood still for long and may come back to an old version
+    seconds: float = 0.0
+
+
+def lock(settings: Settings) -> FileLock:
+    """The lock of whoever removes rows or files of the tables. It is released by the system when a process dies."""
+    beside = settings.checkpoint if is_object_storage(settings.warehouse) else settings.warehouse
+    folder = Path(local_path(beside))
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / "maintain.lock")
+
+
+def needs_maintenance(settings: Settings, tables: Tables) -> bool:
+    """Whether a table has so many files that the job has appended since the last merge that it is worth another."""
+    return any(
+        sum(not file.is_part for file in TableFiles(tables, name).all()) >= settings.maintain.min_small_files
+        for name in ORDER
+    )
+
+
+def maintain(
+    settings: Settings,
+    names: Sequence[str] = ORDER,
+    dry_run: bool = False,
+    merges_only: bool = False,
+    on_progress: OnProgress = lambda table, step, rows: None,
+    now: int | None = None,
+) -> list[TableReport]:
+    """Maintains tables, one after another. The job may run meanwhile; a run that is killed leaves all as it was.
+
+    Args:
+        names: of tables.
+        merges_only: no rows are deleted, and no files of old versions.
+        now: ms since the epoch; the time where not given.
+
+    Raises:
+        UnderWayError: another process does it.
+        MaintenanceError: a table is missing, or somebody else has removed files at the same time.
+    """
+    now = time.time_ns() // 1_000_000 if now is None else now
+    try:
+        with lock(settings).acquire(timeout=0):
+            tables = Tables(settings.warehouse)
+            if missing := [name for name in ORDER if not exists(settings.warehouse, name)]:
+                raise MaintenanceError(f"no table {missing[0]} in the warehouse {settings.warehouse}: has the job run?")
+            tables.join()
+            retention = None if merges_only else Retention(settings, tables, now)
+            return [_Maintenance(settings, tables, name, now, on_progress).run(retention, dry_run) for name in names]
+    except Timeout:
+        raise UnderWayError("maintenance or a rebuild is under way already: wait for its end") from None
+
+
+class _Maintenance:
+    def __init__(self, settings: Settings, tables: Tables, name: str, now: int, on_progress: OnProgress) -> None:
+        self._settings = settings
+        self._tables = tables
+        self._name = name
+        self._now = now
+        self._on_progress = on_progress
+        self._files = TableFiles(tables, name, settings.tracker.max_indexes_per_bucket_snapshot_segment)
+
+    def run(self, retention: Retention | None, dry_run: bool) -> TableReport:
+        started = time.monotonic()
+        before = self._files.all()
+        report = TableReport(self._name, len(before), bytes_before=sum(file.n_bytes for file in before))
+        groups = self._plan()
+        report.files_merged = sum(len(group) for group in groups)
+        if not dry_run:
+            self._merge(groups)
+        if retention is not None:
+            report.rows_deleted = self._remove(retention, dry_run)
+            report.vacuum_put_off = is_paused(self._settings, self._now)
+            if not report.vacuum_put_off:
+                report.files_vacuumed = self._vacuum(dry_run)
+        after = self._files.all()
+        report.files_after, report.bytes_after = len(after), sum(file.n_bytes for file in after)
+        report.seconds = round(time.monotonic() - started, 3)
+        return report
+
+    def _plan(self) -> list[list[DataFile]]:
+        # Slices of the delayed index are read as they come due; the other tables are read at any time.
+        past = self._now if self._name == "delayed_index" else None
+        # Half, for files come in until the next time.
+        return plan(self._files.all(), past, self._settings.tracker.max_num_buckets // 2)
+
+    def _merge(self, groups: list[list[DataFile]]) -> None:
+        rows = 0
+
+        def count(n: int) -> None:
+            nonlocal rows
+            rows += n
+            self._on_progress(self._name, "rows merged", rows)
+
+        for group in groups:
+            if not merge(self._files, group, count):
+                raise self._conflict()
+
+    def _remove(self, retention: Retention, dry_run: bool) -> int:
+        deleted = 0
+        excess: list[Excess] = []
+
+        def commit() -> None:
+            nonlocal deleted
+            if not dry_run:
+                if self._name == "entries":
+                    expired.record(self._tables, removed_rows(self._files, excess))
+                if not remove(self._files, excess):
+                    raise self._conflict()
+            deleted += sum(found.rows for found in excess)
+            self._on_progress(self._name, "rows deleted", deleted)
+            excess.clear()
+
+        for found in retention.excess(self._files):
+            excess.append(found)
+            if sum(e.file.rows for e in excess) >= _ROWS_A_COMMIT:
+                commit()
+        if excess:
+            commit()
+        return deleted
+
+    def _conflict(self) -> MaintenanceError:
+        return MaintenanceError(f"{self._name}: somebody else has removed files at the same time: try again later")
+
+    def _vacuum(self, dry_run: bool) -> int:
+        """Deletes the files and the log that no version within the retention has; returns how many files."""
+        table = self._files.table
+        # Not only what the log still tells of: a checkpoint forgets removed files by itself.
+        found = len(table.vacuum(dry_run=True, full=True))
+        if not dry_run:
+            if found:
+                table.vacuum(dry_run=False, full=True)
+                self._files.update()
+            table.create_checkpoint()
+            sync_checkpoint(table)
+            table.cleanup_metadata()
+        return found
+
+
+def is_paused(settings: Settings, now: int) -> bool:
+    """Whether the job has stood still for so long that the versions its last batch names may be gone with a vacuum.
+
+    It reads them again when it goes on.
+    """
+    offsets = Path(local_path(settings.checkpoint)) / "query" / "offsets"
+    newest = max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=None)
+    if newest is None:
+        return False
+    last_batch = json.loads((offsets / str(newest)).read_text().splitlines()[-1])["now"]
+    return bool(now - last_batch > settings.maintain.keep_versions_millis / 2)

@@ -1,0 +1,218 @@
+"""Which rows of a table nobody needs any more: not the job, not a rebuild, not the audit.
+
+A row of `delayed_index` goes when all subscriptions are done with the message; a row of `entries` when `delayed_index`
+has nothing of the entry any more; a row of `deliveries`, `outcomes` or `rejects` when `entries` does not have its entry
+any more. So the audit finds all that `entries` has accounted for, and a rebuild finds done what is in `delayed_index`.
+Of entries that a rebuild takes again from the source topics everything stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, QueryBuilder
+
+from conf.settings import Settings
+from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
+from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
+from warehouse.known_routes import subscription_names
+from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
+from warehouse.pending import are_cancelled, are_moved_on
+from warehouse.tables import SCHEMAS, Tables, run_sql
+from warehouse.tenure import Tenures
+
+# `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
+_LAST_DELIVERIES_MILLIS = 3_600_000
+
+# A file is written anew when at least this part of its rows goes, or when it is small; else they wait for more.
+_LEAST_PART = 0.1
+_SMALL_ROWS = 20_000
+
+_MAX_LEDGERS = 200  # named one by one in a query
+
+_ENTRY = ["ledger_id", "entry_id"]
+_MESSAGE = [*_ENTRY, "batch_index"]
+_NAMED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
+_NEEDED = {
+    "delayed_index": [
+        *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
+        *["subscription", "sequence"],
+    ],
+    "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
+    "deliveries": ["topic", "partition", "ledger_id", "entry_id", "sent_at"],
+    "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "operation", "applied_at"],
+    "rejects": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
+}
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A file with rows that can go: all of them, or so many that it is worth writing the others anew."""
+
+    file: DataFile
+    goes: BoolArray
+
+    @property
+    def rows(self) -> int:
+        return int(self.goes.sum())
+
+
+class Retention:
+    """Finds what can go, in the versions of the tables that are the newest when this is made.
+
+    Args:
+        now: ms since the epoch.
+    """
+
+    def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
+        self._names = subscription_names(settings)
+        self._tenures = Tenures.of(settings.warehouse)
+        self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
+        # A request that comes again is answered from here, and a rebuild takes the ids from here.
+        self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
+        self._builder = QueryBuilder()
+        # `entries` first: what it has is in the other tables already, also while the job runs.
+        for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
+            self._builder.register(name, DeltaTable(tables.path(name)))
+        newest = self._query("SELECT max(sent_at) AS t FROM deliveries")["t"][0].as_py() or 0
+        self._horizons["deliveries"] = min(self._horizons["deliveries"], newest - _LAST_DELIVERIES_MILLIS)
+        self._last: pa.Table | None = None
+
+    def excess(self, table: TableFiles) -> Iterator[Excess]:
+        """The files from which rows can go."""
+        horizon = self._horizons[table.name]
+        for file in table.all():
+            if file.first >= horizon:
+                continue
+            rows = table.read(file.path, _NEEDED[table.name])
+            goes = int64(rows, table.time) < horizon
+            if goes.any():
+                index = np.flatnonzero(goes)
+                goes[index] = self._can_go(table.name, rows.take(pa.array(index)))
+            if goes.any() and (len(goes) <= _SMALL_ROWS or goes.sum() >= _LEAST_PART * len(goes)):
+                yield Excess(file, goes)
+
+    def _can_go(self, name: str, rows: pa.Table) -> BoolArray:
+        if name == "delayed_index":
+            is_delay = pc.equal(rows["operation"], "DELAY").to_numpy(zero_copy_only=False)
+            # A CANCEL for a message that has come says what `outcomes` says, too.
+            return np.where(is_delay, self._is_settled(rows), self._is_booked(rows))
+        if name == "entries":
+            return self._is_booked(rows, or_last=False) & ~self._is_in("delayed_index", rows)
+        unneeded = self._is_booked(rows) & ~self._is_in("entries", rows)
+        if name == "outcomes":
+            is_proof = pc.equal(rows["result"], "APPLIED")
+            # By the last of these a rebuild knows what is paused.
+            is_switch = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
+            is_switch = pc.and_(is_switch, pc.equal(rows["result"], "APPLIED")).to_numpy(zero_copy_only=False)
+            return ~is_switch & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
+        if name == "rejects":
+            # A command that could not be read is of no source topic.
+            is_message = pc.is_in(rows["topic"], pa.array(list(self._names), pa.string()))
+            return unneeded | ~is_message.to_numpy(zero_copy_only=False)
+        return unneeded
+
+    def _is_settled(self, rows: pa.Table) -> BoolArray:
+        """Which messages have been delivered to, or taken back from, each subscription of their topic's route.
+
+        Of a topic without a route it is not known who is to get its messages: they stay.
+        """
+        first, last = pc.min_max(rows["deliver_at"]).as_py().values()
+        delivered = self._query(
+            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries "  # noqa: S608
+            f"WHERE deliver_at BETWEEN {first} AND {last}"
+        )
+        taken = self._query(
+            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') "
+            f"AND {_of_ledgers(rows)}"
+        )
+        restored = self._query(
+            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {_of_ledgers(rows)}"
+        )
+        moved = self._query(f"{_NAMED} FROM delayed_index WHERE operation = 'MOVE' AND {_of_ledgers(rows)}")
+        settled = np.zeros(rows.num_rows, np.bool_)
+        for topic, subscriptions in self._names.items():
+            is_of_topic = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
+            for subscription in subscriptions:
+                delivered_to, cancels, restores, moves = (
+                    done.filter(pc.and_(pc.equal(done["topic"], topic), pc.equal(done["subscription"], subscription)))
+                    for done in (delivered, taken, restored, moved)
+                )
+                is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
+                is_of_topic &= (
+                    is_among(rows, delivered_to, _MESSAGE)
+                    | are_cancelled(rows, cancels, restores)
+                    | is_other.to_numpy(zero_copy_only=False)
+                    | are_moved_on(rows, moves)
+                    | self._tenures.were_missed(rows, topic, subscription)
+                )
+            settled |= is_of_topic
+        return settled
+
+    def _is_booked(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
+        """Which rows are of entries that do not come again from the source topics after a rebuild.
+
+        Args:
+            or_last: the last booked entry of a topic partition, too. By that row of `entries` a rebuild knows them.
+        """
+        if self._last is None:
+            by_ledger = self._query(
+                "SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries "  # noqa: S608
+                f"WHERE ledger_id < {FIRST_IMPORTED_LEDGER} GROUP BY topic, partition, ledger_id"
+            )
+            last: dict[tuple[str, int], tuple[int, int]] = {}
+            for topic, partition, ledger, entry in zip(*(c.to_pylist() for c in by_ledger.columns), strict=True):
+                last[topic, partition] = max((ledger, entry), last.get((topic, partition), (-1, -1)))
+            columns = [[*column] for column in zip(*((*k, *v) for k, v in last.items()), strict=True)] or [[]] * 4
+            types = [pa.string(), pa.int32(), pa.int64(), pa.int64()]
+            names = ["topic", "partition", "last_ledger", "last_entry"]
+            self._last = pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
+        keys = rows.select(["topic", "partition", *_ENTRY]).append_column("row", pa.array(np.arange(rows.num_rows)))
+        joined = keys.join(self._last, ["topic", "partition"], join_type="inner", use_threads=False)
+        ledger, entry = int64(joined, "ledger_id"), int64(joined, "entry_id")
+        last_ledger, last_entry = int64(joined, "last_ledger"), int64(joined, "last_entry")
+        is_before = (entry <= last_entry) if or_last else (entry < last_entry)
+        booked = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
+        booked[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
+        return booked
+
+    def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
+        """Which rows are of an entry that `delayed_index` (as DELAY) or `entries` has."""
+        condition = " AND operation = 'DELAY'" if table == "delayed_index" else ""
+        kept = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {_of_ledgers(rows)}{condition}")  # noqa: S608
+        return is_among(rows, kept, _ENTRY)
+
+    def _query(self, sql: str) -> pa.Table:
+        return run_sql(self._builder, sql)
+
+
+def removed_rows(table: TableFiles, excess: Sequence[Excess]) -> pa.Table:
+    """The rows that can go."""
+    return pa.concat_tables(table.read(found.file.path).filter(pa.array(found.goes)) for found in excess)
+
+
+def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
+    """Removes what can go, in one commit; files of which nothing stays are not read.
+
+    Returns:
+        whether it was done; False where the files were removed in the meantime.
+    """
+    added = []
+    for found in excess:
+        if not found.goes.all():
+            rows = table.read(found.file.path).filter(pa.array(~found.goes))
+            run = found.file.run if found.file.is_part else new_run()
+            added.append(table.write(rows, run, changes_data=True))
+    return table.replace([found.file for found in excess], added, changes_data=True)
+
+
+def _of_ledgers(rows: pa.Table) -> str:
+    """A condition that holds for all ledgers of the rows, and for no others where they are few."""
+    ledgers = pc.unique(rows["ledger_id"]).to_pylist()
+    if len(ledgers) > _MAX_LEDGERS:
+        return f"ledger_id BETWEEN {min(ledgers)} AND {max(ledgers)}"
+    return f"ledger_id IN ({', '.join(map(str, ledgers))})"

@@ -1,0 +1,189 @@
+"""The data files of a Delta table: what is in them, and exchanging some for others in one commit."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, RemoveAction
+
+from tracker.messages import typed
+from warehouse.tables import SCHEMAS, STATISTICS, TIME, Tables
+
+# Every exchange of files carries a transaction of this application: when there was the last one.
+APPLICATION = "delaylake-maintain"
+
+# A file that a merge has written says of which run it is a part. The parts of a run do not overlap in time.
+_PART_OF_RUN = re.compile(r"run-([0-9a-f]{12})-[0-9a-f]+\.parquet$")
+
+# Columns with few values a file; the other integers are close to their neighbours.
+_DICTIONARY = [
+    "topic",
+    "partition",
+    "ledger_id",
+    "batch_size",
+    "operation",
+    "subscription",
+    "bucket_id",
+    "batch_id",
+    "event_time",
+    "producer_name",
+    "result",
+    "reason",
+    "issued_by",
+    "destination",
+]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a table, as the Delta log describes it.
+
+    Attributes:
+        first, last: the least and greatest time in the table's time column, ms since the epoch.
+    """
+
+    path: str
+    n_bytes: int
+    rows: int
+    first: int
+    last: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether a merge has written it."""
+        return _PART_OF_RUN.search(self.path) is not None
+
+    @property
+    def run(self) -> str:
+        """The sorted run that the file is a part of; a file that no merge has written is one by itself."""
+        match = _PART_OF_RUN.search(self.path)
+        return match.group(1) if match else self.path
+
+
+class TableFiles:
+    """The files of one version of a table, the newest when this is made or `update` is called.
+
+    Args:
+        row_group_rows: rows of a row group in files that are written.
+    """
+
+    def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
+        self._tables = tables
+        self.name = name
+        self.time = TIME[name]
+        self._schema = SCHEMAS[name]
+        self._row_group_rows = row_group_rows
+        self._table = DeltaTable(tables.path(name))
+        self._files = pa.fs.PyFileSystem(DeltaStorageHandler.from_table(self._table._table))
+
+    @property
+    def table(self) -> DeltaTable:
+        return self._table
+
+    def update(self) -> None:
+        """Goes to the newest version."""
+        self._table.update_incremental()
+
+    def all(self) -> list[DataFile]:
+        """The files of the version, by time."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        names = [f"min.{self.time}", f"max.{self.time}"]
+        bounds = [actions[n] if n in actions.column_names else pa.nulls(actions.num_rows, pa.int64()) for n in names]
+        # Where the log has no statistics, nothing is known of the file's time.
+        first = bounds[0].fill_null(np.iinfo(np.int64).min).to_pylist()
+        last = bounds[1].fill_null(np.iinfo(np.int64).max).to_pylist()
+        columns = (actions[c].to_pylist() for c in ("path", "size_bytes", "num_records"))
+        files = [DataFile(p, b, r or 0, f, u) for p, b, r, f, u in zip(*columns, first, last, strict=True)]
+        return sorted(files, key=lambda file: (file.first, file.path))
+
+    def read(self, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A file's rows, in their order there."""
+        with self.open(path) as file:
+            return self.cast(file.read(columns=columns, use_threads=False))
+
+    def open(self, path: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+        """Opens a file; its metadata is not read where it is given."""
+        return pq.ParquetFile(self._files.open_input_file(path), metadata=metadata)
+
+    def cast(self, rows: pa.Table) -> pa.Table:
+        """Rows with the types of the table's columns, whatever a writer made of them."""
+        return rows.cast(pa.schema([self._schema.field(name) for name in rows.column_names]))
+
+    def complete(self, rows: pa.Table) -> pa.Table:
+        """A file's rows in all the table's columns: it may be older than some of them."""
+        return typed(rows, self._schema)
+
+    def write(self, rows: pa.Table, run: str, changes_data: bool = False) -> AddAction:
+        """Writes a file that no version has yet; returns what `replace` adds it by."""
+        path = f"run-{run}-{uuid.uuid4().hex[:12]}.parquet"
+        integers = [f.name for f in self._schema if pa.types.is_integer(f.type) and f.name not in _DICTIONARY]
+        with self._files.open_output_stream(path) as stream:
+            pq.write_table(
+                rows,
+                stream,
+                row_group_size=self._row_group_rows,
+                compression="zstd",
+                compression_level=3,
+                use_dictionary=[name for name in _DICTIONARY if name in self._schema.names],
+                column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+                write_page_index=True,
+            )
+        size = self._files.get_file_info(path).size
+        return AddAction(path, size, {}, _now(), changes_data, json.dumps(self._statistics(rows)))
+
+    def replace(self, removed: Iterable[DataFile], added: Sequence[AddAction], changes_data: bool = False) -> bool:
+        """Exchanges files in one commit; appends may come in between.
+
+        Args:
+            changes_data: False where the rows stay the same, so that a reader of changes passes the commit over.
+
+        Returns:
+            whether it was done; False where somebody else has removed files in the meantime, so that it has to be
+            thought over again.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        now = _now()
+        gone = [RemoveAction(f.path, changes_data, now, f.n_bytes, {}) for f in removed]
+        paths = {action.path for action in gone}
+        return self._tables.commit(
+            self._table,
+            lambda properties: self._table.create_write_transaction(
+                [*added, *gone], "append", self._schema, commit_properties=properties
+            ),
+            {APPLICATION: now},
+            lambda: paths <= {file.path for file in self.all()},
+        )
+
+    def _statistics(self, rows: pa.Table) -> dict[str, Any]:
+        names = STATISTICS[self.name].split(",")
+        bounds = {name: pc.min_max(rows[name]).as_py() for name in names}
+        known = {name: b for name, b in bounds.items() if b["min"] is not None}
+        return {
+            "numRecords": rows.num_rows,
+            "minValues": {name: b["min"] for name, b in known.items()},
+            "maxValues": {name: b["max"] for name, b in known.items()},
+            "nullCount": {name: rows[name].null_count for name in names},
+        }
+
+
+def new_run() -> str:
+    """A name for a new sorted run."""
+    return uuid.uuid4().hex[:12]
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

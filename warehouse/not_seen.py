@@ -1,0 +1,179 @@
+"""Messages that the job was never handed: the broker is asked what is missing, and the table `rejects` names it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.client import AdminClient, BrokerEntry, NoAnswerError, NotToldError
+from broker.continuity import Gap, missing_ranges, positions_in
+from broker.position import Position, SourceTopic
+from status.troubles import NOT_SEEN_REASON
+from warehouse.tables import REJECTS, Tables, literal
+
+_MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
+_MAX_ROWS = 100_000  # of a gap; the last one names the rest
+_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024  # of a gap, that are kept in `rejects`
+_ASKED_AT_ONCE = 8
+
+_PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unreadable for its client"
+_ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
+GONE = "the broker no longer has it"
+_NOT_ASKED = "one of so many that the broker was not asked about it"
+NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed, or has many properties"
+_MAX_NOT_TOLD = 64  # of a gap: each takes seconds
+
+
+@dataclass(frozen=True)
+class NotSeen:
+    """What a gap turned out to be.
+
+    Attributes:
+        rows: what was not seen, an entry a row, as REJECTS.
+        passed: how many entries are nothing to deliver: markers, aborted, or parts of a chunked message.
+    """
+
+    rows: pa.Table
+    passed: int
+
+
+def find_not_seen(
+    admin: AdminClient, source: SourceTopic, gap: Gap, index_of: Callable[[Position], int | None]
+) -> NotSeen:
+    """Asks the broker what is missing in a gap.
+
+    Args:
+        index_of: the index of an entry's last message where the gap does not know it and the broker has it no more.
+
+    Raises:
+        PulsarError: the broker does not answer.
+    """
+    stats = admin.internal_stats(source.name)
+    ledgers = {} if stats is None else stats.ledgers
+    ranges = missing_ranges(gap, ledgers)
+    named = itertools.islice(positions_in(ranges), _MAX_ROWS)
+    asked = list(itertools.islice(named, _MAX_ASKED))
+    rows: list[dict[str, Any]] = []
+    passed = kept_bytes = 0
+    not_told: list[Position] = []
+
+    def ask(position: Position) -> BrokerEntry | str | None:
+        if len(not_told) >= _MAX_NOT_TOLD:
+            return _NOT_ASKED
+        try:
+            return admin.entry_metadata(source.name, position.ledger_id, position.entry_id)
+        except NoAnswerError:
+            not_told.append(position)
+            return NOT_TOLD
+
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        for position, entry in zip(asked, pool.map(ask, asked), strict=True):
+            if isinstance(entry, str):
+                rows.append(_row(source, position, entry))
+                continue
+            if entry is not None and entry.is_no_message:
+                passed += 1
+                continue
+            payload = None
+            if entry is not None and kept_bytes < _MAX_PAYLOAD_BYTES:
+                payload = _payload(admin, source, position)
+                kept_bytes += len(payload or b"")
+            rows.append(_row(source, position, _why(entry), entry, payload))
+    if not_told:
+        admin.internal_stats(source.name)  # raises where it is the broker that does not answer, and not for these alone
+    rows += [_row(source, position, _NOT_ASKED) for position in named]
+    n = sum(last - first + 1 for _, first, last in ranges)
+    if n > _MAX_ROWS:
+        rows[-1]["reason"] += f", the first of {n - _MAX_ROWS + 1:,}"
+    if not asked and (unnamed := _unnamed(gap, index_of)):
+        first = Position(gap.after.ledger_id, gap.after.entry_id + 1)
+        rows.append(_row(source, first, f"{unnamed:,} messages by their indexes; {GONE}"))
+    return NotSeen(pa.Table.from_pylist(rows, schema=REJECTS), passed)
+
+
+def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
+    """Writes to `rejects` what was not seen and is not there yet; returns how many rows.
+
+    Not a part of a batch: what the broker says of a gap is not the same at each replay. What makes it happen once is
+    the position, and that one process does this.
+    """
+    if not found.num_rows:
+        return 0
+    first, last = (end.as_py() for end in pc.min_max(found["ledger_id"]).values())
+    rows = tables.query(
+        "rejects",
+        f"SELECT position FROM rejects WHERE topic = {literal(source.topic)} AND partition = {source.partition} "  # noqa: S608
+        f"AND ledger_id BETWEEN {first} AND {last} AND reason LIKE '{NOT_SEEN_REASON}%'",
+    )
+    known = set(rows["position"].to_pylist())
+    new = {position: i for i, position in enumerate(found["position"].to_pylist()) if position not in known}
+    if new:
+        tables.append("rejects", found.take(list(new.values())), {})
+    return len(new)
+
+
+def booked_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
+    """The index of an entry's last message, by the table `entries`; None: it does not say."""
+    found = tables.query(
+        "entries",
+        "SELECT first_index + batch_size - 1 AS last_index FROM entries "  # noqa: S608
+        f"WHERE topic = {literal(source.topic)} AND partition = {source.partition} "
+        f"AND ledger_id = {position.ledger_id} AND entry_id = {position.entry_id} AND first_index IS NOT NULL",
+    )["last_index"].to_pylist()
+    return int(found[0]) if found else None
+
+
+def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
+    """How many messages are missing by their indexes, in a gap of which no entry can be named."""
+    if gap.before_index is None:
+        return 0
+    after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
+    return 0 if after_index is None else max(0, gap.before_index - after_index - 1)
+
+
+def _payload(admin: AdminClient, source: SourceTopic, position: Position) -> bytes | None:
+    """An entry's bytes; None: the broker does not have them, or does not tell."""
+    try:
+        content = admin.entry(source.name, position.ledger_id, position.entry_id)
+    except NotToldError:
+        return None
+    return None if content is None else content[1]
+
+
+def _why(entry: BrokerEntry | None) -> str:
+    if entry is None:
+        return GONE
+    return _ENCRYPTED if entry.is_encrypted else _PASSED_OVER
+
+
+def _row(
+    source: SourceTopic,
+    position: Position,
+    why: str,
+    entry: BrokerEntry | None = None,
+    payload: bytes | None = None,
+) -> dict[str, Any]:
+    published = None if entry is None else entry.publish_time
+    return {
+        "topic": source.topic,
+        "partition": source.partition,
+        "ledger_id": position.ledger_id,
+        "entry_id": position.entry_id,
+        "batch_index": -1,
+        "position": f"{position}:{source.partition}:-1",
+        "reason": f"{NOT_SEEN_REASON}: {why}",
+        # By it rows age; of what is gone the broker does not say it, and some producers' clocks say nothing.
+        "publish_time": time.time_ns() // 1_000_000 if published is None else published,
+        "producer_name": None if entry is None else entry.producer_name,
+        "key": None if entry is None else entry.key,
+        "properties": [] if entry is None else list(entry.properties.items()),
+        "payload": payload,
+        "batch_id": 0,
+    }

@@ -1,0 +1,183 @@
+"""Segments: the slices of all immutable buckets that come due next, read from the delayed index by time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.apply import KNOWN
+from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP, command_positions
+from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed
+from warehouse.tables import DELAYED_INDEX, REJECTS, Tables, any_of, literal, ranges_of
+
+# The tables in which a command finds what it names, and what was answered to it if it has come before.
+LOOKED_UP = ["delayed_index", "entries", "outcomes"]
+
+_ENTRY_AS_KNOWN = (
+    "topic, partition, ledger_id, entry_id, CAST(-1 AS INT) AS batch_index, batch_size, CAST(0 AS BIGINT) AS deliver_at"
+)
+_AS_IT_CAME = "operation = 'DELAY' AND sequence IS NULL"
+_ENTRY = ["ledger_id", "entry_id"]
+_MAX_RANGES = 50
+
+
+def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[int, int]]:
+    """How many rows of a version of the delayed index are due from one time to before another.
+
+    Returns:
+        (slot, rows), ascending, where there are any.
+    """
+    counts = tables.query(
+        "delayed_index",
+        f"SELECT deliver_at / {SLOT_MILLIS} AS slot, count(*) AS n FROM delayed_index "  # noqa: S608
+        f"WHERE deliver_at >= {start} AND deliver_at < {end} AND operation = 'DELAY' GROUP BY 1 ORDER BY 1",
+        version,
+    )
+    return list(zip(counts["slot"].to_pylist(), counts["n"].to_pylist(), strict=True))
+
+
+def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table:
+    """The messages of a version of the delayed index that are due from one time to before another."""
+    rows = tables.query(
+        "delayed_index",
+        f"SELECT * FROM delayed_index WHERE deliver_at >= {start} AND deliver_at < {end} "  # noqa: S608
+        "AND operation = 'DELAY'",
+        version,
+    )
+    return typed(rows, MESSAGES)
+
+
+def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
+    """The messages of the entries that commands name, as far as they are booked.
+
+    An entry that is in no bucket was delivered without being sealed: it has one row here, due long ago.
+
+    Args:
+        versions: of the tables LOOKED_UP.
+        commands: with the columns of `tracker.commands.schema.COMMANDS`.
+
+    Returns:
+        with the columns of `tracker.commands.apply.KNOWN`.
+    """
+    wanted = command_positions(commands)
+
+    def look_up(table: int, columns: str, condition: str) -> pa.Table:
+        sql = f"SELECT {columns} FROM {LOOKED_UP[table]} WHERE {condition}"  # noqa: S608
+        found = typed(tables.query(LOOKED_UP[table], sql, versions[table]), KNOWN)
+        return found.join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
+
+    found = []
+    # By time first, as far as the commands tell it: the index is in that order, and with a hundred million rows of it
+    # that is the difference between milliseconds and seconds.
+    kinds = pc.is_in(commands["kind"], pa.array([CANCEL, SKIP]))
+    times = pc.unique(commands.filter(pc.and_(kinds, pc.greater(commands["deliver_at"], 0)))["deliver_at"])
+    ranges = ranges_of(np.sort(times.to_numpy()).tolist(), _MAX_RANGES)
+    columns = ", ".join(KNOWN.names)
+    if ranges:
+        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {_near(wanted)} AND {_AS_IT_CAME}")
+        # An entry's messages may be due at different times: it is found when all of it is.
+        sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
+        whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
+        found.append(rows.join(whole, _ENTRY, join_type="inner", use_threads=False))
+        wanted = wanted.join(whole, _ENTRY, join_type="left anti", use_threads=False)
+    if wanted.num_rows:
+        found.append(look_up(0, columns, f"{_near(wanted)} AND {_AS_IT_CAME}"))
+        wanted = wanted.join(found[-1].select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
+    if wanted.num_rows:
+        found.append(look_up(1, _ENTRY_AS_KNOWN, _near(wanted)))
+    return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
+
+
+def in_index_or_unbooked(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
+    """Which rows are of entries that the delayed index has due after a time, or that are not booked yet.
+
+    Args:
+        versions: of the tables LOOKED_UP.
+        rows: with ledger_id and entry_id.
+    """
+    condition = f"{_near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
+    sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
+    waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
+    booked = tables.query("entries", sql.format("entries", _near(rows)), versions[1])
+    return is_among(rows, waiting, _ENTRY) | ~is_among(rows, booked, _ENTRY)
+
+
+def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
+    """Sealed rows of messages that were held back, as messages.
+
+    Args:
+        subscriptions: topics and their subscriptions for which they were.
+    """
+    own = [f"(topic = {literal(topic)} AND subscription = {literal(name)})" for topic, name in subscriptions]
+    condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
+    sql = f"SELECT * FROM delayed_index WHERE {condition}"  # noqa: S608
+    return typed(tables.query("delayed_index", sql, version), MESSAGES)
+
+
+def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
+    """Sealed rows of the messages that commands reschedule or restore, as messages.
+
+    Args:
+        versions: of the tables LOOKED_UP.
+    """
+    wanted = command_positions(commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE]))))
+    if not wanted.num_rows:
+        return MESSAGES.empty_table()
+    sql = f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'"  # noqa: S608
+    return of_entries(typed(tables.query("delayed_index", sql, versions[0]), MESSAGES), wanted)
+
+
+def _near(wanted: pa.Table) -> str:
+    """A condition that holds for the wanted positions, and lets a reader skip most files."""
+    of_ledger = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
+    if of_ledger.num_rows > _MAX_RANGES:
+        ledgers = wanted["ledger_id"]
+        return f"ledger_id BETWEEN {pc.min(ledgers)} AND {pc.max(ledgers)}"
+    ranges = [
+        f"(ledger_id = {row['ledger_id']} AND entry_id BETWEEN {row['entry_id_min']} AND {row['entry_id_max']})"
+        for row in of_ledger.to_pylist()
+    ]
+    return f"({' OR '.join(ranges)})"
+
+
+def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
+    """Messages as DELAY rows of the delayed index."""
+    n = messages.num_rows
+    extra = {
+        "operation": pa.array(["DELAY"] * n, pa.string()),
+        "bucket_id": pa.array([bucket_id] * n, pa.int64()),
+    }
+    columns = [extra[f.name] if f.name in extra else messages[f.name] for f in DELAYED_INDEX]
+    return pa.table(columns, schema=DELAYED_INDEX)
+
+
+def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
+    """What was taken back, and given back, as CANCEL and RESTORE rows of the delayed index."""
+    n = cancels.num_rows
+    values = {
+        "bucket_id": pa.array([bucket_id] * n, pa.int64()),
+        **{name: cancels[name] for name in cancels.column_names},
+    }
+    columns = [values[f.name] if f.name in values else pa.nulls(n, f.type) for f in DELAYED_INDEX]
+    return pa.table(columns, schema=DELAYED_INDEX)
+
+
+def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
+    """Messages as rows of the table `rejects`."""
+    extra = {
+        "position": positions(messages),
+        "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
+    }
+    columns = [extra[f.name] if f.name in extra else messages[f.name] for f in REJECTS]
+    return pa.table(columns, schema=REJECTS)
+
+
+def positions(messages: pa.Table) -> pa.Array:
+    """Each message's position as `ledger:entry:partition:batchIndex`."""
+    parts = [messages[name].cast(pa.string()) for name in ("ledger_id", "entry_id", "partition", "batch_index")]
+    return pc.binary_join_element_wise(*parts, ":").combine_chunks()

@@ -1,0 +1,97 @@
+"""Which entry has a message's index, from the table `entries`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from broker.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from tracker.commands.schema import MAX_BATCH_INDEX
+from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.maintenance.expired import expired_around
+from warehouse.tables import Tables, literal
+
+
+class NoSuchIndex(DelayLakeError):
+    """No entry of the topic that is in the table has the index."""
+
+
+class IndexNotRecorded(DelayLakeError):
+    """The broker has not told the index of every entry: it has no AppendIndexMetadataInterceptor, or had none."""
+
+
+class PartitionedTopic(DelayLakeError):
+    """A partitioned topic has indexes by partition."""
+
+
+EXPIRED = MessageRef(-1, -1)
+
+
+class MessageIndex:
+    """Finds entries by index, after PIP-415. May be used by several threads.
+
+    An entry is in the table some seconds after it came. Each index of a batch gives the batch's entry.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._lock = threading.Lock()
+
+    def find(self, topic: str, partition: int, index: int) -> MessageRef:
+        """The entry of an index, with its partition; EXPIRED where it has been removed from the table by retention.
+
+        What lies between entries and was never in the table is no user message: it gives the next entry, or EXPIRED
+        where that has been removed.
+
+        Args:
+            topic: of a route.
+            partition: -1 for a topic that is not partitioned.
+
+        Raises:
+            NoSuchIndex, IndexNotRecorded, PartitionedTopic: it can't be told.
+            deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
+        """
+        of_topic = f"topic = {literal(topic)} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
+        of_partition = f"{of_topic} AND partition = {partition}"
+        # The lower bound lets the reader skip files. A topic that was made anew has its highest ledgers last.
+        near = f"first_index BETWEEN {index - MAX_BATCH_INDEX} AND {index} AND first_index + batch_size > {index}"
+        with self._lock:
+            if found := self._entries(f"{of_partition} AND {near} ORDER BY ledger_id DESC"):
+                return _ref(found[0], partition)
+            return self._between(topic, of_topic, of_partition, partition, index)
+
+    def _between(self, topic: str, of_topic: str, of_partition: str, partition: int, index: int) -> MessageRef:
+        known = self._rows(
+            'SELECT count(*) AS entries, count(first_index) AS indexed, min(first_index) AS "first",'  # noqa: S608
+            f' max(first_index + batch_size) AS "end" FROM entries WHERE {of_partition}'
+        )[0]
+        if not known["entries"]:
+            if partition < 0 and self._rows(f"SELECT 1 FROM entries WHERE {of_topic} LIMIT 1"):  # noqa: S608
+                raise PartitionedTopic("the topic is partitioned: name a partition")
+            raise NoSuchIndex("no entry of the topic is known yet")
+        if index < 0:
+            raise NoSuchIndex(f"no message has the index {index}")
+        if known["indexed"] < known["entries"]:
+            raise IndexNotRecorded(
+                "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
+            )
+        # First what is left, then what was removed: nothing is found in neither.
+        following = self._entries(f"{of_partition} AND first_index > {index} ORDER BY first_index")
+        first_expired, end_of_expired = expired_around(self._tables, topic, partition, index)
+        if index < min(known["first"], known["first"] if first_expired is None else first_expired):
+            return EXPIRED
+        if index >= known["end"]:
+            raise NoSuchIndex(f"no message has the index {index} yet; the next is {known['end']}")
+        is_expired = end_of_expired is not None and end_of_expired <= following[0]["first_index"]
+        return EXPIRED if is_expired else _ref(following[0], partition)
+
+    def _entries(self, condition: str) -> list[dict[str, Any]]:
+        return self._rows(f"SELECT ledger_id, entry_id, first_index FROM entries WHERE {condition} LIMIT 1")  # noqa: S608
+
+    def _rows(self, sql: str) -> list[dict[str, Any]]:
+        return self._tables.query("entries", sql).to_pylist()
+
+
+def _ref(entry: dict[str, Any], partition: int) -> MessageRef:
+    return MessageRef(entry["ledger_id"], entry["entry_id"], partition)

@@ -1,0 +1,555 @@
+"""What waits: the pending messages of a topic, listed, counted and summed up by SQL over the Delta tables.
+
+A message is pending for a subscription when it is in the delayed index, nothing took it back there, and it has not been
+delivered. What is due in the future has not been delivered, so `deliveries` is read only for what is overdue. The job
+seals what comes in every few seconds, and never what is due at once: see docs/pending.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from broker.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from conf.settings import Settings, Subscription
+from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.schema import resolve_topic
+from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
+from warehouse.tables import Snapshot, any_of, literal, ranges_of
+from warehouse.tenure import Tenures
+
+MAX_LIMIT = 1_000  # messages of a page
+
+# What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.
+OVERDUE_MILLIS = 15 * 60 * 1000
+
+_HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
+
+# The order of a listing, of one topic. Ascending.
+_ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
+_SHOWN = (
+    *_ORDER,
+    "subscription",
+    "batch_size",
+    "key",
+    "ordering_key",
+    "properties",
+    "event_time",
+    "publish_time",
+    "producer_name",
+)
+
+# A column of found rows: bit i says that the i-th of the subscriptions has the row in the state that was asked for.
+WAITS = "waits"
+
+_SEQUENCE = "coalesce(sequence, 0)"
+
+# How many more candidates are read where too many of the last ones turned out not to be pending.
+_GROWTH = 8
+_MAX_CANDIDATES = 1_000_000
+
+_MAX_RANGES = 20  # of times that a query is narrowed to
+
+_Int64 = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class PendingError(DelayLakeError):
+    """The question can't be answered."""
+
+
+class CursorError(PendingError):
+    """The cursor is none of this listing."""
+
+
+class VersionGoneError(PendingError):
+    """The version of the tables that a cursor is of has been removed."""
+
+
+class NoTablesError(PendingError):
+    """There are no tables: the job has not run yet."""
+
+
+class UnknownTopicError(PendingError):
+    """No route has the topic, or the topic has no such subscription."""
+
+
+class State(StrEnum):
+    """What has become of a message that is not delivered yet."""
+
+    WAITING = "waiting"  # to be delivered, or held back
+    HELD = "held"  # held back, because the subscription was paused when it came due
+    TAKEN_BACK = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
+
+
+class PendingFilter(BaseModel):
+    """Which of a topic's pending messages are meant: those to which all that is given applies. Times are ms."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
+
+    subscription: str | None = None  # pending for this one; else for any of the topic's
+    key: str | None = None
+    properties: dict[str, str] = {}
+    due_from: _Int64 | None = None
+    due_before: _Int64 | None = None
+    producer_name: str | None = None
+    ledger_id: _Int64 | None = None
+    entry_id: _Int64 | None = None
+    state: State = State.WAITING
+
+    @model_validator(mode="after")
+    def _entry_of_a_ledger(self) -> PendingFilter:
+        if self.entry_id is not None and self.ledger_id is None:
+            raise ValueError("an entry id needs a ledger id")
+        return self
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether it says anything about messages, not only about the subscription."""
+        return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions on a row of the delayed index, but for the lower bound of its time, in SQL."""
+        texts = {"key": self.key, "producer_name": self.producer_name}
+        texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
+        conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
+        numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
+        if self.state is State.HELD:
+            numbers["deliver_at ="] = HELD_MILLIS
+        return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
+
+
+@dataclass(frozen=True)
+class PendingMessage:
+    """A message that waits, and the subscriptions that it waits for. Times are ms since the epoch."""
+
+    ref: MessageRef
+    deliver_at: int
+    subscriptions: tuple[str, ...]
+    batch_size: int
+    key: str | None
+    ordering_key: str | None
+    properties: dict[str, str]
+    sequence: int  # of the command that moved the message to this time; 0: it is where it came
+    event_time: int  # 0: not set
+    publish_time: int
+    producer_name: str
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is due, and held back because its subscription was paused."""
+        return self.deliver_at >= HELD_MILLIS
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "messageId": str(self.ref),
+            "ledgerId": self.ref.ledger_id,
+            "entryId": self.ref.entry_id,
+            "partitionIndex": self.ref.partition,
+            "batchIndex": self.ref.batch_index,
+            "deliverAt": None if self.is_held else self.deliver_at,
+            "isHeld": self.is_held,
+            "subscriptions": list(self.subscriptions),
+            "key": self.key,
+            "orderingKey": self.ordering_key,
+            "properties": self.properties,
+            "eventTime": self.event_time,
+            "publishTime": self.publish_time,
+            "producerName": self.producer_name,
+        }
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a listing.
+
+    Attributes:
+        version: of the delayed index; the same for all pages of a listing.
+        as_of: when the listing began, ms since the epoch.
+        cursor: continues it; None: there is no more.
+    """
+
+    version: int
+    as_of: int
+    messages: list[PendingMessage]
+    cursor: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "asOf": self.as_of,
+            "messages": [message.to_json() for message in self.messages],
+            "nextCursor": self.cursor,
+        }
+
+
+class _Cursor(BaseModel):
+    """Where a listing goes on, and of which versions of the tables it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    index: _Int64
+    deliveries: _Int64
+    as_of: _Int64
+    asked: str
+    last: tuple[_Int64, _Int64, _Int64, int, int, _Int64]
+
+    def encode(self) -> str:
+        return urlsafe_b64encode(self.model_dump_json().encode()).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str, asked: str) -> _Cursor:
+        try:
+            cursor = _Cursor.model_validate_json(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, ValidationError):
+            raise CursorError("the cursor is none of a listing: begin the listing again without one") from None
+        if cursor.asked != asked:
+            raise CursorError("the cursor is of a listing with another topic or filter: begin again without one")
+        return cursor
+
+
+class Pending:
+    """What of one topic is pending, as one version of the tables has it.
+
+    Args:
+        topic: as a route names it, or a partition of it.
+        now: what is due later has not been delivered, ms since the epoch.
+
+    Raises:
+        PendingError: there is no such route or subscription, or the tables can't be read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        wanted: PendingFilter | None = None,
+        cursor: str | None = None,
+        now: int | None = None,
+    ) -> None:
+        self._filter = wanted or PendingFilter()
+        self.topic, self._partition, subscriptions = _of_route(settings, topic, self._filter.subscription)
+        self.subscriptions = subscriptions
+        self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
+        self._cursor = _Cursor.decode(cursor, self._asked) if cursor else None
+        self._warehouse = settings.warehouse
+        self._tables = self._open(settings.warehouse)
+        self.version = self._tables.versions["delayed_index"]
+        self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
+        self._start = self._filter.due_from if self._filter.due_from is not None else self._overdue_from()
+        if self._filter.state is State.TAKEN_BACK:
+            self._start = max(self._start, self.as_of)
+
+    def page(self, limit: int) -> Page:
+        """The next messages of the listing, soonest first.
+
+        Args:
+            limit: at most so many.
+        """
+        found = [self._message(row) for row in self.rows(limit + 1, _SHOWN).to_pylist()]
+        cursor = None
+        if len(found) > limit:
+            del found[limit:]
+            cursor = _Cursor(
+                index=self.version,
+                deliveries=self._tables.versions["deliveries"],
+                as_of=self.as_of,
+                asked=self._asked,
+                last=_key(found[-1]),
+            ).encode()
+        return Page(self.version, self.as_of, found, cursor)
+
+    def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
+        """The next messages of the listing, soonest first: columns of the delayed index, and WAITS.
+
+        Args:
+            limit: at most so many.
+        """
+        found: list[pa.Table] = []
+        after = self._cursor.last if self._cursor else None
+        read = dict.fromkeys((*_ORDER, *columns, "subscription"))
+        left = candidates = limit
+        order, shown = ", ".join(_ORDER), ", ".join(columns)
+        while True:
+            # The soonest rows are quick to find, and only for them is looked up what became of them.
+            source = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
+            self._sql(
+                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {order} "  # noqa: S608
+                f"LIMIT {candidates}"
+            )
+            last = self._sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
+            if not last.num_rows:
+                found.append(self._sql(f"SELECT {shown}, CAST(0 AS BIGINT) AS {WAITS} FROM candidates"))  # noqa: S608
+                break
+            waiting = self._waiting("SELECT * FROM candidates", "candidates")
+            found.append(
+                self._sql(
+                    f"SELECT {shown}, {WAITS} FROM ({waiting}) AS p WHERE {WAITS} <> 0 ORDER BY {order} LIMIT {left}"  # noqa: S608
+                )
+            )
+            left -= found[-1].num_rows
+            count = self._sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
+            if not left or count < candidates:
+                break
+            after = tuple(last.to_pylist()[0].values())
+            candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
+        return pa.concat_tables(found)
+
+    def count(self) -> int:
+        """How many messages there are."""
+        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
+
+    def histogram(self, width_millis: int) -> list[tuple[int, int]]:
+        """How many messages are due in each span of time: its start, ms since the epoch, and a number beyond 0."""
+        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        bins = self._sql(
+            f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
+            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_MILLIS} GROUP BY bin ORDER BY bin"
+        )
+        return [(row["bin"] * width_millis, row["n"]) for row in bins.to_pylist()]
+
+    def stats(self) -> dict[str, Any]:
+        """By subscription how many messages are pending, due soon or held back, and when the first and last are due.
+
+        `takenBack` counts what was taken back of the whole topic and would be due later: messages and whole entries.
+        """
+        names = [s.name for s in self.subscriptions]
+        columns = []
+        for i in range(len(names)):
+            waits = f"{WAITS} & {1 << i} <> 0"
+            columns += [f"count(*) FILTER (WHERE {waits}) AS pending_{i}"]
+            columns += [
+                f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
+                for name, millis in _HORIZONS.items()
+            ]
+            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at >= {HELD_MILLIS}) AS held_{i}"]
+            columns += [
+                f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_MILLIS}) AS {f}_{i}"
+                for f in ("min", "max")
+            ]
+        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
+        taken_back = self._sql(
+            "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
+            f"FROM delayed_index WHERE operation IN ('CANCEL', 'RESTORE') AND {self._of_topic} "
+            f"AND deliver_at > {self.as_of} GROUP BY subscription, ledger_id, entry_id, batch_index "
+            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {_SEQUENCE} END) "
+            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {_SEQUENCE} END), -1)) AS c GROUP BY subscription"
+        )
+        cancelled = dict(zip(taken_back["subscription"].to_pylist(), taken_back["n"].to_pylist(), strict=True))
+        written_at = self._tables.written_at("delayed_index")
+        paused = self._paused()
+        return {
+            "topic": self.topic,
+            "version": self.version,
+            "asOf": self.as_of,
+            "lastWriteAgeMillis": max(0, self.as_of - written_at),
+            "subscriptions": [
+                {
+                    "subscription": name,
+                    "pending": counts[f"pending_{i}"],
+                    **{horizon: counts[f"{horizon}_{i}"] for horizon in _HORIZONS},
+                    "earliest": counts[f"min_{i}"],
+                    "latest": counts[f"max_{i}"],
+                    "held": counts[f"held_{i}"],
+                    "isPaused": name in paused,
+                    "takenBack": cancelled.get(name, 0),
+                }
+                for i, name in enumerate(names)
+            ],
+        }
+
+    def _paused(self) -> set[str]:
+        """The topic's subscriptions that are paused."""
+        try:
+            outcomes = Snapshot(self._warehouse, {"outcomes": None})
+        except DeltaError:
+            return set()
+        switches = outcomes.sql(
+            f"SELECT subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {self._of_topic} "  # noqa: S608
+            "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
+        ).to_pylist()
+        last = {row["subscription"]: row["operation"] for row in switches}
+        return {name for name, operation in last.items() if operation == "PAUSE"}
+
+    def _times(self, n: int, after: tuple[int, ...] | None) -> str:
+        """A condition that holds for the first n rows, and by which a reader passes most others over.
+
+        No statistics tell of properties, so all rows are looked at: better not at all columns of them.
+        """
+        rows = self._delayed(("deliver_at",), after)
+        times = self._sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
+        return any_of("deliver_at", ranges_of(times["deliver_at"].to_pylist(), _MAX_RANGES)) or "false"
+
+    def _delayed(
+        self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
+    ) -> str:
+        """The topic's rows of the delayed index to which the filter applies, and that come after a key."""
+        conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
+        if self._partition is not None:
+            conditions.append(f"partition = {self._partition}")
+        if after is not None:
+            conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
+        if condition is not None:
+            conditions.append(f"({condition})")
+        chosen = [f"{_SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
+        return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
+
+    def _waiting(self, rows: str, of: str | None = None) -> str:
+        """Rows of the delayed index with the column WAITS.
+
+        Creates the table `done` for it. A CANCEL row takes back what is due at its time or before: that of a cancel
+        which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry. A RESTORE row
+        undoes those before it. A message that was moved is where its last MOVE row says.
+
+        Args:
+            of: a table; only what is done with the entries in it is looked at.
+        """
+        names = [s.name for s in self.subscriptions]
+        done = (
+            f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {_SEQUENCE} AS sequence "  # noqa: S608
+            f"FROM delayed_index WHERE operation <> 'DELAY' AND {self._of_topic} AND deliver_at >= {self._start}"
+        )
+        if self._start <= self.as_of:
+            done += (
+                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0 "  # noqa: S608
+                f"FROM deliveries WHERE {self._of_topic} AND deliver_at >= {self._start} AND deliver_at <= {self.as_of}"
+            )
+        if of:
+            done = (
+                f"SELECT d.* FROM ({done}) AS d LEFT SEMI JOIN {of} AS o "  # noqa: S608
+                "ON o.ledger_id = d.ledger_id AND o.entry_id = d.entry_id"
+            )
+        until = [
+            f"max(CASE WHEN subscription = {literal(name)} AND operation = '{operation}' THEN {column} END) "
+            f"AS {last_column}_{i}"
+            for i, name in enumerate(names)
+            for operation, column, last_column in (
+                ("DELIVERED", "deliver_at", "delivered"),
+                ("CANCEL", "deliver_at", "cancelled_until"),
+                ("CANCEL", "sequence", "cancelled"),
+                ("RESTORE", "sequence", "restored"),
+                ("MOVE", "sequence", "moved"),
+            )
+        ]
+        self._sql(
+            f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
+            f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
+        )
+        is_taken_back = self._filter.state is State.TAKEN_BACK
+        tenures = Tenures.of(self._warehouse)
+
+        def missed(name: str) -> str:
+            return f"i.subscription IS NULL AND {tenures.sql('i', 'i.deliver_at', literal(self.topic), literal(name))}"
+
+        bits = [
+            f"CASE WHEN {_is_left(i, name, is_taken_back)} AND NOT ({missed(name)}) THEN {1 << i} ELSE 0 END"
+            for i, name in enumerate(names)
+        ]
+        return f"""
+            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {join_commands("done", "i")}
+        """  # noqa: S608
+
+    @property
+    def _of_topic(self) -> str:
+        return f"topic = {literal(self.topic)}"
+
+    def _message(self, row: dict[str, Any]) -> PendingMessage:
+        return PendingMessage(
+            ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
+            subscriptions=tuple(s.name for i, s in enumerate(self.subscriptions) if row[WAITS] >> i & 1),
+            properties=dict(row["properties"] or ()),
+            **{
+                name: row[name]
+                for name in (
+                    "deliver_at",
+                    "sequence",
+                    "batch_size",
+                    "key",
+                    "ordering_key",
+                    "event_time",
+                    "publish_time",
+                    "producer_name",
+                )
+            },
+        )
+
+    def _overdue_from(self) -> int:
+        """What was due before this has been delivered, also where the job has stood still since its last delivery."""
+        last = self._tables.largest("deliveries", "sent_at")
+        return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
+
+    def _open(self, warehouse: str) -> Snapshot:
+        cursor = self._cursor
+        # The index first: what is delivered after that is at most pending, not lost.
+        versions = {
+            "delayed_index": cursor.index if cursor else None,
+            "deliveries": cursor.deliveries if cursor else None,
+        }
+        try:
+            return Snapshot(warehouse, versions)
+        except DeltaError:
+            raise self._gone() if cursor else NoTablesError(f"no tables in {warehouse}: has the job run?") from None
+
+    def _sql(self, sql: str) -> Any:
+        try:
+            return self._tables.sql(sql)
+        except (DeltaError, OSError) as error:
+            if "not found" in str(error).lower():
+                raise self._gone() from error
+            raise
+
+    def _gone(self) -> VersionGoneError:
+        return VersionGoneError("the listed version of the tables is gone: begin the listing again without a cursor")
+
+
+def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
+    """A route's topic, the partition that is meant of it (None: all), and the subscriptions that are."""
+    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
+    route = settings.route(source) if source else None
+    if route is None:
+        raise UnknownTopicError(f"no route with the source {topic}: see routes in the settings")
+    chosen = [s for s in route.subscriptions if subscription in (None, s.name)]
+    if not chosen:
+        raise UnknownTopicError(f"no subscription {subscription} of {route.source}: see routes in the settings")
+    return route.source, None if partition < 0 else partition, chosen
+
+
+def _is_left(i: int, name: str, is_taken_back: bool) -> str:
+    """The condition that a row (i) counts for a subscription, was not delivered to it, and was taken back or not."""
+
+    taken_back = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
+    return (
+        f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
+        f"AND {last(f'delivered_{i}')} < i.deliver_at AND {'' if is_taken_back else 'NOT '}({taken_back})"
+    )
+
+
+def _key(message: PendingMessage) -> tuple[int, int, int, int, int, int]:
+    ref = message.ref
+    return message.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition, message.sequence
+
+
+def _comes_after(key: Sequence[int]) -> str:
+    """The condition that a row comes after a key in the order of a listing."""
+    column, value = _ORDER[-len(key)], key[0]
+    column = _SEQUENCE if column == "sequence" else column
+    if len(key) == 1:
+        return f"{column} > {value}"
+    return f"({column} > {value} OR ({column} = {value} AND {_comes_after(key[1:])}))"
+
+
+def _descending() -> str:
+    return ", ".join(f"{column} DESC" for column in _ORDER)

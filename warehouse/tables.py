@@ -1,0 +1,535 @@
+"""The Delta tables of the warehouse: their columns, and appends that a replayed batch does not repeat."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from conf.errors import DelayLakeError
+from conf.settings import local_path
+from tracker.entry_log import EMPTY_ENTRIES
+from tracker.messages import MESSAGES
+from warehouse.commits import commit_next, remove_torn_commits
+from warehouse.epoch import EPOCH, FencedError
+
+_log = logging.getLogger(__name__)
+
+DELAYED_INDEX = pa.schema(
+    [
+        MESSAGES.field("deliver_at"),
+        MESSAGES.field("topic"),
+        MESSAGES.field("partition"),
+        MESSAGES.field("ledger_id"),
+        MESSAGES.field("entry_id"),
+        MESSAGES.field("batch_index"),
+        MESSAGES.field("batch_size"),
+        ("operation", pa.string()),  # DELAY, CANCEL, RESTORE or MOVE
+        MESSAGES.field("subscription"),
+        MESSAGES.field("sequence"),
+        ("bucket_id", pa.int64()),
+        MESSAGES.field("key"),
+        MESSAGES.field("ordering_key"),
+        MESSAGES.field("properties"),
+        MESSAGES.field("event_time"),
+        MESSAGES.field("publish_time"),
+        MESSAGES.field("producer_name"),
+        MESSAGES.field("payload"),
+        MESSAGES.field("ordering_key_bytes"),
+        MESSAGES.field("key_encoding"),
+        MESSAGES.field("schema_version"),
+    ]
+)
+
+_POSITION = [
+    ("partition", pa.int32()),
+    ("ledger_id", pa.int64()),
+    ("entry_id", pa.int64()),
+    ("batch_index", pa.int32()),
+    ("position", pa.string()),  # ledger:entry:partition:batchIndex
+]
+
+OUTCOMES = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        *_POSITION,
+        ("result", pa.string()),
+        ("reason", pa.string()),
+        ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, PAUSE, RESUME
+        ("deliver_at", pa.int64()),  # of a RESCHEDULE the new time
+        ("sequence", pa.int64()),  # rises with each command that is applied
+        ("issued_by", pa.string()),
+        ("issued_at", pa.int64()),
+        ("applied_at", pa.int64()),
+        ("batch_id", pa.int64()),
+    ]
+)
+
+DELIVERIES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        *_POSITION,
+        ("deliver_at", pa.int64()),
+        ("sent_at", pa.int64()),
+        ("short_notice", pa.bool_()),  # came in too late to be planned
+        ("destination", pa.string()),
+        ("destination_message_id", pa.string()),  # null where not known
+        ("batch_id", pa.int64()),
+    ]
+)
+
+REJECTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        *_POSITION,
+        ("reason", pa.string()),
+        ("publish_time", pa.int64()),
+        ("producer_name", pa.string()),
+        ("key", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("payload", pa.binary()),
+        ("batch_id", pa.int64()),
+    ]
+)
+
+REFUSALS = pa.schema(
+    [
+        ("refused_at", pa.int64()),
+        ("role", pa.string()),  # null where not known
+        ("address", pa.string()),
+        ("method", pa.string()),
+        ("path", pa.string()),
+        ("topic", pa.string()),  # null: the call names none
+        ("operation", pa.string()),
+        ("code", pa.int32()),
+        ("reason", pa.string()),
+    ]
+)
+
+# Ranges of broker entry indexes; see warehouse/maintenance/expired.py.
+EXPIRED = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("first_index", pa.int64()),
+        ("end_index", pa.int64()),  # exclusive
+    ]
+)
+
+# Since when a subscription is in the settings; see warehouse/tenure.py.
+SUBSCRIPTION_CHANGES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        ("change", pa.string()),  # ADDED, REMOVED, or KEPT: another one of the topic changed
+        ("changed_at", pa.int64()),
+        ("handed_out", pa.int64()),  # what was due then or before, and had been taken in, had been handed out
+        ("positions", pa.string()),  # by partition (-1: there are none) the last entry that had been taken in, as JSON
+        ("batch_id", pa.int64()),
+    ]
+)
+
+# The job's own, which are there once it has run.
+SCHEMAS = {
+    "delayed_index": DELAYED_INDEX,
+    "outcomes": OUTCOMES,
+    "deliveries": DELIVERIES,
+    "entries": EMPTY_ENTRIES.schema,
+    "rejects": REJECTS,
+}
+
+# In these nobody writes who has been overtaken. What the others tell is so whoever says it.
+FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES}
+
+# Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
+STATISTICS = {
+    "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id",
+    "outcomes": "request_id,applied_at,ledger_id,entry_id",
+    "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
+    "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",
+    "rejects": "topic,ledger_id,entry_id,publish_time",
+    "refusals": "refused_at,role,topic",
+    "expired": "topic,partition,first_index,end_index",
+    "schemas": "topic",
+    "subscription_changes": "topic",
+}
+
+# Versions of source topics' schemas: there once a message has had one. Few rows, which do not age.
+MESSAGE_SCHEMAS = "schemas"
+
+# The column by which a table's rows age, and by which its files are kept sorted.
+TIME = {
+    "delayed_index": "deliver_at",
+    "outcomes": "applied_at",
+    "deliveries": "sent_at",
+    "entries": "publish_time",
+    "rejects": "publish_time",
+}
+
+# Rises when the tables are to be read or written otherwise than before; a column more is no reason. It is the number of
+# a transaction of VERSION_OF in each table. Without it: 0.1.0's, which is 1.
+VERSION = 2
+VERSION_OF = "delaylake-version"
+
+# Is told of a table, of what is done there, and how many rows that has done so far.
+OnProgress = Callable[[str, str, int], None]
+
+
+class WarehouseError(DelayLakeError):
+    """The warehouse can't be written. The message is one line."""
+
+
+class Tables:
+    """The warehouse's tables, to append to. Safe in several threads.
+
+    Who has taken the warehouse over, or joined who has, writes only until somebody else takes it over.
+
+    Args:
+        warehouse: a folder or URI.
+        segment_rows: how many rows of an immutable bucket make a segment, the least that is read of it.
+    """
+
+    def __init__(self, warehouse: str, segment_rows: int = 5_000) -> None:
+        self._warehouse = warehouse
+        self._segment_rows = segment_rows
+        self._tables: dict[str, DeltaTable] = {}
+        self._lock = threading.RLock()  # from looking at a version to the commit after it
+        self._fence: DeltaTable | None = None
+        self._checked_at = (-float("inf"), -float("inf"))  # by the monotonic and the wall clock, seconds
+        self._checking = threading.Lock()
+        self._epoch: int | None = None
+        self._is_fenced = False
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch in which this writes; None: in any."""
+        return self._epoch
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it was noticed that somebody else has taken the warehouse over."""
+        return self._is_fenced
+
+    def newest_epoch(self) -> int:
+        """The epoch that the tables have; 0: nobody has taken the warehouse over yet."""
+        return max(max(self.written(name, EPOCH), 0) for name in SCHEMAS)
+
+    def take_over(self, epoch: int) -> None:
+        """Begins an epoch: whoever wrote in an earlier one can write no more.
+
+        Args:
+            epoch: greater than `newest_epoch`.
+
+        Raises:
+            FencedError: somebody else has begun this one or a later one in the meantime.
+        """
+        for name in FENCED:
+            self._begin(name, epoch)
+        self._epoch = epoch
+
+    def join(self, epoch: int | None = None) -> None:
+        """Writes only in an epoch that somebody else has begun: the newest where none is given.
+
+        Raises:
+            WarehouseError: a newer program has written the tables.
+        """
+        self._check_version(self._open(next(iter(SCHEMAS))))
+        self._epoch = self.newest_epoch() if epoch is None else epoch
+
+    def check_epoch(self, max_age_seconds: float = 0) -> None:
+        """Whether this may still write, and send.
+
+        Args:
+            max_age_seconds: a check that long ago will do.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        with self._checking:
+            now = time.monotonic(), time.time()
+            age = max(new - old for new, old in zip(now, self._checked_at, strict=True))
+            if self._epoch is None or age < max_age_seconds:
+                return
+            if self._fence is None:
+                self._fence = DeltaTable(self.path(next(iter(SCHEMAS))))
+            else:
+                self._fence.update_incremental()
+            self._check(self._fence)
+            self._checked_at = now
+
+    def commit(
+        self,
+        table: DeltaTable,
+        write: Callable[[CommitProperties], object],
+        versions: Mapping[str, int] | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Commits the very next version of a table, as long as nobody else has taken the warehouse over.
+
+        Args:
+            table: goes to the newest version.
+            write: commits with these properties; done again where another commit came first.
+            versions: by application the transactions that the commit carries.
+            is_wanted: asked when the table is at its newest version.
+
+        Returns:
+            whether it was wanted, and was done.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+
+        def may_write(table: DeltaTable) -> bool:
+            self._check(table)
+            return is_wanted()
+
+        with self._lock:
+            return commit_next(table, versions or {}, may_write, write)
+
+    def delete(self, name: str, condition: str) -> None:
+        """Deletes the rows for which a condition holds, which is SQL."""
+        table = self._open(name)
+        self.commit(table, lambda properties: table.delete(condition, commit_properties=properties))
+
+    def _begin(self, name: str, epoch: int) -> None:
+        def is_earlier(table: DeltaTable) -> bool:
+            if (newest := _number(table, EPOCH)) >= epoch:
+                raise FencedError(self._warehouse, epoch, newest)
+            return True
+
+        def write(properties: CommitProperties) -> None:
+            table.create_write_transaction([], "append", FENCED[name], commit_properties=properties)
+
+        with self._lock:
+            table = self._open(name)
+            commit_next(table, {EPOCH: epoch, VERSION_OF: VERSION}, is_earlier, write)
+
+    def _check_version(self, table: DeltaTable) -> None:
+        version = max(_number(table, VERSION_OF), 1)
+        if version > VERSION:
+            raise WarehouseError(
+                f"a newer delaylake has written the warehouse {self._warehouse} (version {version}, this one knows "
+                f"{VERSION}): use that one; see Upgrade in docs/operations.md for the way back"
+            )
+
+    def _check(self, table: DeltaTable) -> None:
+        newest = _number(table, EPOCH)
+        if self._epoch is not None and newest > self._epoch:
+            self._is_fenced = True
+            raise FencedError(self._warehouse, self._epoch, newest)
+
+    def path(self, name: str) -> str:
+        return f"{local_path(self._warehouse)}/{name}"
+
+    def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
+        """Creates the tables that do not exist yet, and adds the columns that others lack. Nobody may write meanwhile.
+
+        Args:
+            keep_versions_millis: how long an old version can be read.
+
+        Raises:
+            WarehouseError: a newer program has written them; nothing was changed.
+        """
+        kept = {
+            "delta.logRetentionDuration": f"interval {keep_versions_millis} milliseconds",
+            "delta.deletedFileRetentionDuration": f"interval {keep_versions_millis} milliseconds",
+        }
+        for name, schema in schemas.items():
+            if torn := remove_torn_commits(self.path(name)):
+                _log.warning("%s: removed from its log, incomplete after a loss of power: %s", name, ", ".join(torn))
+            table = DeltaTable.create(
+                self.path(name),
+                schema=schema,
+                mode="ignore",
+                configuration={
+                    "delta.dataSkippingStatsColumns": STATISTICS[name],
+                    "delta.checkpointInterval": "100",
+                    "delta.appendOnly": "false",
+                    # Not within an append: the version that a checkpoint names may be older than the retention.
+                    "delta.enableExpiredLogCleanup": "false",
+                    **kept,
+                },
+            )
+            self._check_version(table)
+            if not kept.items() <= table.metadata().configuration.items():
+                table.alter.set_table_properties(kept)
+            known = {field.name for field in table.schema().fields}
+            if new := [field for field in Schema.from_arrow(schema).fields if field.name not in known]:
+                table.alter.add_columns(new)
+                names = ", ".join(field.name for field in new)
+                _log.info("%s: an earlier version made the table; it gets the columns %s", name, names)
+
+    def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
+        """Appends rows in one commit, unless it was done before.
+
+        Args:
+            name: the table.
+            rows: in the table's columns.
+            versions: for each writer (an application id) the number of the write; it rises from write to write.
+                Empty: rows that no replay can repeat.
+
+        Returns:
+            whether the rows were written now; false where every writer has already written this number or a later one.
+        """
+        table = self._open(name)
+        return self.commit(
+            table,
+            lambda properties: write_deltalake(
+                table,
+                rows,
+                mode="append",
+                commit_properties=properties,
+                writer_properties=WriterProperties(
+                    compression="ZSTD",
+                    max_row_group_size=self._segment_rows,
+                    write_batch_size=min(1024, self._segment_rows),
+                ),
+            ),
+            versions,
+            lambda: not versions or any(_number(table, app) < version for app, version in versions.items()),
+        )
+
+    def written(self, name: str, app: str) -> int:
+        """The number of a writer's last write; -1: none."""
+        return _number(self._open(name), app)
+
+    def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
+        """The numbers of writers' last writes; -1: none."""
+        table = self._open(name)
+        return [_number(table, app) for app in apps]
+
+    def version(self, name: str) -> int:
+        """The table's newest version."""
+        return int(self._open(name).version())
+
+    def query(self, name: str, sql: str, version: int | None = None) -> pa.Table:
+        """The rows of a query over one table, which the query calls by its name.
+
+        Args:
+            version: the table's version to read; the newest where not given.
+        """
+        table = self._open(name) if version is None else self._open_version(name, version)
+        return run_sql(QueryBuilder().register(name, table), sql)
+
+    def sql(self, sql: str) -> pa.Table:
+        """The rows of a query over the newest versions of all tables."""
+        return run_sql(self._all(), sql)
+
+    def stream(self, sql: str, rows: int = 500_000) -> Iterator[pa.Table]:
+        """As `sql`, but about so many rows at a time, of which there may be none: not all have to be in memory."""
+        reader = self._all().execute(sql)
+        schema = pa.schema(reader.schema)
+        batches: list[pa.RecordBatch] = []
+        n = 0
+        for batch in reader:
+            batches.append(pa.record_batch(batch))
+            n += batch.num_rows
+            if n >= rows:
+                yield _without_views(pa.Table.from_batches(batches, schema))
+                batches, n = [], 0
+        yield _without_views(pa.Table.from_batches(batches, schema))
+
+    def _all(self) -> QueryBuilder:
+        builder = QueryBuilder()
+        for name in SCHEMAS:
+            builder.register(name, self._open(name))
+        return builder
+
+    def _open(self, name: str) -> DeltaTable:
+        with self._lock:
+            if name not in self._tables:
+                self._tables[name] = DeltaTable(self.path(name))
+            table = self._tables[name]
+            table.update_incremental()
+            return table
+
+    def _open_version(self, name: str, version: int) -> DeltaTable:
+        table = self._open(name)
+        return table if table.version() == version else DeltaTable(self.path(name), version=version)
+
+
+class Snapshot:
+    """One version of some tables, for queries that are to see the same. Its tables are opened in the order given.
+
+    Args:
+        versions: by table; None: the newest.
+
+    Raises:
+        DeltaError: there is no such table, or no such version of it any more.
+    """
+
+    def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
+        self._builder = QueryBuilder()
+        self._tables: dict[str, DeltaTable] = {}
+        for name, version in versions.items():
+            self._tables[name] = DeltaTable(f"{local_path(warehouse)}/{name}", version=version)
+            self._builder.register(name, self._tables[name])
+
+    @property
+    def versions(self) -> dict[str, int]:
+        return {name: int(table.version()) for name, table in self._tables.items()}
+
+    def written_at(self, name: str) -> int:
+        """When the version of a table was written, ms since the epoch."""
+        return int(self._tables[name].history(1)[0]["timestamp"])
+
+    def largest(self, name: str, column: str) -> int | None:
+        """The largest value of a column with statistics, by these alone; None: there are no rows."""
+        files = pa.table(self._tables[name].get_add_actions(flatten=True))
+        return pc.max(files[f"max.{column}"]).as_py() if files.num_rows else None
+
+    def sql(self, sql: str) -> pa.Table:
+        """The rows of a query over the tables, or over those that an earlier one created."""
+        return pa.table(self._builder.execute(sql).read_all())
+
+
+def _number(table: DeltaTable, app: str) -> int:
+    """The number of an application's last transaction in a version of a table; -1: none."""
+    number = table.transaction_version(app)
+    return -1 if number is None else int(number)
+
+
+def literal(text: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """At most so many ranges, inclusive, that have all the values, which ascend: they end where the gaps are widest."""
+    gaps = sorted(range(1, len(values)), key=lambda i: values[i] - values[i - 1])[-(most - 1) :]
+    ends = [0, *sorted(gaps), len(values)]
+    return [(values[start], values[end - 1]) for start, end in itertools.pairwise(ends) if start < end]
+
+
+def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
+    """The condition that a column is in one of some ranges, as SQL; empty where there are none."""
+    return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
+
+
+def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:
+    """The rows of a query, without the view types that Arrow can neither filter nor compare with strings."""
+    return _without_views(pa.table(builder.execute(sql).read_all()))
+
+
+def _without_views(rows: pa.Table) -> pa.Table:
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return rows.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in rows.schema]))
+
+
+def exists(warehouse: str, name: str) -> bool:
+    """Whether a table of the warehouse has been created."""
+    try:
+        DeltaTable(f"{local_path(warehouse)}/{name}")
+    except TableNotFoundError:
+        return False
+    return True

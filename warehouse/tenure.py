@@ -1,0 +1,173 @@
+"""Since when a subscription is in the settings: what was handed out before is not its, nor what was while it was out.
+
+The table `subscription_changes` has, for each time that a topic's subscriptions changed, a row for each of them, with
+up to where messages had been handed out by then. What it does not tell of is taken to have been there always.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import Position
+from tracker.messages import BoolArray, int64
+from warehouse.known_routes import KnownRoutes
+from warehouse.tables import SUBSCRIPTION_CHANGES, Tables, exists, literal
+
+TABLE = "subscription_changes"
+
+# By topic `handed_out` and `positions`, as above, and `subscriptions`: by name the change.
+Changes = dict[str, dict[str, Any]]
+
+
+def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions: Mapping[str, str]) -> Changes:
+    """What has become of the subscriptions of those topics where it is not the same as before.
+
+    Args:
+        after: `before` with the settings' routes taken on.
+        handed_out: everything due then or before has been handed out; ms since the epoch.
+        positions: by topic partition the last entry that was taken in.
+    """
+    found: Changes = {}
+    for topic, route in after.routes.items():
+        old = before.routes.get(topic)
+        were = set() if old is None else {s.name for s in old.left}
+        now = {s.name for s in route.left}
+        if now != were:
+            known = {name: position for name, position in positions.items() if old is not None}
+            found[topic] = {
+                "handed_out": -1 if old is None else handed_out,
+                "positions": {str(n): p for name, p in known.items() if (n := _partition(topic, name)) is not None},
+                "subscriptions": {
+                    name: "REMOVED" if name not in now else "KEPT" if name in were else "ADDED"
+                    for name in sorted(now | were)
+                },
+            }
+    return found
+
+
+def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: str) -> None:
+    """Writes changes down, once for a writer and tick; `now` in ms since the epoch."""
+    if not found:
+        return
+    rows = [
+        {
+            "topic": topic,
+            "subscription": name,
+            "change": change,
+            "changed_at": now,
+            "handed_out": of_topic["handed_out"],
+            "positions": json.dumps(of_topic["positions"], sort_keys=True),
+            "batch_id": tick,
+        }
+        for topic, of_topic in found.items()
+        for name, change in of_topic["subscriptions"].items()
+    ]
+    tables.append(TABLE, pa.Table.from_pylist(rows, SUBSCRIPTION_CHANGES), {writer: tick})
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Up to where messages of a topic had been handed out."""
+
+    handed_out: int
+    positions: dict[int, Position]  # by partition; -1: the topic is not partitioned
+
+    def had(self, rows: pa.Table) -> BoolArray:
+        """Which messages had been handed out."""
+        had = np.zeros(rows.num_rows, np.bool_)
+        partition, ledger, entry = (int64(rows, name) for name in ("partition", "ledger_id", "entry_id"))
+        for number, last in self.positions.items():
+            is_before = (ledger < last.ledger_id) | ((ledger == last.ledger_id) & (entry <= last.entry_id))
+            had |= (partition == number) & is_before
+        return had & (int64(rows, "deliver_at") <= self.handed_out)
+
+    def sql(self, row: str, due: str) -> str:
+        """The same as a condition."""
+        parts = [
+            f"({row}.partition = {number} AND ({row}.ledger_id < {last.ledger_id} "
+            f"OR ({row}.ledger_id = {last.ledger_id} AND {row}.entry_id <= {last.entry_id})))"
+            for number, last in self.positions.items()
+        ]
+        return f"(({' OR '.join(parts) or 'false'}) AND coalesce({due}, 0) <= {self.handed_out})"
+
+
+_NEVER = _Moment(-1, {})
+
+
+class Tenures:
+    """Which messages were handed out while a subscription was not there.
+
+    Args:
+        rows: of the table, in its order.
+    """
+
+    def __init__(self, rows: pa.Table = SUBSCRIPTION_CHANGES.empty_table()) -> None:  # noqa: B008
+        # By topic and subscription: from when to when it was not there.
+        self._absences: dict[tuple[str, str], list[tuple[_Moment, _Moment]]] = {}
+        # By topic the subscriptions after the last change.
+        self.last: dict[str, set[str]] = {}
+        left: dict[tuple[str, str], _Moment] = {}
+        for row in rows.to_pylist():
+            key, change = (row["topic"], row["subscription"]), row["change"]
+            positions = {int(n): Position.parse(p) for n, p in json.loads(row["positions"]).items()}
+            moment = _Moment(row["handed_out"], positions)
+            names = self.last.setdefault(row["topic"], set())
+            if change == "REMOVED":
+                names.discard(row["subscription"])
+                left[key] = moment
+                continue
+            names.add(row["subscription"])
+            if change == "ADDED":
+                self._absences.setdefault(key, []).append((left.pop(key, _NEVER), moment))
+
+    @staticmethod
+    def of(warehouse: str) -> Tenures:
+        """What a warehouse tells of them."""
+        if not exists(warehouse, TABLE):
+            return Tenures()
+        return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
+
+    def of_topic(self, topic: str) -> list[str]:
+        """The topic's subscriptions that were not there at some time."""
+        return [name for of, name in self._absences if of == topic]
+
+    def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
+        """Which rows of a topic's messages are of such as were handed out while a subscription was not there.
+
+        Args:
+            rows: with topic, partition, ledger_id, entry_id and deliver_at; and `subscription`, where a row may be for
+                one alone, which says that it is to get the message.
+        """
+        missed = np.zeros(rows.num_rows, np.bool_)
+        for since, until in self._absences.get((topic, subscription), ()):
+            missed |= until.had(rows) & ~since.had(rows)
+        is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
+        if "subscription" in rows.column_names:
+            is_own &= rows["subscription"].is_null().to_numpy(zero_copy_only=False)
+        missed &= is_own
+        return missed
+
+    def sql(self, row: str, due: str, topic: str, subscription: str) -> str:
+        """The same as a condition in SQL, on a row, when its message is due, its topic and a subscription."""
+        parts = [
+            f"({topic} = {literal(of)} AND {subscription} = {literal(name)} "
+            f"AND {until.sql(row, due)} AND NOT {since.sql(row, due)})"
+            for (of, name), absences in self._absences.items()
+            for since, until in absences
+        ]
+        return f"({' OR '.join(parts) or 'false'})"
+
+
+def _partition(topic: str, name: str) -> int | None:
+    """The number of a topic's partition, -1 of the topic itself; None: it is of another topic."""
+    if name == topic:
+        return -1
+    number = name.removeprefix(f"{topic}-partition-")
+    return int(number) if number.isdigit() else None

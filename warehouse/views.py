@@ -1,0 +1,150 @@
+"""Views over the tables that answer what is asked most: for `delaylake sql`, and as SQL for Spark, too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from conf.settings import Settings, local_path
+from status.troubles import NOT_SEEN_REASON
+from tracker.commands.giving_up import NOT_DELIVERED
+from tracker.commands.moves import HELD_MILLIS
+from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
+from warehouse.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, run_sql
+from warehouse.tenure import Tenures
+
+_OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
+
+# Views are made in this order, each of the tables and of those before it. Times are ms since the epoch in columns
+# named like deliver_at, and timestamps in others.
+VIEWS = {
+    "subscriptions": "SELECT * FROM (VALUES {subscriptions}) AS s (topic, subscription)",
+    "last_commands": LAST_COMMANDS,
+    # How many messages an entry has that a command named whole.
+    "named_entries": """
+SELECT ledger_id, entry_id, max(batch_size) AS batch_size FROM (
+    SELECT ledger_id, entry_id, batch_size FROM entries
+    UNION ALL SELECT ledger_id, entry_id, batch_size FROM delayed_index WHERE operation = 'DELAY'
+) AS e
+LEFT SEMI JOIN (SELECT * FROM last_commands WHERE batch_index = -1) AS c
+    ON c.ledger_id = e.ledger_id AND c.entry_id = e.entry_id
+GROUP BY ledger_id, entry_id
+""",
+    # What was cancelled and not restored, a row a message; batch_index -1: a whole entry, of which `messages` are left.
+    "cancellations": f"""
+SELECT * FROM (
+    SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.request_id,
+           o.issued_by, o.issued_at, o.applied_at, o.sequence,
+           max(CASE WHEN o.batch_index >= 0 THEN 1 ELSE coalesce(e.batch_size, 1) END) - count(r.restored) AS messages
+    FROM outcomes AS o
+    LEFT JOIN last_commands AS r ON {_OF_ENTRY.format("r", "o")}
+        AND (r.batch_index = o.batch_index OR o.batch_index = -1) AND r.restored > o.sequence
+    LEFT JOIN named_entries AS e ON e.ledger_id = o.ledger_id AND e.entry_id = o.entry_id
+    WHERE o.result = 'APPLIED' AND o.operation IN ('CANCEL', 'SKIP')
+    GROUP BY o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.request_id,
+             o.issued_by, o.issued_at, o.applied_at, o.sequence
+) AS c
+WHERE messages > 0
+""",  # noqa: S608
+    # What waits: a row a message and subscription. What was held back by a pause is due when it is rescheduled.
+    "pending": f"""
+SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
+       i.deliver_at >= {HELD_MILLIS} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload
+FROM delayed_index AS i
+JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
+LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id
+    AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
+{join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
+WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
+    AND NOT (i.subscription IS NULL AND {{missed}})
+""",  # noqa: S608
+    # How many messages go out in each minute.
+    "schedule": """
+SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(deliver_at)) AS minute, count(*) AS messages
+FROM pending WHERE NOT is_held GROUP BY topic, subscription, minute ORDER BY minute, topic, subscription
+""",
+    # How late messages went out, minute by minute, in ms; those that came in too late to be planned are apart.
+    "lateness": """
+SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(sent_at)) AS minute, short_notice,
+       count(*) AS messages, approx_percentile_cont(sent_at - deliver_at, 0.5) AS p50_millis,
+       approx_percentile_cont(sent_at - deliver_at, 0.99) AS p99_millis, max(sent_at - deliver_at) AS max_millis
+FROM deliveries GROUP BY topic, subscription, minute, short_notice ORDER BY minute, topic, subscription
+""",
+    # How many messages are cancelled of what commands have named: by single messages, and of whole entries the others.
+    "cancelled": f"""
+SELECT c.topic, c.subscription, c.ledger_id, c.entry_id,
+       CASE WHEN NOT ({is_cancelled()}) THEN 0 WHEN c.batch_index >= 0 THEN 1
+            ELSE coalesce(e.batch_size, 1) - coalesce(n.messages, 0) END AS messages
+FROM last_commands AS c
+{join_commands("last_commands", "c", "{of}.subscription = c.subscription", "c.batch_index")}
+LEFT JOIN named_entries AS e ON e.ledger_id = c.ledger_id AND e.entry_id = c.entry_id
+LEFT JOIN (
+    SELECT subscription, ledger_id, entry_id, count(*) AS messages FROM last_commands WHERE batch_index >= 0
+    GROUP BY subscription, ledger_id, entry_id
+) AS n ON {_OF_ENTRY.format("n", "c")}
+""",  # noqa: S608
+    # What became of the messages of each topic: of all that are accounted for, and what was not seen.
+    "funnel": f"""
+SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.delivered, 0) AS delivered,
+       coalesce(c.messages, 0) AS taken_back, coalesce(p.pending, 0) AS pending, coalesce(r.rejected, 0) AS rejected,
+       coalesce(r.not_seen, 0) AS not_seen
+FROM subscriptions AS s
+LEFT JOIN (SELECT topic, sum(batch_size) AS taken_in FROM entries GROUP BY topic) AS e ON e.topic = s.topic
+LEFT JOIN (SELECT topic, subscription, count(*) AS delivered FROM deliveries GROUP BY topic, subscription) AS d
+    ON d.topic = s.topic AND d.subscription = s.subscription
+LEFT JOIN (
+    SELECT topic, subscription, sum(messages) AS messages FROM cancelled GROUP BY topic, subscription
+) AS c ON c.topic = s.topic AND c.subscription = s.subscription
+LEFT JOIN (SELECT topic, subscription, count(*) AS pending FROM pending GROUP BY topic, subscription) AS p
+    ON p.topic = s.topic AND p.subscription = s.subscription
+LEFT JOIN (
+    SELECT topic, count(*) FILTER (WHERE NOT is_not_seen) AS rejected, count(*) FILTER (WHERE is_not_seen) AS not_seen
+    FROM (SELECT topic, coalesce(reason, '') LIKE '{NOT_SEEN_REASON}%' AS is_not_seen FROM rejects
+          WHERE coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%') AS r GROUP BY topic
+) AS r ON r.topic = s.topic
+ORDER BY s.topic, s.subscription
+""",  # noqa: S608
+}
+
+
+class Warehouse:
+    """The tables of the settings' warehouse and the views, for queries, as they are or were.
+
+    Args:
+        as_of: ms since the epoch; None: the newest versions.
+
+    Raises:
+        DeltaError: a table is missing, or had no version then, or has it no more.
+    """
+
+    def __init__(self, settings: Settings, as_of: int | None = None) -> None:
+        self._builder = QueryBuilder()
+        # `entries` first: what it has is in the other tables already, also while the job runs.
+        for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
+            self._builder.register(name, _table(settings, name, as_of))
+        if exists(settings.warehouse, MESSAGE_SCHEMAS):
+            self._builder.register(MESSAGE_SCHEMAS, _table(settings, MESSAGE_SCHEMAS, as_of))
+        rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
+        values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
+        missed = Tenures.of(settings.warehouse)
+        missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription")
+        for name, sql in VIEWS.items():
+            sql = sql.replace("{subscriptions}", values).replace("{missed}", missed_sql)
+            run_sql(self._builder, f"CREATE VIEW {name} AS {sql}")
+
+    def sql(self, sql: str) -> pa.Table:
+        """The rows of a query.
+
+        Raises:
+            DeltaError: the query is wrong.
+        """
+        return run_sql(self._builder, sql)
+
+
+def _table(settings: Settings, name: str, as_of: int | None) -> DeltaTable:
+    table = DeltaTable(f"{local_path(settings.warehouse)}/{name}")
+    if as_of is not None:
+        table.load_as_version(datetime.fromtimestamp(as_of / 1000, UTC))
+    return table
