@@ -24,8 +24,8 @@ from recovery.delivered import (
 )
 from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
-from streaming.source.clock import Offset
 from tracker.commands.apply import Control
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.commands.schema import COMMANDS

@@ -30,7 +30,7 @@ from status.troubles import Trouble
 if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
 
-    from streaming.sinks.batch_sink import BatchStatus
+    from status.batch_status import BatchStatus
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from streaming.operator.schemas import INPUT_SCHEMA
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,24 +23,6 @@ if TYPE_CHECKING:
     from streaming.operator.processor import Operator
     from streaming.source.reader import SourceReader
 
-# A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
-INPUT_SCHEMA = StructType(
-    [
-        StructField("shard", IntegerType(), False),
-        StructField("kind", StringType(), False),
-        StructField("body", BinaryType(), False),
-    ]
-)
-
-# A row is a part of what a shard does.
-OUTPUT_SCHEMA = StructType(
-    [
-        StructField("shard", IntegerType(), False),
-        StructField("kind", StringType(), False),
-        StructField("tick", LongType(), False),
-        StructField("body", BinaryType(), False),
-    ]
-)
 
 _KEY = StructType(
     [StructField("name", StringType()), StructField("first", LongType()), StructField("second", LongType())]

@@ -19,14 +19,16 @@ from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
+from status.batch_status import BatchStatus
 from status.troubles import Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
-from streaming.entry_points import OUTPUT_SCHEMA, DelayedDeliveryProcessor, DelayedDeliverySource
+from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.operator.parts import shard_keys
+from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.release.feedback import FeedbackFile
 from streaming.release.releaser import Releaser
-from streaming.sinks.batch_sink import BatchSink, BatchStatus
+from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import begin, check_broker, check_sent
 from warehouse.tables import Tables

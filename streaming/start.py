@@ -14,10 +14,10 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from recovery.rebuild import Rebuilt
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
 from streaming.release.last_sent import last_sent, most_tick
 from streaming.release.sender import lane_names
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.source.clock import Offset
 from warehouse.known_routes import known_routes
 from warehouse.tables import SCHEMAS, Tables
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from conf.settings import Settings
+    from status.batch_status import BatchStatus
     from status.job_status import StatusWriter
     from status.troubles import Troubles
-    from streaming.sinks.batch_sink import BatchStatus
     from warehouse.known_routes import KnownRoute
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from streaming.source.clock import Offset
+from streaming.checkpoint.offset import Offset
 from tracker.messages import pack, unpack
 
 _log = logging.getLogger(__name__)

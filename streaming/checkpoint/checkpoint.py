@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from conf.errors import DelayLakeError
-from streaming.source.clock import Offset
+from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
 # Rises when state or offsets mean something else than before. Without a number: 0.1.0's, which is 1.

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from conf.settings import TrackerSettings
-from streaming.entry_points import OUTPUT_SCHEMA
+from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import (
     COMMANDS,
     FOUND,
@@ -31,7 +31,7 @@ from streaming.operator.parts import (
     SWITCHES,
     TICK,
 )
-from streaming.source.clock import Offset
+from streaming.operator.schemas import OUTPUT_SCHEMA
 from tracker.commands.apply import KNOWN
 from tracker.commands.cancelled import Compression
 from tracker.commands.schema import COMMANDS as COMMAND_ROWS

@@ -19,9 +19,9 @@ from broker.client import AdminClient, connect
 from conf.errors import one_line
 from conf.settings import Settings, rejects_topic
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
 from streaming.release.producer_names import read_generations
 from streaming.release.sender import ROW_BITS, Assignment, Generation, producer_name, schema_suffix
-from streaming.source.clock import Offset
 from warehouse.message_schemas import read as read_schemas
 
 _log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from status.batch_status import BatchStatus
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.operator.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
 from streaming.release.releaser import Releaser
@@ -22,17 +22,6 @@ from tracker.messages import MESSAGES, concat, in_order, unpack
 from warehouse.queries.index_rows import cancels_to_index, to_index, to_rejects
 from warehouse.tables import DELAYED_INDEX, Tables
 from warehouse.tenure import write_changes
-
-
-@dataclass(frozen=True)
-class BatchStatus:
-    """A batch, as the shards tell it: their counts added up."""
-
-    tick: int
-    now: int
-    lookahead_millis: int = 0
-    sending: int = 0  # releases that are being sent
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 class BatchSink:

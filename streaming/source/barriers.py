@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pulsar
 
 from broker.position import Position
-from streaming.source.clock import Offset
+from streaming.checkpoint.offset import Offset
 from streaming.source.receiving.receiver import Receiver
 
 _log = logging.getLogger(__name__)

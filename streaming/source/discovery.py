@@ -8,7 +8,7 @@ import pulsar
 
 from conf.settings import Settings, rejects_topic
 from status.troubles import STANDING, Troubles
-from streaming.source.clock import Offset
+from streaming.checkpoint.offset import Offset
 from warehouse.known_routes import KnownRoutes, known_routes
 
 _log = logging.getLogger(__name__)

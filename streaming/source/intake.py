@@ -27,11 +27,12 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import MESSAGES, TICK, split
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.sender import max_size_bytes
 from streaming.source.barriers import Barriers, Ends
-from streaming.source.clock import Clock, ClockSettings, Offset, tick_seconds
+from streaming.source.clock import Clock, ClockSettings, tick_seconds
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver

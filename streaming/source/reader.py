@@ -20,6 +20,7 @@ from pyspark.sql.datasource import InputPartition
 from conf.settings import Settings, local_path
 from recovery.rebuild import Rebuilt
 from status.troubles import Troubles
+from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import (
     ARROW_SCHEMA,
     COMMANDS,
@@ -34,7 +35,6 @@ from streaming.operator.parts import (
     split,
 )
 from streaming.release.feedback import FeedbackFile
-from streaming.source.clock import Offset
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
 from tracker.commands.moves import HELD_MILLIS

@@ -14,11 +14,11 @@ import pytest
 from broker.standalone import EmbeddedBroker
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
+from streaming.checkpoint.offset import Offset
 from streaming.release.producer_names import ProducerNames, read_generations
 from streaming.release.releaser import Releaser
 from streaming.release.sender import Assignment, Attempt, Failed, producer_name, send_releases
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.source.clock import Offset
 from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until
 from tests.integration.test_going_on import begun, made

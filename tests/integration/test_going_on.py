@@ -22,10 +22,10 @@ from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Route, Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
+from streaming.checkpoint.offset import Offset
 from streaming.release.last_sent import last_sent
 from streaming.release.sender import ROW_BITS, Assignment, Attempt, producer_name, send_releases
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.source.clock import Offset
 from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until
 from tests.messages import messages

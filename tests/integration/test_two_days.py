@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
-from streaming.source.clock import Clock, ClockSettings, Offset
+from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, command, commands, messages
 from tracker.messages import concat
 from tracker.shard import Effects, Intake, Shard

@@ -11,7 +11,7 @@ from conf.settings import Settings
 from jobs.commands.run import Reporter, _take_on_routes
 from jobs.options import Output
 from status.job_status import StatusWriter
-from streaming.source.clock import Offset
+from streaming.checkpoint.offset import Offset
 from tests.messages import TOPIC
 from warehouse.known_routes import RoutesError, known_routes
 from warehouse.missing_routes import missing_routes

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from admin.rest.metrics import ApiMetrics
 from conf.settings import Settings
+from status.batch_status import BatchStatus
 from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
 from status.metrics import JobCollector
-from streaming.sinks.batch_sink import BatchStatus
 from tests.harness import now
 from warehouse.tables import DELIVERIES, Tables
 

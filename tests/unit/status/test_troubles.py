@@ -14,10 +14,10 @@ from admin.dashboard.pages import _is_of
 from conf.settings import Settings
 from jobs.cli import app
 from jobs.options import GlobalOptions
+from status.batch_status import BatchStatus
 from status.job_status import StatusWriter, read_status
 from status.metrics import JobCollector
 from status.troubles import STANDING, UNWRITABLE, Trouble, Troubles
-from streaming.sinks.batch_sink import BatchStatus
 from tests.unit.status.test_metrics import COUNTS
 
 ORDERS = "persistent://public/default/orders"

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import MESSAGES as MESSAGE_PARTS
 from streaming.operator.parts import TICK, split
 from streaming.operator.processor import BUCKET, CANCELS, OUTCOMES, RELEASE, SHORT_NOTICE, Operator
 from streaming.release.sender import Assignment, Attempt, _plan
-from streaming.source.clock import Offset
 from streaming.source.reader import SourceReader
 from tests.messages import TOPIC, messages
 from tracker.messages import MESSAGES, concat, unpack

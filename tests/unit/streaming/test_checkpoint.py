@@ -12,9 +12,9 @@ import pytest
 from conf.settings import Settings
 from jobs.rebuilding import rebuild_checkpoint
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
+from streaming.checkpoint.offset import Offset
 from streaming.release.sender import Assignment, lane_names
 from streaming.sinks.batch_sink import BatchSink
-from streaming.source.clock import Offset
 from streaming.start import StartError, begin
 from tests.unit.warehouse.maintenance.test_maintenance import TOPIC, make, rows
 from warehouse import durable

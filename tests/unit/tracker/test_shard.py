@@ -9,8 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
-from streaming.source.clock import Clock, ClockSettings, Offset
+from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, batches, messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.apply import KNOWN

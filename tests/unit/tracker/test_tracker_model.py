@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
-from streaming.source.clock import Clock, ClockSettings, Offset
+from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.apply import KNOWN

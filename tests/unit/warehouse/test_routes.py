@@ -10,7 +10,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from conf.settings import Settings
-from streaming.source.clock import Offset
+from streaming.checkpoint.offset import Offset
 from tests.messages import TOPIC
 from tracker.commands.schema import SubscriptionRule
 from warehouse.known_routes import KnownRoutes, RoutesError, as_routes, changes, known_routes

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
 from streaming.release import sender
 from streaming.release.sender import Assignment, Attempt, Sent, _in_order, _plan, send_releases
-from streaming.source.clock import Offset
 from streaming.source.discovery import UNKNOWN
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING

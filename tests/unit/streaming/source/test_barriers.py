@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker.broker_side import Cursor
 from broker.position import Position, SourceTopic
+from streaming.checkpoint.offset import Offset
 from streaming.source.barriers import Barriers
-from streaming.source.clock import Offset
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.fake_pulsar import FakeBroker, FakeConsumer, one
 

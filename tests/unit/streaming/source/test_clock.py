@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
-from streaming.source.clock import Clock, ClockSettings, Offset, tick_seconds
+from streaming.source.clock import Clock, ClockSettings, tick_seconds
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.shard import Tick
 

@@ -24,9 +24,9 @@ from conf.settings import Settings, local_path
 from status.troubles import STANDING, Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import MESSAGES, TICK
 from streaming.release.feedback import Feedback, FeedbackFile
-from streaming.source.clock import Offset
 from streaming.source.discovery import UNKNOWN
 from streaming.source.intake import Intake
 from tests.fake_pulsar import batch, one

@@ -1,0 +1,89 @@
+"""The end of a batch, as Spark's offset log has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tracker.shard import Tick
+from warehouse.known_routes import KnownRoutes
+
+
+@dataclass(frozen=True)
+class Offset:
+    """The end of a batch in Spark's offset log. What a batch does is a function of its offsets and the state.
+
+    A mark is a turn whose intake is not settled yet: [turn, its tick, what was due before this went unsealed].
+    """
+
+    tick: int = 0
+    now: int = 0
+    cutoff: int = 0
+    turn: int = 0
+    load_horizon: int = 0
+    near_until: int = 0
+    run: str = ""
+    confirmed: int = 0
+    booked: int = 0
+    marks: list[list[int]] = field(default_factory=list)
+    index_version: int = 0  # the version of delayed_index that segments are loaded from
+    lookup_versions: list[int] = field(default_factory=list)  # of segments.LOOKED_UP, where there are commands
+    barriers: list[Any] = field(default_factory=list)  # [tick, ends]: what was published before that tick's commands
+    passed: int = 0  # all barriers of this tick and earlier ones have been passed
+    positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
+    destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned ones, -1: not known
+    lanes: int = 1
+    batch_millis: int = 0
+    routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
+    back: list[list[str]] = field(default_factory=list)  # [topic, subscription]: to which messages go out again
+    held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
+    unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
+    rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
+    rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `back`
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # subscriptions, as `warehouse.tenure.Changes`
+    lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
+
+    @property
+    def known_routes(self) -> KnownRoutes:
+        """The routes when the batch was made; without any: none was yet."""
+        return KnownRoutes.from_json(self.routes)
+
+    def to_json(self) -> dict[str, Any]:
+        """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
+        return {
+            **asdict(self),
+            "positions": dict(sorted(self.positions.items())),
+            "destinations": dict(sorted(self.destinations.items())),
+        }
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> Offset:
+        return cls(**offset)
+
+    def to_tick(self) -> Tick:
+        sending = json.dumps(
+            {
+                "lanes": self.lanes,
+                "lane_set": self.lane_set,
+                "partitions": self.destinations,
+                "batch_millis": self.batch_millis,
+                "routes": self.known_routes.destinations,
+            },
+            sort_keys=True,
+        )
+        return Tick(
+            self.tick,
+            self.cutoff,
+            self.turn,
+            self.load_horizon,
+            self.near_until,
+            self.run,
+            self.confirmed,
+            self.booked,
+            self.now,
+            self.passed,
+            sending,
+            self.unwritable,
+        )
