@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.settings import Settings
-from tracker.commands.apply import CANCELS
+from tracker.commands.schema import CANCELS
 from tracker.messages import MESSAGES
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.waiting import Pending, PendingFilter

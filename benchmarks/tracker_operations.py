@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.apply import KNOWN, Control, Moment
+from tracker.commands.apply import Control, Moment
 from tracker.commands.cancelled import TakenBack
-from tracker.commands.schema import COMMANDS
+from tracker.commands.schema import COMMANDS, KNOWN
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.client import AdminClient, NoAnswerError, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import NoAnswerError, PulsarError
 from broker.position import START, Position
 
 

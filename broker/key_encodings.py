@@ -7,7 +7,7 @@ import binascii
 import logging
 from collections.abc import Iterator
 
-from broker.client import AdminClient, NotToldError
+from broker.admin_rest import AdminClient, NotToldError
 from broker.not_told import NotTold
 from tracker.wire.entry_pb2 import SingleMessageMetadata
 

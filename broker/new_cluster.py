@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.client import AdminClient, TopicLedgers
+from broker.admin_rest import AdminClient, TopicLedgers
 from broker.position import Position
 from conf.errors import DelayLakeError
 

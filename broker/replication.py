@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Callable
 
-from broker.client import AdminClient, NotToldError, PulsarError
+from broker.admin_rest import AdminClient, NotToldError
+from broker.client import PulsarError
 from broker.not_told import NotTold
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from broker.client import AdminClient, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError
 from broker.jars import CONF, jars
 from conf.errors import DelayLakeError
 from conf.settings import PulsarSettings

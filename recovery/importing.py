@@ -20,18 +20,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from broker.admin_rest import AdminClient
 from broker.broker_side import BrokerSide
-from broker.client import AdminClient, NoAnswerError, connect, crypto_key_reader, subscribe
+from broker.client import NoAnswerError, connect, crypto_key_reader, subscribe
 from broker.continuity import Continuity, Gap, missing_ranges, positions_in
 from broker.position import START, Position, SourceTopic
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from status.troubles import NOT_SEEN_REASON
+from streaming.release.naming import max_size_bytes
 from streaming.release.outgoing import FIELD_BYTES
-from streaming.release.sender import max_size_bytes
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.source.receiving.details import MessageDetails, NotKnownYet
-from tracker.commands.schema import resolve_topic
+from tracker.commands.decode import resolve_topic
 from tracker.entry_log import ENTRY_COLUMNS
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,

@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +24,12 @@ from recovery.delivered import (
 from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.prepared import FOLDER
 from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tracker.commands.apply import Control
 from tracker.commands.request_log import KEPT_MILLIS
-from tracker.commands.schema import COMMANDS
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, typed, where
-from tracker.rebuilt import MOVED, TAKEN
-from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
+from tracker.rebuilt import Rebuilt
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
 from warehouse.durable import sync, write_durably
@@ -40,9 +38,6 @@ from warehouse.missing_routes import with_missing_routes
 from warehouse.tables import OnProgress, Tables
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
-
-# Inside the query's folder, so that it is lost with it and never taken for a later one's.
-_FOLDER = Path("query/rebuild")
 
 # By ledger the last entry in a table.
 _LAST = f"""
@@ -101,7 +96,7 @@ def rebuild(
     done = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
     request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
 
-    folder = checkpoint / _FOLDER
+    folder = checkpoint / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
         REBUILT_TAKEN: changes.taken,
@@ -140,54 +135,10 @@ def rebuild(
     }
 
 
-class Rebuilt:
-    """What `rebuild` prepared, for the source to begin with."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self._folder = checkpoint / _FOLDER
-
-    @property
-    def offset(self) -> Offset | None:
-        """Where the query begins; None: nothing was rebuilt."""
-        meta = self._folder / "meta.json"
-        return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
-
-    @property
-    def shards(self) -> int:
-        """For how many shards."""
-        return len(json.loads((self._folder / "meta.json").read_text())["sealed"])
-
-    @property
-    def paused(self) -> dict[str, int]:
-        """By topic the subscriptions that are paused, as bits."""
-        paused: dict[str, int] = json.loads((self._folder / "meta.json").read_text())["paused"]
-        return paused
-
-    def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
-        """For each shard the counts, request ids and pauses, and by kind its rows."""
-        meta = json.loads((self._folder / "meta.json").read_text())
-        kinds = {REBUILT_TAKEN: TAKEN, REBUILT_DELIVERED: TAKEN, REBUILT_MOVED: MOVED, REBUILT_WAITING: COMMANDS}
-        tables = {
-            kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
-            for kind, schema in kinds.items()
-            for file in [self._folder / f"{kind}.parquet"]  # what an earlier version prepared has fewer
-        }
-        shard = {
-            kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
-        }
-        return [
-            (
-                {**meta, "sealed": meta["sealed"][i], "unwanted": meta["unwanted"][i]},
-                {kind: rows.filter(pa.array(shard[kind] == i)) for kind, rows in tables.items()},
-            )
-            for i in range(shards)
-        ]
-
-
 def _control(settings: Settings, changes: Changes, now: int) -> Control:
     """What all shards together know of commands."""
     control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
-    control.rebuild(RebuiltShard(taken=changes.taken, moved=changes.moved), now)
+    control.rebuild(Rebuilt(taken=changes.taken, moved=changes.moved), now)
     return control
 
 

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 
 import pulsar
 
-from broker.client import AdminClient, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError
 from broker.new_cluster import check_topics
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
-from recovery.rebuild import Rebuilt
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent, most_tick
-from streaming.release.sender import lane_names
+from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import OutcomePublisher
 from warehouse.known_routes import known_routes
 from warehouse.tables import SCHEMAS, Tables
@@ -36,7 +37,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     """
     checkpoint.check_version()
     tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
-    rebuilt = Rebuilt(checkpoint.folder)
+    rebuilt = PreparedState(checkpoint.folder)
     if not checkpoint.has_query and rebuilt.offset is None:
         _require_empty(tables)
     _check_shards(checkpoint, rebuilt, settings.tracker.shards)
@@ -58,7 +59,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
         NewClusterError: a source topic is not the one that was read.
         CheckpointError: outcomes have been told of later ticks than the checkpoint has.
     """
-    newest = checkpoint.newest_offset() or Rebuilt(checkpoint.folder).offset
+    newest = checkpoint.newest_offset() or PreparedState(checkpoint.folder).offset
     if newest is None:
         return
     try:
@@ -92,7 +93,7 @@ def _require_empty(tables: Tables) -> None:
         raise StartError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
 
 
-def _check_shards(checkpoint: Checkpoint, rebuilt: Rebuilt, shards: int) -> None:
+def _check_shards(checkpoint: Checkpoint, rebuilt: PreparedState, shards: int) -> None:
     """With another number of shards a message would be looked for in a state that does not have it."""
     known = checkpoint.shards or (rebuilt.shards if rebuilt.offset is not None else shards)
     if known != shards:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pulsar
 
-from broker.client import AdminClient, subscribe
+from broker.admin_rest import AdminClient
+from broker.client import subscribe
 from streaming.source.receiving.chunk_builder import batch_size_of
 from tests.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.schedule import MAX_TIME_MILLIS

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.apply import CANCELS, KNOWN, PAST, RELEASED_A_SECOND, Control, Moment, with_released
+from tracker.commands.apply import RELEASED_A_SECOND, Control, Moment, with_released
 from tracker.commands.cancelled import Compression
 from tracker.commands.giving_up import GivenUp, GivingUp
 from tracker.commands.moves import HELD_MILLIS, held
 from tracker.commands.repeats import FirstAnswers, no_answers
-from tracker.commands.schema import COMMANDS, OUTCOMES, RESCHEDULE, RESTORE, Switch
+from tracker.commands.schema import CANCELS, COMMANDS, KNOWN, OUTCOMES, PAST, RESCHEDULE, RESTORE, Switch
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
 from tracker.messages import (

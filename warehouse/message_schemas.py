@@ -15,7 +15,7 @@ import _pulsar
 import pulsar
 import pyarrow as pa
 
-from broker.client import AdminClient
+from broker.admin_rest import AdminClient
 from warehouse.tables import MESSAGE_SCHEMAS as TABLE
 from warehouse.tables import Tables, exists, literal
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from conf.settings import Route, Settings
 from status.job_status import read_status
 from status.troubles import NO_ROUTE, Troubles
-from tracker.commands.schema import resolve_topic
+from tracker.commands.decode import resolve_topic
 from warehouse.known_routes import KnownRoute, KnownRoutes, as_routes
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.client import AdminClient, BrokerEntry, NoAnswerError, NotToldError
+from broker.admin_rest import AdminClient, BrokerEntry, NotToldError
+from broker.client import NoAnswerError
 from broker.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position, SourceTopic
 from status.troubles import NOT_SEEN_REASON

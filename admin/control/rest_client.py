@@ -10,11 +10,11 @@ from urllib.parse import quote
 import httpx
 
 from admin.control.requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
-from broker.client import http_client
+from broker.admin_rest import http_client
 from broker.message_ids import MessageRef
 from conf.errors import one_line
 from conf.settings import PulsarSettings
-from tracker.commands.schema import full_name
+from tracker.commands.decode import full_name
 from tracker.wire.delaylake_pb2 import Result
 
 _CONNECTIONS = 16

@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from admin.dashboard.data import storage
-from broker.client import AdminClient, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError
 from conf.settings import Settings
 from status.job_status import read_status
 from status.metrics import JobCollector

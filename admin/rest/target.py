@@ -11,7 +11,7 @@ from fastapi import Depends, Path, Request
 from admin.rest.errors import AdminError
 from admin.security.policy import topic_name
 from conf.settings import Route, Settings
-from tracker.commands.schema import resolve_topic
+from tracker.commands.decode import resolve_topic
 from tracker.subscriptions import ALSO_LATER
 
 

@@ -35,8 +35,8 @@ def import_messages(
     A file, or a topic's message, that was imported before is passed over: after an interruption give the same command
     again.
     """
-    from jobs.rebuilding import import_and_rebuild
     from recovery.importing import Importer
+    from recovery.new_checkpoint import import_and_rebuild
 
     if not files and from_topic is None:
         raise typer.BadParameter("name Parquet files, or a topic with --from-topic", param_hint="FILES")

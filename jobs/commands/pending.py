@@ -143,7 +143,7 @@ def purge(
     """
     from admin.control.bulk import Action, Change
     from conf.settings import SubscriptionType
-    from tracker.commands.schema import full_name
+    from tracker.commands.decode import full_name
     from warehouse.missing_routes import settings_with
     from warehouse.queries.waiting import PendingFilter
 

@@ -22,7 +22,7 @@ def rebuild(
     The next `delaylake run` goes on with all that is pending, knows what was cancelled, skipped and delivered, and
     takes again from Pulsar what was not written down yet.
     """
-    from jobs.rebuilding import rebuild_checkpoint
+    from recovery.new_checkpoint import rebuild_checkpoint
 
     with ProgressLine(output) as progress:
         found = rebuild_checkpoint(global_options(context).settings, discard_checkpoint, progress.show)

@@ -159,7 +159,7 @@ def _run_job(
     from py4j.protocol import Py4JError
 
     from conf.settings import local_path
-    from jobs.maintaining import BackgroundMaintenance
+    from jobs.background_maintenance import BackgroundMaintenance
     from streaming.session import create_session
     from warehouse.missing_routes import MissingRoutesWatch
 
@@ -254,7 +254,8 @@ def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
 
 def warn_without_deduplication(settings: Settings) -> None:
     """Says which destinations may get a message twice after a crash, because their broker does not drop repetitions."""
-    from broker.client import AdminClient, PulsarError
+    from broker.admin_rest import AdminClient
+    from broker.client import PulsarError
 
     destinations = [s.destination for route in settings.routes for s in route.subscriptions]
     namespaces = sorted({"/".join(d.removeprefix("persistent://").split("/")[:2]) for d in destinations})

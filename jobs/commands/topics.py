@@ -255,7 +255,7 @@ def get_message_id_by_index(
 def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
     from deltalake.exceptions import TableNotFoundError
 
-    from tracker.commands.schema import resolve_topic
+    from tracker.commands.decode import resolve_topic
     from warehouse.queries.message_index import MessageIndex
     from warehouse.tables import Tables
 

@@ -18,11 +18,11 @@ import yaml
 
 from admin.control.client import ControlClient
 from admin.control.requests import Cancel, Outcome
-from broker.client import AdminClient, connect
+from broker.admin_rest import AdminClient
+from broker.client import connect
 from broker.message_ids import MessageRef, parse
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings, load_settings
-from jobs.commands.audit import Audit, run_audit
 from jobs.demo.consumers import Consumers
 from jobs.demo.job import DemoJob
 from jobs.demo.plan import (
@@ -39,6 +39,7 @@ from jobs.demo.plan import (
     verify_stored,
 )
 from jobs.demo.progress import Progress
+from warehouse.audit.accounts import Audit, run_audit
 from warehouse.tables import Tables
 
 _BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second: to be watched

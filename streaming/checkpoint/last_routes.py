@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recovery.rebuild import Rebuilt
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.prepared import PreparedState
 from warehouse.known_routes import KnownRoutes
 
 
@@ -15,5 +15,5 @@ def last_routes(checkpoint: Path) -> KnownRoutes | None:
     Raises:
         CheckpointError: the newest offset can't be read.
     """
-    offset = Checkpoint(checkpoint).newest_offset() or Rebuilt(checkpoint).offset
+    offset = Checkpoint(checkpoint).newest_offset() or PreparedState(checkpoint).offset
     return None if offset is None else offset.known_routes

@@ -10,6 +10,8 @@ from typing import Any
 from tracker.shard import Tick
 from warehouse.known_routes import KnownRoutes
 
+UNKNOWN = -1  # in place of a number of partitions: it was never known
+
 
 @dataclass(frozen=True)
 class Offset:

@@ -32,10 +32,9 @@ from streaming.operator.parts import (
     TICK,
 )
 from streaming.operator.schemas import OUTPUT_SCHEMA
-from tracker.commands.apply import KNOWN
 from tracker.commands.cancelled import Compression
 from tracker.commands.schema import COMMANDS as COMMAND_ROWS
-from tracker.commands.schema import Switch
+from tracker.commands.schema import KNOWN, Switch
 from tracker.messages import concat, pack, unpack
 from tracker.rebuilt import MOVED, TAKEN, Rebuilt
 from tracker.shard import Intake, Shard

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 import pulsar
 
-from broker.client import AdminClient, connect
+from broker.admin_rest import AdminClient
+from broker.client import connect
 from conf.errors import one_line
 from conf.settings import Settings, rejects_topic
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.release.attempt import Assignment, Generation
+from streaming.release.naming import ROW_BITS, producer_name, schema_suffix
 from streaming.release.producer_names import read_generations
-from streaming.release.sender import ROW_BITS, Assignment, Generation, producer_name, schema_suffix
 from warehouse.message_schemas import read as read_schemas
 
 _log = logging.getLogger(__name__)

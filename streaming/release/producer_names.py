@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conf.settings import Settings, local_path
 from status.troubles import FOREIGN_PRODUCER, Troubles
-from streaming.release.sender import Failed, Generation
+from streaming.release.attempt import Failed, Generation
 from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)

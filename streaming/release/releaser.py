@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import json
 import logging
 import queue
 import threading
@@ -19,20 +18,22 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from broker.client import AdminClient, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError
 from conf.settings import Settings, rejects_topic
 from status.troubles import Troubles
+from streaming.release.attempt import Assignment, Attempt, Failed, Sent
 from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.release.job import Job, job_of
+from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
-from streaming.release.sender import Assignment, Attempt, Failed, Sent, Target, can_write, send_releases
+from streaming.release.sender import can_write, send_releases
 from streaming.release.unwritable import Part, Unwritable
 from streaming.sinks.outcomes import to_table
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.apply import SEQUENCE_BITS
 from tracker.commands.giving_up import cancelled
-from tracker.commands.schema import OUTCOMES
-from tracker.in_flight import SENDING
-from tracker.messages import MESSAGES, Int64Array, concat, int64, unpack
+from tracker.commands.schema import OUTCOMES, SEQUENCE_BITS
+from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
 from warehouse.queries.index_rows import to_rejects
 from warehouse.tables import DELIVERIES, Tables
@@ -46,34 +47,6 @@ _RETRY_SECONDS = 1.0
 _EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: who has been overtaken sends nothing more
 _PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
 _MEASURED = 30  # the last so many jobs decide how far to look ahead
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a tick releases in one lane, all shards together."""
-
-    tick: int
-    is_planned: bool
-    lane: str
-    assignments: tuple[Assignment, ...]
-    due: Int64Array = field(compare=False)  # when its rows are, ms since the epoch, ascending
-    is_new: bool = False  # it has not been handed out before
-    is_in_order: bool = False  # it has what was held back: one task sends all shards, by when it was due
-
-    def __lt__(self, other: Job) -> bool:
-        return self.tick < other.tick
-
-    @property
-    def rows(self) -> int:
-        return len(self.due)
-
-    @property
-    def first_due(self) -> int:
-        return int(self.due[0])
-
-    def rows_due(self, millis: int) -> int:
-        """How many rows are due then or before."""
-        return int(np.searchsorted(self.due, millis, "right"))
 
 
 @dataclass
@@ -194,7 +167,7 @@ class Releaser:
             releases.setdefault((of_tick, is_planned), []).append(assignment)
         with self._lock:
             jobs = {
-                release: _job(*release, assignments, is_new=release[0] == tick)
+                release: job_of(*release, assignments, is_new=release[0] == tick)
                 for release, assignments in sorted(releases.items())
                 if release not in self._accepted
             }
@@ -594,15 +567,6 @@ def _destinations(routes: KnownRoutes) -> dict[Target, str]:
     """The topic of each subscription, and of each source topic's rejects."""
     found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
     return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}
-
-
-def _job(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:
-    tables = [unpack(assignment.body) for assignment in assignments]
-    sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
-    lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
-    due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
-    is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), due, is_new, is_in_order)
 
 
 def _cause(error: Exception) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from status.troubles import UNWRITABLE, Troubles
-from streaming.release.sender import Target
+from streaming.release.naming import Target
 
 if TYPE_CHECKING:
-    from streaming.release.releaser import Job
+    from streaming.release.job import Job
 
 _log = logging.getLogger(__name__)
 

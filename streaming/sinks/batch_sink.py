@@ -15,7 +15,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.operator.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
 from streaming.release.releaser import Releaser
 from streaming.sinks.outcomes import OutcomePublisher
-from tracker.commands.apply import CANCELS as CANCEL_ROWS
+from tracker.commands.schema import CANCELS as CANCEL_ROWS
 from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
 from tracker.entry_log import EMPTY_ENTRIES
 from tracker.messages import MESSAGES, concat, in_order, unpack

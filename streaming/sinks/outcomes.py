@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from broker.client import connect
 from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
-from streaming.release.sender import PRODUCER_OPTIONS, ROW_BITS, ignore
+from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS
 from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
 from tracker.messages import int64, typed, where
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
@@ -108,7 +108,7 @@ class OutcomePublisher:
                 sequence_id=sequence_id,
             )
             if number % _BATCH_OUTCOMES == _BATCH_OUTCOMES - 1:
-                producer._producer.flush_async(ignore)  # cuts the batch, and sends it
+                producer._producer.flush_async(_ignore)  # cuts the batch, and sends it
         producer.flush()
         if producer.last_sequence_id() < first_id:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
@@ -206,3 +206,7 @@ def told(outcomes: pa.Table) -> pa.Table:
         "n_named": counted["count_all"],
     }
     return pa.concat_tables([typed(alone, TOLD), typed(summed, TOLD)])
+
+
+def _ignore(_: Any) -> None:
+    """What goes wrong shows in the last flush."""

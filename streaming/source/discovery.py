@@ -8,12 +8,10 @@ import pulsar
 
 from conf.settings import Settings, rejects_topic
 from status.troubles import STANDING, Troubles
-from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.offset import UNKNOWN, Offset
 from warehouse.known_routes import KnownRoutes, known_routes
 
 _log = logging.getLogger(__name__)
-
-UNKNOWN = -1  # in place of a number of partitions: it was never known
 
 
 class Discovery:

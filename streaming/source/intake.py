@@ -18,8 +18,9 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
+from broker.admin_rest import AdminClient
 from broker.broker_side import BrokerSide
-from broker.client import AdminClient, PulsarError, connect, crypto_key_reader, subscribe
+from broker.client import PulsarError, connect, crypto_key_reader, subscribe
 from broker.new_cluster import NewClusterError, check_topics
 from broker.position import START, Position, SourceTopic
 from broker.replication import Origins
@@ -30,7 +31,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import MESSAGES, TICK, split
 from streaming.release.feedback import Feedback, FeedbackFile
-from streaming.release.sender import max_size_bytes
+from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.clock import Clock, ClockSettings, tick_seconds
 from streaming.source.discovery import Discovery

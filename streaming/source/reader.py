@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from conf.settings import Settings, local_path
-from recovery.rebuild import Rebuilt
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.prepared import PreparedState
 from streaming.operator.parts import (
     ARROW_SCHEMA,
     COMMANDS,
@@ -37,9 +37,9 @@ from streaming.operator.parts import (
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
+from tracker.commands.decode import decode
 from tracker.commands.moves import HELD_MILLIS
 from tracker.commands.schema import COMMANDS as COMMAND_ROWS
-from tracker.commands.schema import decode
 from tracker.messages import concat, int64, pack, unpack, where
 from warehouse.known_routes import KnownRoutes
 from warehouse.queries.held_rejects import find_rejects
@@ -210,8 +210,8 @@ class SourceReader:
         return Settings(**json.loads(self._options["settings"]))
 
     @cached_property
-    def _rebuilt(self) -> Rebuilt:
-        return Rebuilt(Path(local_path(self._settings.checkpoint)))
+    def _rebuilt(self) -> PreparedState:
+        return PreparedState(Path(local_path(self._settings.checkpoint)))
 
     @cached_property
     def _shard_keys(self) -> list[int]:

@@ -19,13 +19,14 @@ import psutil
 import pulsar
 import yaml
 
-from broker.client import AdminClient, connect
+from broker.admin_rest import AdminClient
+from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import Audit, run_audit
 from streaming.release.producer_names import NAMES_FILE
 from tests.chaos.ledger import Commands, Ledger, Receivers, follow_outcomes, payload
 from tests.harness import Api, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import ControlCommand, SkipEntry
+from warehouse.audit.accounts import Audit, run_audit
 
 SOURCE = "persistent://public/default/chaos"
 PARTS = "persistent://public/default/chaos_parts"
@@ -137,7 +138,7 @@ class World:
         return [p for p in self._children() if "CoarseGrainedExecutorBackend" in _command(p)]
 
     def maintenance(self) -> psutil.Process | None:
-        return next((p for p in self._children() if "jobs.maintaining" in _command(p)), None)
+        return next((p for p in self._children() if "jobs.background_maintenance" in _command(p)), None)
 
     def driver(self) -> psutil.Process:
         assert self.job.process is not None

@@ -21,7 +21,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.client import AdminClient
+from broker.admin_rest import AdminClient
 from broker.jars import jars
 from broker.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker

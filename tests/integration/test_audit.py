@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from conf.settings import Settings
-from jobs.commands.audit import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
 from tracker.commands.moves import HELD_MILLIS
+from warehouse.audit.accounts import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
 from warehouse.tables import SCHEMAS, Tables
 from warehouse.views import Warehouse as Views
 

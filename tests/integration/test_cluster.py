@@ -20,8 +20,8 @@ import pytest
 
 from broker.standalone import EmbeddedBroker
 from jobs import cli
-from jobs.commands.audit import run_audit
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+from warehouse.audit.accounts import run_audit
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ENTRY_POINT = Path(cli.__file__).parents[1] / "conf" / "kubernetes" / "entrypoint.sh"

@@ -18,7 +18,6 @@ from admin.control.client import ControlClient
 from admin.control.requests import Cancel, Outcome, RequestFactory
 from broker.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import (
@@ -29,6 +28,7 @@ from tracker.wire.delaylake_pb2 import (
     SkipEntry,
     SkipMessages,
 )
+from warehouse.audit.accounts import run_audit
 
 ANSWER_SECONDS = 90
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.client import AdminClient, connect
+from broker.admin_rest import AdminClient
+from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests import java_client
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from warehouse.audit.accounts import run_audit
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from streaming.checkpoint.checkpoint import Checkpoint
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from warehouse.audit.accounts import run_audit
 from warehouse.tables import Tables
 
 TOPIC = "persistent://public/default/fenced"

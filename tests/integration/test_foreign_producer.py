@@ -15,9 +15,11 @@ from broker.standalone import EmbeddedBroker
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.release.attempt import Assignment, Attempt, Failed
+from streaming.release.naming import producer_name
 from streaming.release.producer_names import ProducerNames, read_generations
 from streaming.release.releaser import Releaser
-from streaming.release.sender import Assignment, Attempt, Failed, producer_name, send_releases
+from streaming.release.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until

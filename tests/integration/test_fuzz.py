@@ -11,7 +11,8 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from broker.client import AdminClient, connect
+from broker.admin_rest import AdminClient
+from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from status.troubles import NOT_SEEN_REASON
 from tests.fuzz import OWN, Fuzz, Producers, unload

@@ -16,15 +16,17 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import TableNotFoundError
 
-from broker.client import AdminClient
+from broker.admin_rest import AdminClient
 from broker.new_cluster import NewClusterError, check_topics
 from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Route, Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.release.attempt import Assignment, Attempt
 from streaming.release.last_sent import last_sent
-from streaming.release.sender import ROW_BITS, Assignment, Attempt, producer_name, send_releases
+from streaming.release.naming import ROW_BITS, producer_name
+from streaming.release.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until

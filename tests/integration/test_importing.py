@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests import java_client
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from tests.java_client import make_key
 from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.audit.accounts import run_audit
 
 
 def run_import(job: Job, *arguments: str, status: int = 0) -> dict[str, int]:

@@ -10,14 +10,14 @@ from typing import Any
 import pulsar
 import pytest
 
-from broker.client import AdminClient
+from broker.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from jobs.commands.run import warn_without_deduplication
 from status.job_status import read_status
-from streaming.release.sender import java_string_hash
+from streaming.release.plan import java_string_hash
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from warehouse.audit.accounts import run_audit
 
 MEGABYTE = 1024 * 1024
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
+from warehouse.audit.accounts import run_audit
 from warehouse.maintenance.table_files import APPLICATION
 from warehouse.tables import Tables
 

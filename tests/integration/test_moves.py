@@ -15,7 +15,6 @@ import yaml
 
 from broker.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import (
@@ -27,6 +26,7 @@ from tracker.wire.delaylake_pb2 import (
     SkipEntry,
     SkipMessages,
 )
+from warehouse.audit.accounts import run_audit
 
 
 class Desk:

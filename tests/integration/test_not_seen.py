@@ -14,13 +14,13 @@ import pulsar
 import pyarrow as pa
 import pytest
 
+from broker.admin_rest import AdminClient
 from broker.broker_side import BrokerSide
-from broker.client import AdminClient, connect, subscribe
+from broker.client import connect, subscribe
 from broker.jars import jars
 from broker.position import START, Position, SourceTopic
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.commands.audit import Audit, run_audit
 from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
@@ -28,6 +28,7 @@ from streaming.source.watch.standing import STANDING_MILLIS
 from tests import java_client
 from tests.harness import now, wait_until
 from tests.java_client import make_key
+from warehouse.audit.accounts import Audit, run_audit
 from warehouse.queries.index_rows import positions
 from warehouse.tables import SCHEMAS, Tables
 

@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 from admin.app import create_app
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from jobs.commands.audit import run_audit
 from status.job_status import StatusWriter, read_status
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from tests.object_storage import ObjectStorage
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, content
+from warehouse.audit.accounts import run_audit
 from warehouse.maintenance.maintain import maintain
 from warehouse.maintenance.table_files import TableFiles
 from warehouse.tables import Snapshot, Tables, exists

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from broker.client import AdminClient
+from broker.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 
 READ_TIMEOUT_MILLIS = 10_000

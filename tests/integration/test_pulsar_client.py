@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.client import AdminClient, NotToldError, PulsarError, connect, token_reader
+from broker.admin_rest import AdminClient, NotToldError
+from broker.client import PulsarError, connect, token_reader
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
 

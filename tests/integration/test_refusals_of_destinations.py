@@ -16,7 +16,8 @@ import pytest
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from streaming.release.sender import Assignment, Attempt, Sent, can_write, send_releases
+from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.sender import can_write, send_releases
 from tests.harness import now, wait_until
 from tests.messages import messages
 from tests.tokens import SECRET, token

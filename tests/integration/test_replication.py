@@ -12,8 +12,8 @@ import httpx
 import pulsar
 import pytest
 
+from broker.admin_rest import AdminClient
 from broker.broker_side import BrokerSide
-from broker.client import AdminClient
 from broker.jars import jars
 from broker.position import START, Position, SourceTopic
 from broker.replication import Origins

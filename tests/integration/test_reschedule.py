@@ -13,9 +13,9 @@ import httpx
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Api, Collector, Job, http, now, wait_until
+from warehouse.audit.accounts import run_audit
 
 
 def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from streaming.release.sender import Assignment, Attempt, send_releases
+from streaming.release.attempt import Assignment, Attempt
+from streaming.release.sender import send_releases
 from tests.harness import Job, now
 from tests.messages import messages
 from tracker.in_flight import SENDING

@@ -13,10 +13,10 @@ import pulsar
 import yaml
 
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, wait_until
 from tests.integration.test_moves import Desk
+from warehouse.audit.accounts import run_audit
 
 N = 100
 

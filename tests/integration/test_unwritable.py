@@ -8,9 +8,9 @@ import httpx
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from jobs.commands.audit import run_audit
 from tests.conftest import Run
 from tests.harness import PATIENCE, Collector, Job, check_exactly_once, now, wait_until
+from warehouse.audit.accounts import run_audit
 
 MESSAGES = 1_500
 

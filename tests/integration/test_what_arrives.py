@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.client import AdminClient
+from broker.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from status.troubles import NOT_SEEN_REASON
 from tests import java_client

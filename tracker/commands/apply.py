@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,23 @@ import pyarrow.compute as pc
 
 from tracker.buckets.chunks import Chunks
 from tracker.commands.cancelled import Compression, TakenBack
+from tracker.commands.match import each_subscription, entry_results, match, results_of, rows_of, runs, times_of
 from tracker.commands.moves import HELD_MILLIS, Moved
 from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.request_log import RequestLog
-from tracker.commands.schema import ANSWER, CANCEL, OUTCOMES, RESCHEDULE, RESTORE, SKIP, Switch
+from tracker.commands.schema import (
+    ANSWER,
+    CANCEL,
+    CANCELS,
+    KNOWN,
+    OUTCOMES,
+    PAST,
+    RESCHEDULE,
+    RESTORE,
+    SEQUENCE_BITS,
+    SKIP,
+    Switch,
+)
 from tracker.commands.waiting import WaitingCommands
 from tracker.messages import (
     MESSAGES,
@@ -40,36 +52,6 @@ from tracker.wire.delaylake_pb2 import Result
 
 _META = "control"
 
-# A message that a command may name, as far as it is known.
-KNOWN = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("ledger_id", pa.int64()),
-        ("entry_id", pa.int64()),
-        ("batch_index", pa.int32()),
-        ("batch_size", pa.int32()),
-        ("deliver_at", pa.int64()),
-    ]
-)
-
-# The time of delivery of a known message that has been handed out long ago, or rejected.
-PAST = 0
-
-# Rows of type CANCEL and RESTORE for the delayed index.
-CANCELS = pa.schema(
-    [
-        ("operation", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("ledger_id", pa.int64()),
-        ("entry_id", pa.int64()),
-        ("batch_index", pa.int32()),
-        ("subscription", pa.string()),
-        ("sequence", pa.int64()),
-        ("deliver_at", pa.int64()),
-    ]
-)
 
 _NO_MESSAGES = MESSAGES.empty_table()
 _NO_OUTCOMES = OUTCOMES.empty_table()
@@ -79,9 +61,6 @@ RELEASED_A_SECOND = 5_000
 
 # Of what is held back in one tick, so many messages keep their order.
 _MAX_IN_ORDER = 1 << 19
-
-# Of a sequence, the bits that count a tick's commands; the others are the tick.
-SEQUENCE_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -394,7 +373,7 @@ class Control:
         if unmatched.num_rows:
             outcomes += self._wait(unmatched, moment)
         if again.num_rows:
-            index, names = _each_subscription(again, self._subscriptions.names)
+            index, names = each_subscription(again, self._subscriptions.names)
             again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
             outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOMES), moment.tick)
         return concat(outcomes, OUTCOMES)
@@ -461,7 +440,7 @@ class Control:
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
         taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
-        index, names = _each_subscription(taking, self._subscriptions.names)
+        index, names = each_subscription(taking, self._subscriptions.names)
         due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
         self._add_operations("CANCEL", rows, self.next_sequence(moment), due)
@@ -511,7 +490,7 @@ class Control:
         self, commands: pa.Table, known: pa.Table, is_released: BoolArray, kept: pa.Table, moment: Moment
     ) -> tuple[pa.Table, pa.Table]:
         """Does what commands say to known messages; returns the outcomes, and the commands whose entry is not known."""
-        command, row = _match(commands, known)
+        command, row = match(commands, known)
         unmatched = np.ones(commands.num_rows, np.bool_)
         unmatched[command] = False
         batch_index = int64(commands, "batch_index")[command]
@@ -521,8 +500,8 @@ class Control:
         command, row = command[is_named], row[is_named]
         order = np.lexsort((row_index[is_named], command))
         command, row = command[order], row[order]
-        kept_row = _rows_of(known, kept)
-        for start, end in _runs(commands):
+        kept_row = rows_of(known, kept)
+        for start, end in runs(commands):
             first, last = np.searchsorted(command, [start, end])
             part = slice(first, last)
             if first < last:
@@ -555,7 +534,7 @@ class Control:
             is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
             is_late |= self._delivered.contains(subscription, *at)
             is_kept = pairs.kept_row[row[chosen]] >= 0
-            result, reason = _results(kind, taken, is_late, is_kept)
+            result, reason = results_of(kind, taken, is_late, is_kept)
             applied = np.flatnonzero(result == Result.APPLIED)
             _, first = np.unique(row[chosen[applied]], return_index=True)
             repeated = np.ones(len(applied), np.bool_)
@@ -565,7 +544,7 @@ class Control:
             # Rows of earlier moves: another one that is not wanted, or one that is wanted again.
             self._unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
-            collapsed, starts = _entry_results(command[chosen], is_whole[chosen], result)
+            collapsed, starts = entry_results(command[chosen], is_whole[chosen], result)
             now = chosen[applied]
             times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
             until = np.maximum(due[chosen], moved_to) + self._margin
@@ -595,7 +574,7 @@ class Control:
             if kind != RESCHEDULE:
                 done = told.filter(is_applied)
                 operation = "RESTORE" if kind == RESTORE else "CANCEL"
-                ends = _times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
+                ends = times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
                 self._add_operations(operation, done, sequence, ends)
         outcomes.append(self._for_later(pairs, kind, is_whole, moment))
         still_wanted = self._left_by_commands(originals) != 0
@@ -612,7 +591,7 @@ class Control:
         is_late = pairs.is_released[pairs.row[chosen]]
         result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
         reason = np.where(is_late, "released", "").tolist()
-        shared, starts = _entry_results(pairs.command[chosen], is_whole[chosen], result)
+        shared, starts = entry_results(pairs.command[chosen], is_whole[chosen], result)
         told = self._outcomes(pairs, chosen, result, reason, shared, starts, ALSO_LATER)
         is_applied = pc.equal(told["result"], int(Result.APPLIED))
         times = np.maximum(int64(pairs.commands, "deliver_at")[pairs.command[chosen]], moment.now)
@@ -673,7 +652,7 @@ class Control:
         """The same outcome for all that each command names; without a result, the one that the row brings."""
         if not commands.num_rows:
             return OUTCOMES.empty_table()
-        index, names = _each_subscription(commands, self._subscriptions.names)
+        index, names = each_subscription(commands, self._subscriptions.names)
         rows = commands.take(pa.array(index))
         n = rows.num_rows
         values = {name: rows[name] for name in OUTCOMES.names if name in rows.column_names and name != "deliver_at"}
@@ -723,140 +702,3 @@ def with_released(found: pa.Table) -> pa.Table:
     ]
     is_stand_in = (int64(found, "batch_index") < 0) & (int64(found, "batch_size") > 1)
     return pa.concat_tables([where(found, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])
-
-
-def _runs(commands: pa.Table) -> list[tuple[int, int]]:
-    """Where runs of commands of one kind start and end. In none is a message moved to two times."""
-    names = ("kind", "ledger_id", "entry_id", "batch_index", "deliver_at")
-    starts: list[int] = []
-    run = ""
-    # By entry of a run the times of its messages, by batch index, and all of them.
-    moved: dict[tuple[int, int], tuple[dict[int, int], set[int]]] = {}
-    for i, (kind, ledger, entry, index, time) in enumerate(
-        zip(*(commands[name].to_pylist() for name in names), strict=True)
-    ):
-        kind = "take back" if kind in (CANCEL, SKIP) else kind
-        of_entry, times = moved.get((ledger, entry), ({}, set()))
-        # An index of -1 is all messages of the entry.
-        is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
-            index < 0 and bool(times - {time})
-        )
-        if kind != run or (kind == RESCHEDULE and is_moved_elsewhere):
-            starts.append(i)
-            run, moved, of_entry, times = kind, {}, {}, set()
-        if kind == RESCHEDULE:
-            of_entry[index] = time
-            times.add(time)
-            moved[ledger, entry] = of_entry, times
-    return list(itertools.pairwise([*starts, commands.num_rows]))
-
-
-def _results(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArray) -> tuple[Int64Array, list[str]]:
-    """What a command of a kind does to messages of one subscription, and why it does not."""
-    if kind == RESTORE:
-        cases = [
-            (~taken, Result.ALREADY_APPLIED, ""),
-            (is_late, Result.TOO_LATE, "its time is past"),
-            (~is_kept, Result.TOO_LATE, "not kept any more"),
-        ]
-    elif kind == RESCHEDULE:
-        cases = [
-            (taken, Result.INVALID, "taken back: restore it first"),
-            (is_late, Result.TOO_LATE, "released"),
-            (~is_kept, Result.TOO_LATE, "not kept any more"),
-        ]
-    else:
-        cases = [(taken, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
-    conditions = [condition for condition, _, _ in cases]
-    result = np.select(conditions, [int(r) for _, r, _ in cases], int(Result.APPLIED))
-    reason = np.select(conditions, [text for _, _, text in cases], "")
-    return result.astype(np.int64), reason.tolist()
-
-
-def _rows_of(known: pa.Table, kept: pa.Table) -> Int64Array:
-    """For each known message the first of the kept rows that is of it, -1 where there is none."""
-    if not kept.num_rows:
-        return np.full(known.num_rows, -1, dtype=np.int64)
-    there: dict[tuple[int, int, int], int] = {}
-    for i, position in enumerate(_keys(kept)):
-        there.setdefault(position, i)
-    return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
-
-
-def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
-    """Positions; a message alone in its entry counts as the first of a batch."""
-    ledgers, entries, indexes = message_ids(rows)
-    return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
-
-
-def _match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Pairs of a command and a message of the entry that it names, in its topic and partition."""
-    left = pa.table(
-        {
-            "command": np.arange(commands.num_rows),
-            "ledger_id": commands["ledger_id"],
-            "entry_id": commands["entry_id"],
-            "topic": commands["topic"],
-            "wanted": commands["partition"],
-        }
-    )
-    right = known.select(["ledger_id", "entry_id", "topic", "partition"]).append_column(
-        "row", pa.array(np.arange(known.num_rows))
-    )
-    pairs = left.join(right, ["ledger_id", "entry_id", "topic"], join_type="inner", use_threads=False)
-    wanted, partition = int64(pairs, "wanted"), int64(pairs, "partition")
-    pairs = where(pairs, (wanted < 0) | (partition < 0) | (wanted == partition))
-    return int64(pairs, "command"), int64(pairs, "row")
-
-
-def _entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) -> tuple[BoolArray, BoolArray]:
-    """Makes one result of an entry's, where a command names it whole and none of its messages is too late, or all are.
-
-    Returns:
-        which rows have the entry's result, and which rows are the first of their command. `result` is changed.
-    """
-    starts = np.ones(len(command), np.bool_)
-    starts[1:] = command[1:] != command[:-1]
-    if not len(command):
-        return is_whole, starts
-    group = np.cumsum(starts) - 1
-    begin = np.flatnonzero(starts)
-    late = np.add.reduceat((result == Result.TOO_LATE).astype(np.int64), begin)
-    applied = np.add.reduceat((result == Result.APPLIED).astype(np.int64), begin)
-    sizes = np.diff([*begin.tolist(), len(command)])
-    shared = ((late == 0) | (late == sizes))[group] & is_whole
-    any_applied = (applied > 0)[group] & shared
-    first_of_shared = shared & starts
-    result[first_of_shared & any_applied] = Result.APPLIED
-    return shared, starts
-
-
-def _each_subscription(
-    commands: pa.Table, subscriptions: Mapping[str, Sequence[str]]
-) -> tuple[Int64Array, list[str | None]]:
-    """A row for each command and subscription that it is for: the command's index, and the subscription's name."""
-    index: list[int] = []
-    names: list[str | None] = []
-    for i, (topic, mask, own, also_later) in enumerate(
-        zip(
-            commands["topic"].to_pylist(),
-            commands["subscriptions"].to_pylist(),
-            commands["subscription"].to_pylist(),
-            commands["also_later"].to_pylist(),
-            strict=True,
-        )
-    ):
-        of_command: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
-        of_command = of_command + [ALSO_LATER] * bool(also_later) or [own]
-        index += [i] * len(of_command)
-        names += of_command
-    return np.array(index, dtype=np.int64), names
-
-
-def _times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
-    """When the entries of outcomes are due: the last of the times of their messages."""
-    times: dict[tuple[int, int], int] = {}
-    for ledger, entry, time in zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), due, strict=True):
-        times[ledger, entry] = max(int(time), times.get((ledger, entry), 0))
-    positions = zip(outcomes["ledger_id"].to_pylist(), outcomes["entry_id"].to_pylist(), strict=True)
-    return np.array([times[position] for position in positions], dtype=np.int64)

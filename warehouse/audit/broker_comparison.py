@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from broker.client import AdminClient, PulsarError, TopicLedgers
+from broker.admin_rest import AdminClient, TopicLedgers
+from broker.client import PulsarError
 from broker.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
 from conf.settings import Settings

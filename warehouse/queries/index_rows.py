@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.apply import KNOWN
 from tracker.commands.moves import HELD_MILLIS
-from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP, command_positions
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, command_positions
 from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed
 from warehouse.tables import DELAYED_INDEX, REJECTS, Tables, any_of, literal, ranges_of
 

@@ -23,8 +23,8 @@ from pydantic.alias_generators import to_camel
 from broker.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
+from tracker.commands.decode import resolve_topic
 from tracker.commands.moves import HELD_MILLIS
-from tracker.commands.schema import resolve_topic
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
 from warehouse.tables import Snapshot, any_of, literal, ranges_of
 from warehouse.tenure import Tenures

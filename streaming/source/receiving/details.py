@@ -6,7 +6,8 @@ import hashlib
 
 from deltalake.exceptions import DeltaError
 
-from broker.client import AdminClient, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError
 from broker.key_encodings import BASE64, KeyEncodings
 from broker.position import Position, SourceTopic
 from warehouse.message_schemas import MessageSchema, SchemaKeeper

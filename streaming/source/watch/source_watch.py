@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import pulsar
 import pyarrow as pa
 
+from broker.admin_rest import AdminClient
 from broker.broker_side import BrokerSide
-from broker.client import AdminClient, NoAnswerError, PulsarError
+from broker.client import NoAnswerError, PulsarError
 from broker.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
 from conf.settings import Settings

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.client import NotToldError, PulsarError
+from broker.admin_rest import NotToldError
+from broker.client import PulsarError
 from broker.key_encodings import KeyEncodings
 
 # What a broker answered of a batch by Pulsar's Java client: keyBytes(fe, "0" to "2"), orderingKey(ff, "0" to "2").

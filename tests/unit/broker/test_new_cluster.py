@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.client import TopicLedgers
+from broker.admin_rest import TopicLedgers
 from broker.new_cluster import never_had
 from broker.position import Position
 

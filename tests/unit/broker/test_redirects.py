@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker.client import AdminClient, PulsarError
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError
 from conf.settings import PulsarSettings
 
 PATH = "/admin/v2/persistent/public/default/orders/partitions"

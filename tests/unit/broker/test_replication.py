@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker import replication
-from broker.client import NotToldError, PulsarError
+from broker.admin_rest import NotToldError
+from broker.client import PulsarError
 from broker.not_told import NotTold
 from broker.replication import Origins
 from tests.messages import batches, messages

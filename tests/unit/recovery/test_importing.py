@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from broker.client import BrokerEntry, TopicLedgers
+from broker.admin_rest import BrokerEntry, TopicLedgers
 from broker.position import START, Position
 from conf.settings import Settings
 from recovery import importing

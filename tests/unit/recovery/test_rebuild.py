@@ -20,13 +20,13 @@ from broker.position import Position
 from conf.settings import Settings
 from recovery.delivered import is_unbooked
 from recovery.message_set import MessageSet
-from recovery.rebuild import Rebuilt, rebuild
+from recovery.rebuild import rebuild
+from streaming.checkpoint.prepared import PreparedState
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
-from tracker.rebuilt import REBUILT_KEPT_MILLIS
-from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
 from warehouse.known_routes import subscription_names
@@ -175,19 +175,19 @@ def write(tables: Tables, made: list[History], booked: int) -> None:
             tables.append(name, rows(name, values), {"test": 1})
 
 
-def rebuilt(made: Settings, folder: str) -> tuple[dict[str, Any], Rebuilt, dict[str, int]]:
+def rebuilt(made: Settings, folder: str) -> tuple[dict[str, Any], PreparedState, dict[str, int]]:
     with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
         counts = rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
-    return json.loads(Path(folder, "query/rebuild/meta.json").read_text()), Rebuilt(Path(folder)), counts
+    return json.loads(Path(folder, "query/rebuild/meta.json").read_text()), PreparedState(Path(folder)), counts
 
 
-def control(made: Settings, found: Rebuilt) -> Control:
+def control(made: Settings, found: PreparedState) -> Control:
     """What all shards together begin with."""
     inputs = [tables for _, tables in found.inputs(made.tracker.shards)]
     kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
     taken, delivered, moved = (pa.concat_tables(tables[kind] for tables in inputs) for kind in kinds)
     begun = Control(MemoryStore(), subscription_names(made), 1000)
-    begun.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), NOW)
+    begun.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), NOW)
     return begun
 
 
@@ -288,7 +288,7 @@ def wanted_by(begun: Control, messages: pa.Table) -> list[set[str]]:
     return [{name for i, name in enumerate("ab") if bits >> i & 1} for bits in begun.wants(messages).tolist()]
 
 
-def waits_again(found: Rebuilt, entry: History, message: int, name: str) -> bool:
+def waits_again(found: PreparedState, entry: History, message: int, name: str) -> bool:
     """Whether a message that comes in again is to be taken in for a subscription: as it is, or to be moved at once."""
     m = entry.messages[name][message]
     waiting = [row for _, tables in found.inputs(2) for row in tables["rebuilt_waiting"].to_pylist()]

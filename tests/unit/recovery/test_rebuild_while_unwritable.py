@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from recovery.rebuild import Rebuilt, rebuild
+from recovery.rebuild import rebuild
+from streaming.checkpoint.prepared import PreparedState
 from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tests.messages import TOPIC, messages
 from tracker.messages import in_order, typed
-from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects, Intake, Shard, Tick
 from tracker.store import MemoryStore
 from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index
@@ -77,12 +78,12 @@ class Service:
         """What the first tick after a rebuild hands out."""
         with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
             rebuild(self.settings, self.tables, self.folder / f"checkpoint {at}", now=NOW + at)
-        found = Rebuilt(self.folder / f"checkpoint {at}")
+        found = PreparedState(self.folder / f"checkpoint {at}")
         [(meta, tables)] = found.inputs(1)
         assert found.offset is not None
         self.store, self.tick = MemoryStore(), found.offset.tick
         version = self.tables.version("delayed_index")
-        began = RebuiltShard(
+        began = Rebuilt(
             meta["sealed"],
             meta["unwanted"],
             tables[REBUILT_TAKEN],

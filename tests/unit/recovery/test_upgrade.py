@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 from conf.settings import Route, Settings
-from jobs.rebuilding import rebuild_checkpoint
-from recovery.rebuild import Rebuilt
+from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.prepared import PreparedState
 from streaming.start import StartError, begin
 from tests.fixtures.make_warehouse import DUE, TOPIC
 from tests.unit.warehouse.maintenance.test_maintenance import rows
@@ -42,7 +42,7 @@ def test_a_warehouse_of_an_earlier_release_goes_on(
         found = rebuild_checkpoint(settings, discards_checkpoint=False)
     assert found["pending"] == 4, "as it came; of the skipped one audit's; of the rescheduled one each its own"
     begin(settings, tables, checkpoint)
-    inputs = Rebuilt(tmp_path / "c").inputs(settings.tracker.shards)
+    inputs = PreparedState(tmp_path / "c").inputs(settings.tracker.shards)
     taken = [row for _, kinds in inputs for row in kinds["rebuilt_taken"].to_pylist()]
     assert sorted((row["entry_id"], row["subscription"]) for row in taken) == [(2, 0), (3, 0), (3, 1)]
 

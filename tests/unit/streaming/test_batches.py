@@ -16,7 +16,8 @@ from streaming.checkpoint.offset import Offset
 from streaming.operator.parts import MESSAGES as MESSAGE_PARTS
 from streaming.operator.parts import TICK, split
 from streaming.operator.processor import BUCKET, CANCELS, OUTCOMES, RELEASE, SHORT_NOTICE, Operator
-from streaming.release.sender import Assignment, Attempt, _plan
+from streaming.release.attempt import Assignment, Attempt
+from streaming.release.plan import plan_release
 from streaming.source.reader import SourceReader
 from tests.messages import TOPIC, messages
 from tracker.messages import MESSAGES, concat, unpack
@@ -142,7 +143,7 @@ class Job:
         self.outcomes += [row for o in outputs if o.kind == OUTCOMES for row in unpack(o.body).to_pylist()]
 
     def _send(self, tick: int, is_planned: bool, body: bytes) -> None:
-        plan = _plan(self.settings, Assignment("app", 0, tick, is_planned, body), Attempt())
+        plan = plan_release(self.settings, Assignment("app", 0, tick, is_planned, body), Attempt())
         entries = unpack(body)["entry_id"].to_pylist()
         self.delivered.update(
             (entries[send.row], send.topic.removeprefix("persistent://public/default/")) for send in plan.sends

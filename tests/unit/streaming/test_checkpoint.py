@@ -10,10 +10,11 @@ from unittest import mock
 import pytest
 
 from conf.settings import Settings
-from jobs.rebuilding import rebuild_checkpoint
+from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
-from streaming.release.sender import Assignment, lane_names
+from streaming.release.attempt import Assignment
+from streaming.release.naming import lane_names
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
 from tests.unit.warehouse.maintenance.test_maintenance import TOPIC, make, rows

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.messages import TOPIC, command, commands, messages
-from tracker.commands.apply import KNOWN
+from tracker.commands.schema import KNOWN
 from tracker.shard import Effects, Intake, Shard, Tick
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result

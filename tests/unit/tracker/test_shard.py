@@ -14,8 +14,7 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, batches, messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.apply import KNOWN
-from tracker.commands.schema import COMMANDS, RESCHEDULE
+from tracker.commands.schema import COMMANDS, KNOWN, RESCHEDULE
 from tracker.messages import concat, int64
 from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects, Intake, Shard

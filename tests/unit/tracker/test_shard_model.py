@@ -18,9 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from conf.settings import Settings
 from tests.messages import TOPIC, batches, command, commands
-from tracker.commands.apply import KNOWN
 from tracker.commands.moves import HELD_MILLIS
-from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP, Switch
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, Switch
 from tracker.messages import MESSAGES, concat, int64
 from tracker.shard import Effects, Intake, Shard, Tick
 from tracker.store import MemoryStore

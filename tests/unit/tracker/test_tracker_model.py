@@ -15,8 +15,7 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.apply import KNOWN
-from tracker.commands.schema import REPEAT
+from tracker.commands.schema import KNOWN, REPEAT
 from tracker.messages import concat, int64
 from tracker.shard import Effects, Intake, Shard
 from tracker.store import MemoryStore

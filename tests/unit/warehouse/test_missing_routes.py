@@ -11,16 +11,17 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from jobs.commands.audit import run_audit
-from recovery.rebuild import Rebuilt, rebuild
+from recovery.rebuild import rebuild
 from status.job_status import StatusWriter
 from status.troubles import NO_ROUTE, Troubles
+from streaming.checkpoint.prepared import PreparedState
 from tests.messages import TOPIC
 from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
 from tracker.messages import MESSAGES, typed
-from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.rebuilt import Rebuilt
 from tracker.store import MemoryStore
+from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import known_routes
 from warehouse.missing_routes import MissingRoutesWatch, missing_routes, settings_with
 from warehouse.tables import SCHEMAS, Tables
@@ -121,7 +122,7 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
     now = settings(tmp_path, other=["x"], **({} if names is None else {"t": names}))
     with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
         rebuild(now, tables, tmp_path / "checkpoint", now=NOW)
-    found = Rebuilt(tmp_path / "checkpoint")
+    found = PreparedState(tmp_path / "checkpoint")
     assert found.offset is not None
     routes = found.offset.known_routes
     assert routes is not None
@@ -131,7 +132,7 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
     kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
     taken, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
     control = Control(MemoryStore(), routes.subscriptions, 1000)
-    control.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), NOW)
+    control.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), NOW)
     rows = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
     known = routes.subscriptions.names[TOPIC]
     wants = [

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from conf.settings import Settings
 from tests.messages import TOPIC, batches, messages
-from tracker.commands.apply import CANCELS
+from tracker.commands.schema import CANCELS
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.waiting import OVERDUE_MILLIS, Pending, PendingError, PendingFilter, PendingMessage, State
 from warehouse.tables import DELIVERIES, Tables, ranges_of

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from hypothesis import HealthCheck, Phase, settings
 
 from conf.settings import Settings
-from jobs.commands.audit import OVERDUE_MILLIS, run_audit
-from recovery.rebuild import Rebuilt, rebuild
+from recovery.rebuild import rebuild
+from streaming.checkpoint.prepared import PreparedState
 from streaming.sinks.outcomes import to_table
 from tests.messages import TOPIC
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
@@ -24,9 +24,10 @@ from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
 from tracker.commands.schema import Switch
 from tracker.messages import MESSAGES, concat, typed, with_columns
-from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects
 from tracker.store import MemoryStore
+from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.index_rows import cancels_to_index, positions, to_index
@@ -166,14 +167,14 @@ class PendingModel(ShardModel):
         checkpoint = Path(made.checkpoint)
         with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
             rebuild(made, tables, checkpoint, now=self.now)
-        found = Rebuilt(checkpoint)
+        found = PreparedState(checkpoint)
         first = json.loads((checkpoint / "query/rebuild/meta.json").read_text())["released"] + 1
         inputs = [tables_ for _, tables_ in found.inputs(made.tracker.shards)]
         kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
         taken, delivered, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in kinds)
         index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
         begun = Control(MemoryStore(), subscription_names(made), 1_000)
-        begun.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), self.now)
+        begun.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), self.now)
         bits = begun.wants(typed(index, MESSAGES)).tolist()
         for row, wants in zip(index.to_pylist(), bits, strict=True):
             is_loaded = row["deliver_at"] >= first

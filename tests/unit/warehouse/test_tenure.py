@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from jobs.commands.audit import run_audit
-from recovery.rebuild import Rebuilt, rebuild
+from recovery.rebuild import rebuild
+from streaming.checkpoint.prepared import PreparedState
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
 from tracker.commands.apply import Control
 from tracker.messages import MESSAGES, typed
-from tracker.rebuilt import Rebuilt as RebuiltShard
+from tracker.rebuilt import Rebuilt
 from tracker.store import MemoryStore
+from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import KnownRoutes
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.waiting import Pending, PendingFilter
@@ -89,14 +90,14 @@ class History:
         """For each message the subscriptions to which it goes out after a rebuild."""
         with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
             rebuild(now, self.tables, self.folder / "checkpoint", now=NOW)
-        found = Rebuilt(self.folder / "checkpoint")
+        found = PreparedState(self.folder / "checkpoint")
         assert found.offset is not None
         inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
         kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
         taken, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
         names = [s.name for s in now.routes[0].subscriptions]
         control = Control(MemoryStore(), {TOPIC: names}, 1000)
-        control.rebuild(RebuiltShard(taken=taken, delivered=delivered, moved=moved), NOW)
+        control.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), NOW)
         index = self.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
         wants = control.wants(typed(index, MESSAGES))
         first = found.offset.load_horizon
@@ -168,7 +169,7 @@ def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_p
     history.deliver("b", 1)
     now = settings(tmp_path, "a", "b")
     history.rebuilt(now)
-    found = Rebuilt(tmp_path / "checkpoint")
+    found = PreparedState(tmp_path / "checkpoint")
     kept = [
         row for _, of_shard in found.inputs(now.tracker.shards) for row in of_shard["rebuilt_delivered"].to_pylist()
     ]

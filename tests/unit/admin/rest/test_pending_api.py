@@ -13,7 +13,7 @@ import pytest
 from conf.settings import Settings
 from tests.messages import batches, messages
 from tests.unit.admin.rest.test_admin_app import ORDERS, reason, served
-from tracker.commands.apply import CANCELS
+from tracker.commands.schema import CANCELS
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.tables import Tables
 

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Route, Settings
+from streaming.release.attempt import Assignment, Attempt
+from streaming.release.naming import producer_name
 from streaming.release.outgoing import MAX_REJECTED_BYTES, delivered, rejected
-from streaming.release.sender import Assignment, Attempt, _plan, producer_name
+from streaming.release.plan import plan_release
 from tests.messages import TOPIC, messages
 from tracker.messages import MESSAGES, pack
 
@@ -101,7 +103,7 @@ def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     rows = rows.replace_schema_metadata({"sending": '{"lanes": 4, "batch_millis": 5}'})
     settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))
     release = Assignment("app", 0, 1, True, pack(rows))
-    return [(s.producer, s.is_batched) for s in _plan(settings, release, Attempt()).sends]
+    return [(s.producer, s.is_batched) for s in plan_release(settings, release, Attempt()).sends]
 
 
 def test_what_an_earlier_release_handed_out_is_sent_by_the_same_producer() -> None:

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.release import sender
-from streaming.release.sender import Assignment, Attempt, Sent, _in_order, _plan, send_releases
-from streaming.source.discovery import UNKNOWN
+from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.plan import by_time, plan_release
+from streaming.release.sender import send_releases
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
 from tracker.messages import pack, with_columns
@@ -47,7 +48,9 @@ def release(
 
 def sent(now: Settings, what: Assignment, partitions: int = 0) -> list[tuple[int, str | None, str]]:
     """(row, subscription, destination)."""
-    return [(s.row, s.subscription, s.topic) for s in _plan(now, what, Attempt(), lambda topic: partitions).sends]
+    return [
+        (s.row, s.subscription, s.topic) for s in plan_release(now, what, Attempt(), lambda topic: partitions).sends
+    ]
 
 
 BOTH = [(0, "a", f"{TOPIC}-a"), (1, "b", f"{TOPIC}-b")]
@@ -61,7 +64,8 @@ def test_a_row_goes_to_who_wanted_it_wherever_the_settings_have_it(now: tuple[di
 def test_sequence_ids_and_producers_are_the_same_whatever_the_settings_say() -> None:
     what = release([0b01, 0b11, 0b10])
     first, again = (
-        [(s.sequence_id, s.producer) for s in _plan(now, what, Attempt()).sends] for now in (BEFORE, settings(B, A))
+        [(s.sequence_id, s.producer) for s in plan_release(now, what, Attempt()).sends]
+        for now in (BEFORE, settings(B, A))
     )
     assert first == again
 
@@ -78,7 +82,9 @@ def test_subscriptions_of_the_same_name_and_destination_have_producers_of_their_
     ]
     rows = pa.concat_tables(of_topic).append_column("wants", pa.array([1] * 4, pa.int64()))
     sending = Offset(routes=known_routes(both).to_json()).to_tick().sending
-    plan = _plan(both, Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending}))), Attempt())
+    plan = plan_release(
+        both, Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending}))), Attempt()
+    )
     assert {s.topic for s in plan.sends} == {f"{TOPIC}-rejects", f"{OTHER}-rejects"}
     assert len({s.producer for s in plan.sends}) == 4
 
@@ -174,8 +180,8 @@ def test_what_several_shards_held_back_goes_out_in_the_order_in_which_it_was_due
         )
         sending = Offset(batch_millis=5, routes=known_routes(BEFORE).to_json()).to_tick().sending
         assignment = Assignment("app", shard, 1, False, pack(rows.replace_schema_metadata({SENDING: sending})))
-        plans.append(_plan(BEFORE, assignment, Attempt()))
-    pending = _in_order(plans)
+        plans.append(plan_release(BEFORE, assignment, Attempt()))
+    pending = by_time(plans)
     sent = [plan.columns["was_due"][send.row] for send, plan in pending]
     assert [time // 5 for time in sent] == [time // 5 for time in sorted(sent)]
     assert all(send.at == 1_000 for send, _ in pending)

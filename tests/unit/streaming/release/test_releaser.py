@@ -15,9 +15,9 @@ import pytest
 from conf.settings import Settings
 from status.troubles import Troubles
 from streaming.release import releaser as release
+from streaming.release.attempt import Assignment, Attempt, Failed, Sent
 from streaming.release.feedback import Feedback
 from streaming.release.releaser import Releaser
-from streaming.release.sender import Assignment, Attempt, Failed, Sent
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from broker import client as pulsar_client
+from broker.admin_rest import AdminClient, NotToldError
 from broker.broker_side import BrokerSide
-from broker.client import AdminClient, NotToldError, PulsarError
+from broker.client import PulsarError
 from broker.continuity import Gap
 from broker.position import START, Position, SourceTopic
 from conf.settings import PulsarSettings

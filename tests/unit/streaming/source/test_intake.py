@@ -17,17 +17,16 @@ import pytest
 
 import streaming.source.barriers
 import streaming.source.intake
-from broker.client import TopicLedgers
+from broker.admin_rest import TopicLedgers
 from broker.new_cluster import NewClusterError
 from broker.position import Position
 from conf.settings import Settings, local_path
 from status.troubles import STANDING, Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.operator.parts import MESSAGES, TICK
 from streaming.release.feedback import Feedback, FeedbackFile
-from streaming.source.discovery import UNKNOWN
 from streaming.source.intake import Intake
 from tests.fake_pulsar import batch, one
 from tests.harness import wait_until

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from broker.admin_rest import AdminClient, BrokerEntry, TopicLedgers
 from broker.broker_side import BrokerSide, Cursor
-from broker.client import AdminClient, BrokerEntry, NoAnswerError, PulsarError, TopicLedgers
+from broker.client import NoAnswerError, PulsarError
 from broker.continuity import Gap
 from broker.position import Position, SourceTopic
 from conf.settings import Settings

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
+from tracker.commands.decode import Decoded, decode, resolve_topic
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
@@ -19,11 +20,8 @@ from tracker.commands.schema import (
     MAX_REQUEST_ID_BYTES,
     REPEAT,
     SKIP,
-    Decoded,
     SubscriptionRule,
     command_positions,
-    decode,
-    resolve_topic,
 )
 from tracker.messages import concat
 from tracker.schedule import MAX_TIME_MILLIS

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.messages import TOPIC, command, commands, messages, positions
-from tracker.commands.apply import KNOWN
 from tracker.commands.moves import held
-from tracker.commands.schema import Switch
+from tracker.commands.schema import KNOWN, Switch
 from tracker.in_flight import PLACE
 from tracker.messages import concat, with_columns
 from tracker.shard import Effects, Intake, Shard, Tick

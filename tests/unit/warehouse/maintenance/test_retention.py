@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from broker.position import Position
 from conf.settings import Settings, local_path
-from jobs.commands.audit import run_audit
 from recovery.changes import find_commands
 from recovery.delivered import Delivered
 from recovery.rebuild import rebuild
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
+from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.maintain import maintain
 from warehouse.tables import Tables

@@ -63,7 +63,7 @@ class BackgroundMaintenance:
     def _maintain(self, options: list[str]) -> tuple[int, str]:
         """Runs it once; returns its exit status and last line."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jobs.maintaining", *options],
+            [sys.executable, "-m", "jobs.background_maintenance", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

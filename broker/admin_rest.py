@@ -1,0 +1,394 @@
+"""The part of Pulsar's admin REST API that is used here."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from conf.settings import PulsarSettings
+
+if TYPE_CHECKING:
+    import httpx
+from broker.client import NoAnswerError, PulsarError, token_reader
+
+BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
+
+DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
+
+_AGAIN_SECONDS = 1.0
+
+_ENTRY_SECONDS = 2.0  # milliseconds are usual
+
+_CONTENT_SECONDS = 5.0  # the same of an entry with its content
+
+_REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
+
+_MOST_REDIRECTS = 5
+
+_NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone, and for one that its ledger has not
+
+
+class NotToldError(NoAnswerError):
+    """The broker answers, and has an entry, but tells nothing of it.
+
+    So it is with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some brokers
+    where it is encrypted and compressed (they take what is encrypted for what is compressed, and never answer).
+    """
+
+
+@dataclass(frozen=True)
+class BrokerEntry:
+    """What the broker tells of an entry of a topic, beside its payload."""
+
+    batch_size: int
+    publish_time: int | None  # ms since the epoch; None: no year up to 9999, or not told
+    producer_name: str | None
+    key: str | None
+    properties: dict[str, str]
+    is_encrypted: bool
+    is_first_chunk: bool  # of a message in several
+    is_no_message: bool  # a marker, of a transaction that was aborted, or not the last part of a chunked message
+
+
+@dataclass(frozen=True)
+class TopicLedgers:
+    """A topic partition as the broker has stored it.
+
+    Attributes:
+        ledgers: of each ledger that is not trimmed how many entries it has.
+        acknowledged: for each subscription its mark-delete position, (ledger, entry).
+        next_read: for each subscription the entry that its consumers are sent next.
+        end: the last entry.
+    """
+
+    ledgers: dict[int, int]
+    acknowledged: dict[str, tuple[int, int]]
+    next_read: dict[str, tuple[int, int]]
+    end: tuple[int, int]
+
+
+def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
+    """A client for HTTP that sends the token and trusts the certificates of the `pulsar` section.
+
+    Raises:
+        PulsarError: the token file or the certificates can't be read.
+    """
+    import httpx
+
+    verify: ssl.SSLContext | bool = True
+    if settings.trust_certs_file is not None:
+        try:
+            verify = ssl.create_default_context(cafile=settings.trust_certs_file)
+        except OSError as error:
+            raise PulsarError(
+                f"can't read the certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file"
+            ) from error
+    auth = _bearer(token_reader(settings.token_file)) if settings.token_file is not None else None
+    return httpx.Client(auth=auth, verify=verify, trust_env=False, **options)
+
+
+class AdminClient:
+    """The few calls to Pulsar's admin REST API that are needed here. One connection pool; safe in several threads.
+
+    Topics are full names (`persistent://tenant/namespace/topic`). Every method raises PulsarError when the broker can't
+    be reached or refuses, unless it says otherwise.
+    """
+
+    def __init__(self, settings: PulsarSettings, timeout_seconds: float = DEFAULT_ADMIN_TIMEOUT_SECONDS) -> None:
+        self.url = settings.admin_url.rstrip("/")
+        self._timeout_seconds = timeout_seconds
+        self._http = http_client(settings, base_url=f"{self.url}/admin/v2/", timeout=timeout_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def health(self) -> bool:
+        """Whether the broker answers and can produce and read a message; never raises."""
+        try:
+            return self._request("GET", "brokers/health").status_code == 200
+        except PulsarError:
+            return False
+
+    def namespaces(self, tenant: str) -> list[str]:
+        """The tenant's namespaces as `tenant/namespace`."""
+        return self._json("GET", f"namespaces/{tenant}")
+
+    def broker_configuration(self) -> dict[str, str]:
+        """The broker's configuration as it runs, all values as text."""
+        return self._json("GET", "brokers/configuration/runtime")
+
+    def deduplication_enabled(self, namespace: str) -> bool:
+        """Whether the broker drops repeated sends in a namespace: by its own policy, else by the broker's default."""
+        policy = self._request("GET", f"namespaces/{namespace}/deduplication")
+        if policy.status_code == 200 and policy.content:
+            return bool(policy.json())
+        if policy.status_code not in (200, 204, 404):
+            raise self._refused(policy)
+        return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
+
+    def partitions(self, topic: str) -> int | None:
+        """The number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
+        response = self._request("GET", f"{_path(topic)}/partitions")
+        if response.status_code == 404:
+            return None
+        return int(self._body(response)["partitions"])
+
+    def create_partitioned_topic(self, topic: str, partitions: int) -> None:
+        response = self._request("PUT", f"{_path(topic)}/partitions", json=partitions)
+        if response.status_code not in (200, 204):
+            raise self._refused(response)
+
+    def backlog(self, topic: str, subscription: str) -> int | None:
+        """The messages of a topic, all its partitions together, that a subscription has not acknowledged.
+
+        None: there is no such topic or subscription.
+        """
+        kind = "partitioned-stats?perPartition=false" if self.partitions(topic) else "stats"
+        response = self._request("GET", f"{_path(topic)}/{kind}")
+        if response.status_code == 404:
+            return None
+        found = self._body(response)["subscriptions"].get(subscription)
+        return None if found is None else int(found["msgBacklog"])
+
+    def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
+        """The index of an entry, or None where the broker keeps no indexes (no AppendIndexMetadataInterceptor).
+
+        A topic's first message has index 0. An entry that is a batch carries the index of its **last** message: a batch
+        of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
+        partition: name the partition (`...-partition-0`).
+        """
+        response = self._request("GET", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
+        if response.status_code != 200:
+            raise self._refused(response)
+        index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
+        return None if index is None else int(index)
+
+    def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
+        """An entry of a topic or partition: what the broker says of it, and its content, decompressed.
+
+        None: it is gone. A batch is its messages, each with its metadata, one after another.
+
+        Raises:
+            NotToldError: the broker has it, and does not tell, asked twice.
+        """
+        path = _entry_path(topic, ledger_id, entry_id)
+        response = self._answer(path)
+        if response is None:
+            time.sleep(_AGAIN_SECONDS)
+            response = self._answer(path)
+        if response is None:
+            self._check_gone(topic, ledger_id, entry_id)
+            return None
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise self._refused(response)
+        return response.headers, response.content
+
+    def replication_clusters(self, topic: str) -> list[str]:
+        """The clusters that a topic is replicated between: by its own policy, else by its namespace's."""
+        own = self._request("GET", f"{_path(topic)}/replication")
+        # Where there are no policies of topics it is answered 405.
+        if own.status_code == 200 and own.content and (clusters := own.json()):
+            return list(clusters)
+        namespace = "/".join(_path(topic).split("/")[1:3])
+        return list(self._json("GET", f"namespaces/{namespace}/replication"))
+
+    def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
+        """Type, definition and properties of a version of a topic's schema; None where there is none."""
+        response = self._request("GET", f"{_schemas_path(topic)}/schema/{version}")
+        if response.status_code == 404:
+            return None
+        found = self._body(response)
+        return found["type"], found["data"], found.get("properties") or {}
+
+    def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
+        """The version of a topic's schema that these are, made where there is none."""
+        content = {"type": kind, "schema": definition, "properties": properties}
+        found = self._body(self._request("POST", f"{_schemas_path(topic)}/schema", json=content))
+        return int(found["version"]["version"])
+
+    def internal_stats(self, topic: str) -> TopicLedgers | None:
+        """A topic partition's ledgers; None: there is no such topic."""
+        response = self._request("GET", f"{_path(topic)}/internalStats")
+        if response.status_code == 404:
+            return None
+        found = self._body(response)
+        ledgers = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in found["ledgers"]}
+        if ledgers:
+            ledgers[max(ledgers)] = int(found["currentLedgerEntries"])  # of an open ledger the list says 0
+        cursors = found["cursors"].items()
+        return TopicLedgers(
+            ledgers,
+            {name: _position(cursor["markDeletePosition"]) for name, cursor in cursors},
+            {name: _position(cursor["readPosition"]) for name, cursor in cursors},
+            _position(found["lastConfirmedEntry"]),
+        )
+
+    def has_room(self, topic: str, subscription: str) -> bool:
+        """Whether a topic partition's subscription has no consumer of which the broker thinks that it takes no more."""
+        found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
+
+    def connections(self, topic: str, subscription: str) -> list[str]:
+        """For each consumer of a topic partition's subscription a text that is another after a reconnection."""
+        found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
+        """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it.
+
+        Raises:
+            NoAnswerError: the broker tells nothing of this entry (a NotToldError where that is certain), or of none.
+        """
+        response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
+        if response.status_code == 500:  # also while the topic moves to another broker
+            time.sleep(_AGAIN_SECONDS)
+            response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
+        if response.status_code == 500:
+            self._check_gone(topic, ledger_id, entry_id)
+        if response.status_code in _NOTHING:
+            return None
+        if response.status_code != 200:
+            raise self._refused(response)
+        return _broker_entry(response.headers)
+
+    def _answer(self, path: str) -> httpx.Response | None:
+        """What is answered for an entry; None: nothing in time, or 500, as also while its topic moves."""
+        try:
+            response = self._request("GET", path, timeout=_CONTENT_SECONDS)
+        except NoAnswerError:
+            return None
+        return None if response.status_code == 500 else response
+
+    def _check_gone(self, topic: str, ledger_id: int, entry_id: int) -> None:
+        """Makes sure that an entry of which the broker tells nothing is one that it does not have.
+
+        Raises:
+            NotToldError: it has it.
+        """
+        stats = self.internal_stats(topic)
+        if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
+            raise NotToldError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
+
+    def _json(self, method: str, path: str) -> Any:
+        return self._body(self._request(method, path))
+
+    def _body(self, response: httpx.Response) -> Any:
+        if response.status_code != 200:
+            raise self._refused(response)
+        return response.json()
+
+    def _request(self, method: str, path: str, json: Any = None, timeout: float | None = None) -> httpx.Response:
+        import httpx
+
+        url: httpx.URL | str = path
+        for _ in range(_MOST_REDIRECTS + 1):
+            try:
+                # httpx follows, too, but without the token.
+                response = self._http.request(method, url, json=json, timeout=timeout or self._timeout_seconds)
+            except httpx.HTTPError as error:
+                reason = str(error) or type(error).__name__
+                kind = NoAnswerError if isinstance(error, httpx.TimeoutException) else PulsarError
+                raise kind(
+                    f"no answer from {self.url} ({reason}): "
+                    "start a broker (delaylake broker start) or set pulsar.admin_url"
+                ) from error
+            if response.status_code not in _REDIRECTS or "Location" not in response.headers:
+                break
+            url = response.url.join(response.headers["Location"])
+            if url.scheme != "https" and (response.url.scheme == "https" or url.scheme != "http"):
+                raise PulsarError(f"{response.url} redirects to {url}: the token is not sent there")
+        return response
+
+    def _refused(self, response: httpx.Response) -> PulsarError:
+        try:
+            reason = response.json()["reason"]
+        except (ValueError, KeyError, TypeError):
+            reason = response.reason_phrase
+        request = response.request
+        return PulsarError(
+            f"{request.method} {request.url} was answered {response.status_code}: {_one_line(str(reason))}"
+        )
+
+
+def _bearer(token: Callable[[], str]) -> httpx.Auth:
+    import httpx
+
+    class Bearer(httpx.Auth):
+        def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+            request.headers["Authorization"] = f"Bearer {token()}"
+            yield request
+
+    return Bearer()
+
+
+def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
+    """By the headers with which the broker answers for an entry."""
+
+    def number(name: str, default: int) -> int:
+        return int(headers.get(f"X-Pulsar-{name}", default))
+
+    return BrokerEntry(
+        batch_size=number("num-batch-message", 1),
+        publish_time=_millis(headers.get("X-Pulsar-publish-time", "")),
+        producer_name=headers.get("X-Pulsar-producer-name"),
+        key=headers.get("X-Pulsar-partition-key"),
+        properties=json.loads(headers.get("X-Pulsar-property", "{}")),
+        is_encrypted=headers.get("X-Pulsar-is-encrypted") == "true",
+        is_first_chunk=headers.get("X-Pulsar-chunk-id") == "0",
+        is_no_message=(
+            "X-Pulsar-marker-type" in headers
+            or headers.get("X-Pulsar-txn-aborted") == "true"
+            or number("chunk-id", 0) < number("num-chunks-from-msg", 1) - 1
+        ),
+    )
+
+
+def _millis(text: str) -> int | None:
+    """A time as the broker writes it, in ms since the epoch; None: it is none that can be read, as beyond 9999."""
+    try:
+        millis = round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return millis if millis >= 0 else None
+
+
+def _position(text: str) -> tuple[int, int]:
+    ledger_id, entry_id = text.split(":")
+    return int(ledger_id), int(entry_id)
+
+
+def _entry_path(topic: str, ledger_id: int, entry_id: int) -> str:
+    return f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}"
+
+
+def _path(topic: str) -> str:
+    domain, _, rest = topic.partition("://")
+    parts = rest.split("/", 2)
+    if domain != "persistent" or len(parts) != 3 or not all(parts):
+        raise PulsarError(f"{topic}: must be a topic's full name: persistent://tenant/namespace/topic")
+    return "/".join([domain, *(quote(part, safe="") for part in parts)])
+
+
+def _schemas_path(topic: str) -> str:
+    return _path(topic).replace("persistent/", "schemas/", 1)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

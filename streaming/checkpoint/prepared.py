@@ -1,0 +1,64 @@
+"""A checkpoint that was prepared from the tables, for the first batch to begin with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streaming.checkpoint.offset import Offset
+from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from tracker.commands.schema import COMMANDS
+from tracker.messages import int64, typed
+from tracker.rebuilt import MOVED, TAKEN
+from tracker.shards import shard_of
+
+# Inside the query's folder, so that it is lost with it and never taken for a later one's.
+FOLDER = Path("query/rebuild")
+
+
+class PreparedState:
+    """What `rebuild` prepared, for the source to begin with."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._folder = checkpoint / FOLDER
+
+    @property
+    def offset(self) -> Offset | None:
+        """Where the query begins; None: nothing was rebuilt."""
+        meta = self._folder / "meta.json"
+        return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
+
+    @property
+    def shards(self) -> int:
+        """For how many shards."""
+        return len(json.loads((self._folder / "meta.json").read_text())["sealed"])
+
+    @property
+    def paused(self) -> dict[str, int]:
+        """By topic the subscriptions that are paused, as bits."""
+        paused: dict[str, int] = json.loads((self._folder / "meta.json").read_text())["paused"]
+        return paused
+
+    def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
+        """For each shard the counts, request ids and pauses, and by kind its rows."""
+        meta = json.loads((self._folder / "meta.json").read_text())
+        kinds = {REBUILT_TAKEN: TAKEN, REBUILT_DELIVERED: TAKEN, REBUILT_MOVED: MOVED, REBUILT_WAITING: COMMANDS}
+        tables = {
+            kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
+            for kind, schema in kinds.items()
+            for file in [self._folder / f"{kind}.parquet"]  # what an earlier version prepared has fewer
+        }
+        shard = {
+            kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
+        }
+        return [
+            (
+                {**meta, "sealed": meta["sealed"][i], "unwanted": meta["unwanted"][i]},
+                {kind: rows.filter(pa.array(shard[kind] == i)) for kind, rows in tables.items()},
+            )
+            for i in range(shards)
+        ]

@@ -1,0 +1,62 @@
+"""Producers' names, sequence ids and sizes of what is sent: the same whenever a release is sent again."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from conf.settings import MOST_LANES, Settings
+from warehouse.message_schemas import version_number
+
+# Of a sequence id, the bits that count a tick's rows; the others are the tick. Rising from row to row and tick to tick,
+# and the same when a release is sent again, so that the broker's deduplication sees it.
+ROW_BITS = 22
+
+# What a delivered message has beside what came, but for names of topic and subscription: the delaylake properties, a
+# schema's version, Pulsar's metadata, which counts to the broker's limit, too, and 150 bytes that broker and bookie put
+# around it.
+OWN_BYTES = 2_048
+
+# A batch of ours is never cut by the client: that is far below what it is told of.
+BATCH_MESSAGES = 500
+
+# A subscription of a source topic; "" is the topic of what was rejected.
+Target = tuple[str, str]
+
+
+def max_size_bytes(settings: Settings, topic: str) -> int:
+    """How many bytes payload, keys and properties of a source topic's message may have, in all, to be sent on."""
+    route = settings.route(topic)
+    longest = max((len(s.name.encode()) for s in route.subscriptions), default=0) if route is not None else 0
+    return settings.pulsar.max_message_size_bytes - OWN_BYTES - len(topic.encode()) - longest
+
+
+def producer_name(
+    application: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool
+) -> str:
+    """The name under which a shard's messages for a subscription, or for the rejects topic (None), are sent.
+
+    With the source topic in it: subscriptions of several, of the same name, may go to one destination.
+    """
+    of_source = f"{application}-{zlib.crc32(source.encode()):08x}"
+    return f"{of_source}-{subscription or ''}-{shard}-{lane}" + ("-batched" if is_batched else "")
+
+
+def schema_suffix(topic: str, version: bytes) -> str:
+    """What is added to it for messages that had a version of a source topic's schema."""
+    return f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
+
+
+def lane_names() -> list[str]:
+    """All lanes that there can be, whatever their number was."""
+    return [f"{kind}{number}" for kind in ("planned", "short") for number in range(MOST_LANES)]
+
+
+# Of a producer that never blocks, drops nothing by itself, and whose batches nothing cuts but flush_async.
+PRODUCER_OPTIONS: dict[str, Any] = {
+    "batching_max_messages": 10 * BATCH_MESSAGES,
+    "batching_max_allowed_size_in_bytes": 4 * 1024 * 1024,
+    "batching_max_publish_delay_ms": 3_600_000,
+    "max_pending_messages": 0,  # any number: a release is in memory as a whole
+    "send_timeout_millis": 0,
+}

@@ -1,0 +1,239 @@
+"""Which row of a release goes where, when, under which producer's name and sequence id, and in which batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pulsar
+import pyarrow as pa
+
+from conf.settings import Settings, rejects_topic
+from streaming.checkpoint.offset import UNKNOWN
+from streaming.release.attempt import Assignment, Attempt, Failed
+from streaming.release.lines import REFUSALS, Line
+from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, ROW_BITS, Target, producer_name, schema_suffix
+from tracker.in_flight import PLACE, SENDING
+from tracker.messages import MESSAGES, unpack
+
+_log = logging.getLogger(__name__)
+
+_BATCH_BYTES = 100_000
+
+
+@dataclass(slots=True)
+class PlannedSend:
+    due: int
+    sequence_id: int
+    topic: str
+    producer: str
+    row: int
+    subscription: str | None  # None: to the rejects topic
+    is_batched: bool
+    at: int  # when it is handed over: its batch's last message's time
+    was_at: int  # the same of what was held back and goes out late: when it would have been
+    first_id: int  # the sequence id of its batch's first message
+    is_large: bool = False  # the client may refuse it
+    is_last: bool = True  # of its batch
+    line: Line = None  # type: ignore[assignment]  # set when all are planned
+
+
+@dataclass(frozen=True)
+class Plan:
+    tick: int
+    is_planned: bool
+    rows: pa.Table
+    columns: dict[str, list[Any]]
+    sends: list[PlannedSend]
+    skipped: set[Target]
+    failed: Sequence[Failed]  # whose destinations can't be looked up
+    has_held: bool  # something that was held back
+
+
+def plan_release(
+    settings: Settings,
+    assignment: Assignment,
+    attempt: Attempt,
+    partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
+) -> Plan:
+    """Which row goes where, when, and under which producer's name and sequence id.
+
+    Args:
+        partitions_now: of a destination that the settings have only now, or that could not be looked up; 0: it is not
+            partitioned. An exception: it can't be looked up.
+    """
+    rows = unpack(assignment.body)
+    sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
+    partitions: dict[str, int] = sending.get("partitions", {})
+    batch_millis: int = sending.get("batch_millis", 0)
+    lane = assignment.lane(sending.get("lanes", 1), sending.get("lane_set", 0))
+    columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
+    columns |= {name: rows[name].to_pylist() for name in rows.column_names}  # an earlier release packed fewer
+    by_number = _destinations(settings, sending.get("routes", {}))
+    dropped: Counter[tuple[str, str]] = Counter()
+    places = columns.get(PLACE) or range(rows.num_rows)
+    was_due = columns["was_due"]
+    sends = []
+    skipped = set()
+    failed: dict[Target, Failed] = {}
+    for row, (topic, wants, due, reason) in enumerate(
+        zip(columns["topic"], columns["wants"], columns["deliver_at"], columns["reason"], strict=True)
+    ):
+        sequence_id = (assignment.tick << ROW_BITS) + places[row] + 1
+        targets: list[_Target] = [_Target(None, rejects_topic(topic))]
+        if reason is None:
+            targets = [there for i, there in enumerate(by_number.get(topic, ())) if wants >> i & 1]
+        for subscription, destination, is_new in targets:
+            if destination is None:
+                dropped[topic, str(subscription)] += 1
+                continue
+            target = (topic, subscription or "")
+            if target in attempt.skipped:
+                skipped.add(target)
+                continue
+            if attempt.only is not None and target not in attempt.only:
+                continue
+            n = partitions.get(destination, UNKNOWN if is_new else 0)
+            if n == UNKNOWN:
+                now = partitions_now(destination)
+                if isinstance(now, pulsar.PulsarException):
+                    failed[target] = _not_found(destination, target, now)
+                    continue
+                n = partitions[destination] = now
+            if n:
+                destination = f"{destination}-partition-{_partition(columns, row, n)}"
+            is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
+            name = producer_name(assignment.application, topic, subscription, assignment.shard, lane, is_batched)
+            if subscription is not None and (version := columns["schema_version"][row]) is not None:
+                name += schema_suffix(topic, version)
+            if (destination, name) in attempt.done:
+                continue
+            was_at = due if was_due[row] is None else was_due[row]
+            send = PlannedSend(
+                due, sequence_id, destination, name, row, subscription, is_batched, due, was_at, sequence_id
+            )
+            send.is_large = not is_batched and _size(columns, row) >= _BATCH_BYTES
+            sends.append(send)
+    for (topic, name), n in dropped.items():
+        _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
+    if batch_millis:
+        _cut_batches(sends, columns, batch_millis)
+    has_held = any(time is not None for time in was_due)
+    return Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped, tuple(failed.values()), has_held)
+
+
+class _Target(NamedTuple):
+    """Where a message goes."""
+
+    subscription: str | None  # None: to the rejects topic
+    destination: str | None  # None: nowhere, the settings no longer have the subscription
+    is_new: bool = False  # the settings had another destination when the message was handed out
+
+
+def _destinations(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[_Target]]:
+    """By source topic where its subscriptions' messages go, by the subscriptions' numbers.
+
+    To where the settings say now. What was handed out before its route was taken out of them goes where it was to go.
+
+    Args:
+        recorded: by source topic the subscriptions' names and destinations when the messages were handed out.
+    """
+    by_number: dict[str, list[_Target]] = {
+        topic: [_Target(name, destination) for name, destination in subscriptions]
+        for topic, subscriptions in recorded.items()
+    }
+    for route in settings.routes:
+        now = {s.name: s.destination for s in route.subscriptions}
+        if route.source in by_number:
+            by_number[route.source] = [
+                _Target(name, now.get(name), now.get(name) != before)
+                for name, before, _ in by_number[route.source]
+                if name is not None
+            ]
+        else:
+            by_number[route.source] = [_Target(name, destination) for name, destination in now.items()]
+    return by_number
+
+
+def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> Failed:
+    return Failed(destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None)
+
+
+def _may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
+    """A message with a key goes alone: a consumer of type Key_Shared gets whole batches."""
+    keys = (columns[name][row] for name in ("key", "ordering_key", "ordering_key_bytes"))
+    return all(key is None for key in keys) and _size(columns, row) < _BATCH_BYTES
+
+
+def _size(columns: dict[str, list[Any]], row: int) -> int:
+    properties = columns["properties"][row] or ()
+    return OWN_BYTES // 8 + len(columns["payload"][row] or b"") + sum(len(k) + len(v or "") for k, v in properties)
+
+
+def _cut_batches(sends: list[PlannedSend], columns: dict[str, list[Any]], batch_millis: int) -> None:
+    """Puts the messages of a few milliseconds into a batch, which goes when the last of them is due.
+
+    So it does with what was held back and is due now, by when it was due.
+
+    The broker remembers of a batch only its first sequence id. So where one ends must follow from the release alone:
+    then one that is sent again has the same batches, and each of them is there wholly or not at all.
+    """
+    batches: dict[tuple[str, str], list[PlannedSend]] = {}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def end(batch: list[PlannedSend]) -> None:
+        for send in batch:
+            send.at, send.first_id, send.is_last = batch[-1].due, batch[0].sequence_id, send is batch[-1]
+            send.was_at = batch[-1].was_at
+
+    for send in sends:
+        if not send.is_batched:
+            continue
+        key, size = (send.topic, send.producer), _size(columns, send.row)
+        batch = batches.setdefault(key, [])
+        if batch and (
+            send.due // batch_millis != batch[0].due // batch_millis
+            or send.was_at // batch_millis != batch[0].was_at // batch_millis
+            or len(batch) == BATCH_MESSAGES
+            or sizes[key] + size > _BATCH_BYTES
+        ):
+            end(batch)
+            batch.clear()
+        if not batch:
+            sizes[key] = 0
+        batch.append(send)
+        sizes[key] += size
+    for batch in batches.values():
+        end(batch)
+
+
+def _partition(columns: dict[str, list[Any]], row: int, partitions: int) -> int:
+    """The partition of a destination: by key as Pulsar's Java client chooses, by position where there is no key."""
+    key = columns["key"][row]
+    if key is None:
+        return (
+            int(columns["ledger_id"][row] + columns["entry_id"][row] + max(columns["batch_index"][row], 0)) % partitions
+        )
+    return java_string_hash(key) % partitions
+
+
+def java_string_hash(text: str) -> int:
+    """Java's String.hashCode without its sign: Pulsar's JavaStringHash."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for i in range(0, len(units), 2):
+        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF
+
+
+def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
+    """The messages of all plans by when they are handed over; what was held back by when it would have been."""
+    pending = [(send, plan) for plan in plans for send in plan.sends]
+    if any(plan.has_held for plan in plans):
+        pending.sort(key=lambda p: p[0].was_at)
+    pending.sort(key=lambda p: p[0].at)
+    return pending

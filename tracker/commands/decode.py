@@ -1,0 +1,308 @@
+"""Control commands as clients send them, turned into rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from tracker.buckets.index_bits import MAX_ENTRY_ID
+from tracker.commands.schema import (
+    ANSWER,
+    CANCEL,
+    COMMANDS,
+    MAX_BATCH_INDEX,
+    MAX_MESSAGES,
+    MAX_NAME_BYTES,
+    MAX_NAMES,
+    MAX_REQUEST_ID_BYTES,
+    PAUSE,
+    REPEAT,
+    RESCHEDULE,
+    RESUME,
+    SKIP,
+    Routes,
+    Switch,
+)
+from tracker.messages import MESSAGES, Int64Array, typed
+from tracker.schedule import MAX_TIME_MILLIS
+from tracker.subscriptions import ALSO_LATER
+from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
+
+_CANCELS = "cancels"  # a cancel of several
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Commands as rows, and the messages of the control topic that are none."""
+
+    commands: pa.Table  # COMMANDS
+    request_ids: dict[str, int]  # of the commands that have something to apply, in the control topic's order: the body
+    rejects: pa.Table  # MESSAGES with a reason
+    switches: list[Switch]
+
+
+class InvalidCommand(ValueError):
+    """A command that can't be applied. The message is the reason, one line."""
+
+
+class _NoRequestId(InvalidCommand):
+    """A command that can't be answered."""
+
+
+_PARTITION = re.compile(r"[0-9]{1,9}")
+
+# The columns of a command's rows in which they differ. The others are the same for all.
+_POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
+
+_SHARED = pa.schema([field for field in COMMANDS if field.name not in _POSITION])
+
+_Position = tuple[int, int, int, int, int]
+
+_NO_POSITION = np.array([[-1, -1, -1, -1, 0]])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of one command that differ in what they name only."""
+
+    shared: dict[str, object]  # the other columns; null: not there
+    positions: Int64Array  # (rows, _POSITION)
+
+
+def decode(messages: pa.Table, routes: Routes) -> Decoded:
+    """Reads the control topic's messages.
+
+    Bytes that are no command, and commands without a request id, are rejected; a command that can be read but not
+    applied is rejected and answered INVALID. Of commands with one request id the first counts, the others are of the
+    kind REPEAT; one that has nothing to apply does not count, so that it may come again, corrected.
+    """
+    rows: list[_Part] = []
+    seen: dict[str, int] = {}
+    reasons: list[str | None] = []
+    switches: list[Switch] = []
+    for payload in messages["payload"].to_pylist():
+        command = ControlCommand()
+        reason = None
+        try:
+            command.ParseFromString(payload or b"")
+            _check_request_id(command.request_id)
+            positions = _positions(command)
+            of_command, switch = _rows(command, positions, routes)
+            shared: dict[str, object] = {"body": _body(command, positions)}
+            if command.request_id in seen:
+                shared["kind"] = REPEAT
+            elif switch is not None or any(part.shared["kind"] != ANSWER for part in of_command):
+                seen[command.request_id] = _body(command, positions)
+                switches += [switch] if switch is not None else []
+            rows += [replace(part, shared=part.shared | shared) for part in of_command]
+        except DecodeError:
+            reason = "the bytes are no command"
+        except _NoRequestId as error:
+            reason = str(error)
+        except InvalidCommand as error:
+            reason = str(error)
+            rows += _answers(command, command.topic, [None], Result.INVALID, reason)
+        reasons.append(reason)
+    rejected = np.array([reason is not None for reason in reasons], dtype=np.bool_)
+    with_reason = messages.set_column(
+        MESSAGES.get_field_index("reason"), MESSAGES.field("reason"), pa.array(reasons, pa.string())
+    )
+    return Decoded(_table(rows), seen, with_reason.filter(pa.array(rejected)), switches)
+
+
+def _table(parts: Sequence[_Part]) -> pa.Table:
+    """The rows as COMMANDS."""
+    shared = pa.Table.from_pylist([part.shared for part in parts], schema=_SHARED)
+    shared = shared.take(pa.array(np.repeat(np.arange(len(parts)), [len(part.positions) for part in parts])))
+    positions = np.concatenate([np.zeros((0, len(_POSITION)), np.int64), *(part.positions for part in parts)])
+    named = {name: pa.array(positions[:, i]) for i, name in enumerate(_POSITION)}
+    return typed({name: named[name] if name in named else shared[name] for name in COMMANDS.names}, COMMANDS)
+
+
+def _check_request_id(request_id: str) -> None:
+    if not request_id:
+        raise _NoRequestId("no command with a request id")
+    if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
+
+
+def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tuple[list[_Part], Switch | None]:
+    operation = _kind(command)
+    topic, partition = resolve_topic(command.topic, routes)
+    if topic is None:
+        reason = f"no route has the topic {command.topic!r}"
+        return _answers(command, command.topic, [None], Result.NOT_FOUND, reason), None
+    subscriptions = {i: s for i, s in enumerate(routes[topic]) if not s.is_removed}
+    rows: list[_Part] = []
+    known = {s.name for s in subscriptions.values()}
+    also_later = ALSO_LATER in command.subscriptions
+    unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
+    rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
+    is_for_all = also_later or not command.subscriptions
+    chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
+    if operation == SKIP:
+        refused = [s.name for s in chosen.values() if s.is_cumulative]
+        reason = "the subscription acknowledges cumulatively: no single message"
+        rows += _answers(command, topic, refused, Result.NOT_ALLOWED, reason)
+        chosen = {i: s for i, s in chosen.items() if not s.is_cumulative}
+    mask = sum(1 << i for i in chosen)
+    if operation in (PAUSE, RESUME):
+        names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
+        rows += _answers(command, topic, names, Result.APPLIED, "")
+        return rows, Switch(command.request_id, topic, mask, operation == PAUSE) if mask else None
+    if not mask and not also_later:
+        return rows, None
+    if partition >= 0:
+        is_other = ~np.isin(positions[:, 0], (-1, partition))
+        for other in np.unique(positions[is_other, 0]).tolist():
+            of_other = positions[positions[:, 0] == other]
+            of_other[:, _POSITION.index("partition")] = -1
+            of_other[:, _POSITION.index("deliver_at")] = 0
+            reason = f"partition {other} is not {command.topic}"
+            rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
+        positions = positions[~is_other]
+        positions[:, 0] = partition
+    if len(positions):
+        shared = _shared(command, operation, topic, mask)
+        rows.append(_Part(shared | {"also_later": True} if also_later else shared, positions))
+    return rows, None
+
+
+def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) -> dict[str, object]:
+    return {
+        "request_id": command.request_id,
+        "kind": kind,
+        "topic": topic,
+        "subscriptions": subscriptions,
+        "issued_by": command.issued_by,
+        "issued_at": command.issued_at,
+        "sum_up": command.sum_up,
+        "operation": _kind(command).upper(),
+    }
+
+
+def _kind(command: ControlCommand) -> str:
+    operation = command.WhichOneof("operation") or ""
+    return CANCEL if operation == _CANCELS else operation
+
+
+def _check_names(command: ControlCommand) -> None:
+    names = [command.topic, command.issued_by, *command.subscriptions]
+    if len(names) > MAX_NAMES:
+        raise InvalidCommand(f"more than {MAX_NAMES:,} subscriptions")
+    if any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+        raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
+
+
+def _body(command: ControlCommand, positions: Int64Array) -> int:
+    """A hash of 64 bits, not 0, of what a command says: not by whom, when, in which order, or how to be answered."""
+    said = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
+    named = positions.copy()
+    if said[0] == SKIP:
+        named[:, _POSITION.index("deliver_at")] = 0  # where to look, no more
+    named = named[np.lexsort(named.T)]
+    digest = hashlib.blake2b(json.dumps(said).encode() + named.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
+
+
+def _positions(command: ControlCommand) -> Int64Array:
+    """For each message or entry that the command names the columns _POSITION, (rows, _POSITION).
+
+    Raises:
+        InvalidCommand: it can't be applied, whatever topics there are.
+    """
+    if not _kind(command):
+        raise InvalidCommand("no operation, or one that is not known here")
+    _check_names(command)
+    return np.array(_named(command), np.int64).reshape(-1, len(_POSITION))
+
+
+def _named(command: ControlCommand) -> list[_Position]:
+    operation = str(command.WhichOneof("operation"))
+    if operation in (PAUSE, RESUME):
+        return []
+    named = getattr(command, operation)
+    if operation == CANCEL:
+        return [_cancelled(named)]
+    if operation == _CANCELS:
+        _check_number(len(named.messages), CANCEL)
+        return [_cancelled(cancel) for cancel in named.messages]
+    if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
+        raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
+    _check_number(len(named.entries), operation)
+    positions: list[_Position] = []
+    new_time = named.deliver_at if operation == RESCHEDULE else 0
+    for entry in named.entries:
+        ledger_id, entry_id, indexes = entry.ledger_id, entry.entry_id, entry.batch_indexes
+        _check(ledger_id, entry_id)
+        _check_number(len(positions) + max(len(indexes), 1), operation)
+        partition = max(entry.partition, -1) if entry.HasField("partition") else -1
+        time = entry.deliver_at if operation == SKIP else new_time
+        if not indexes:
+            positions.append((partition, ledger_id, entry_id, -1, time))
+        for batch_index in dict.fromkeys(indexes):
+            if not 0 <= batch_index <= MAX_BATCH_INDEX:
+                raise InvalidCommand(f"batch index {batch_index} is out of range")
+            positions.append((partition, ledger_id, entry_id, batch_index, time))
+    return positions
+
+
+def _cancelled(cancel: CancelDelayedMessage) -> _Position:
+    _check(cancel.ledger_id, cancel.entry_id)
+    if cancel.deliver_at <= 0:
+        raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
+    if cancel.deliver_at > MAX_TIME_MILLIS:
+        raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
+    return -1, cancel.ledger_id, cancel.entry_id, -1, cancel.deliver_at
+
+
+def _check_number(n: int, operation: str) -> None:
+    if not n:
+        raise InvalidCommand(f"a {operation} of no entries")
+    if n > MAX_MESSAGES:
+        raise InvalidCommand(f"a {operation} of more than {MAX_MESSAGES:,} messages")
+
+
+def _check(ledger_id: int, entry_id: int) -> None:
+    if ledger_id < 0 or not 0 <= entry_id <= MAX_ENTRY_ID:
+        raise InvalidCommand(f"no such position can be: {ledger_id}:{entry_id}")
+
+
+def full_name(topic: str) -> str:
+    """As everywhere in Pulsar, `orders` and `public/default/orders` are `persistent://public/default/orders`."""
+    if "://" in topic:
+        return topic
+    return f"persistent://{topic if topic.count('/') == 2 else f'public/default/{topic}'}"
+
+
+def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
+    """The route's topic that a name means, None if there is none, and the partition, -1 for the whole."""
+    name = full_name(name)
+    if name in routes:
+        return name, -1
+    topic, separator, partition = name.rpartition("-partition-")
+    if separator and topic in routes and _PARTITION.fullmatch(partition):
+        return topic, int(partition)
+    return None, -1
+
+
+def _answers(
+    command: ControlCommand,
+    topic: str,
+    subscriptions: Iterable[str | None],
+    result: int,
+    reason: str,
+    positions: Int64Array = _NO_POSITION,
+) -> list[_Part]:
+    shared = _shared(command, ANSWER, topic, 0) | {"result": result, "reason": reason}
+    for column in ("topic", "issued_by"):
+        if len(str(shared[column]).encode()) > MAX_NAME_BYTES:
+            shared[column] = ""
+    return [_Part(shared | {"subscription": subscription}, positions) for subscription in subscriptions]

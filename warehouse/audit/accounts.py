@@ -1,0 +1,263 @@
+"""Is every message accounted for? In SQL over the Delta tables, and compared with the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conf.errors import DelayLakeError
+from status.troubles import NOT_SEEN_REASON
+from tracker.commands.giving_up import NOT_DELIVERED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+
+    from conf.settings import Settings
+    from warehouse.audit.broker_comparison import Comparison
+
+EXAMPLES = 20
+
+# Pending and due this long ago counts as overdue, ms.
+OVERDUE_MILLIS = 60_000
+
+# `message` counts an entry's messages from 0, whether its batch_index is -1 (the entry is one message) or not.
+_KEY = "topic, partition, ledger_id, entry_id, message"
+
+_MESSAGE = "CAST(greatest(batch_index, 0) AS BIGINT) AS message"
+
+# A row of `rejects` for what was not seen is of no message that was taken in; one for what a destination did not take
+# is of a message that is cancelled there, and may have gone to others.
+_IS_SEEN = f"coalesce(reason, '') NOT LIKE '{NOT_SEEN_REASON}%'"
+
+_IS_REJECTED = f"{_IS_SEEN} AND coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%'"
+
+# What the settings say: who is to get the messages of a topic.
+_SUBSCRIPTIONS = """
+CREATE TABLE subscriptions AS SELECT * FROM (VALUES {values}) AS routes (topic, subscription)
+"""
+
+# A row a message that is in any table, and in which. Of an entry that is nowhere else only its size is known.
+_MESSAGES = f"""
+CREATE TABLE messages AS
+SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN message ELSE -1 END) AS batch_index,
+       max(deliver_at) AS deliver_at,
+       coalesce(min(deliver_at) FILTER (WHERE in_table = 'delayed_index' AND NOT is_moved), min(deliver_at))
+           AS first_due,
+       bool_or(in_table = 'entries') AS is_booked,
+       bool_or(in_table = 'delayed_index') AS is_sealed,
+       bool_or(in_table = 'rejects') AS is_rejected
+FROM (
+    SELECT 'entries' AS in_table, topic, partition, ledger_id, entry_id,
+           unnest(range(0, CAST(batch_size AS BIGINT))) AS message,
+           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved
+    FROM entries
+    UNION ALL
+    SELECT 'delayed_index', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at,
+           subscription IS NOT NULL
+    FROM delayed_index WHERE operation = 'DELAY'
+    UNION ALL
+    SELECT 'deliveries', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, deliver_at, false
+    FROM deliveries
+    UNION ALL
+    SELECT 'rejects', topic, partition, ledger_id, entry_id, {_MESSAGE}, batch_index, NULL, NULL, false
+    FROM rejects WHERE {_IS_REJECTED}
+) AS seen
+GROUP BY {_KEY}
+"""  # noqa: S608
+
+_POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS position"
+
+# What must not be: rows of (topic, subscription, position).
+_FINDINGS = {
+    # A message of a booked entry is nowhere: neither waiting, delivered, taken back nor rejected.
+    "lost": f"""
+        SELECT topic, subscription, {_POSITION} FROM fates
+        WHERE is_booked AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND times = 0
+    """,  # noqa: S608
+    # A message was delivered to a subscription more than once; also one that is no longer in the settings.
+    "doubled": """
+        SELECT topic, subscription, position FROM deliveries
+        GROUP BY topic, subscription, position HAVING count(*) > 1
+    """,
+    # A message was sent before it was due, by the sender's clock.
+    "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
+    # A command took the message back, and it was delivered all the same.
+    "delivered_although_cancelled": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_taken_back AND times > 0",  # noqa: E501, S608
+    # A message waits although its time is long past.
+    "overdue": f"""
+        SELECT topic, subscription, {_POSITION} FROM fates
+        WHERE is_sealed AND NOT is_taken_back AND times = 0 AND deliver_at < {{now}} - {OVERDUE_MILLIS}
+            AND topic NOT IN {{missing}}
+    """,  # noqa: S608
+    # A message waits, and the settings have no route for its topic any more.
+    "without_route": f"""
+        SELECT topic, subscription, {_POSITION} FROM fates
+        WHERE is_sealed AND NOT is_taken_back AND NOT is_rejected AND times = 0 AND topic IN {{missing}}
+    """,  # noqa: S608
+    # A message was rejected and delivered.
+    "reject_delivered": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_rejected AND times > 0",  # noqa: S608
+    # The job was never handed the entry: for all subscriptions.
+    "not_seen": f"SELECT topic, '' AS subscription, position FROM rejects WHERE NOT ({_IS_SEEN})",  # noqa: S608
+}
+
+# What became of the messages, by topic and subscription.
+_COUNTS = """
+SELECT topic, subscription,
+       count(*) FILTER (WHERE times > 0) AS delivered,
+       count(*) FILTER (WHERE times = 0 AND is_taken_back) AS taken_back,
+       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND is_rejected) AS rejected,
+       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND NOT is_rejected AND is_sealed) AS pending
+FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
+"""
+
+# All that has come in and is booked, and how much of it was malformed.
+_TOTALS = """
+SELECT count(*) FILTER (WHERE is_booked) AS taken_in, count(*) FILTER (WHERE is_rejected) AS rejected FROM messages
+"""
+
+# The time by which to tell what is overdue: the last delivery, so that a job that was stopped is none the worse for it.
+_LAST_DELIVERY = "(SELECT max(sent_at) FROM deliveries)"
+
+
+class AuditError(DelayLakeError):
+    """The tables can't be audited."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        taken_in: messages of all booked entries.
+        rejected: messages that could not be taken.
+        counts: for each topic and subscription, how many messages were delivered, taken back by a command, rejected,
+            and are pending.
+        findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
+            position); only the kinds that were found.
+        comparison: with the broker.
+    """
+
+    taken_in: int
+    rejected: int
+    counts: list[dict[str, Any]]
+    findings: dict[str, dict[str, Any]]
+    comparison: Comparison
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings
+
+
+def run_audit(settings: Settings, now: int | None = None) -> Audit:
+    """Audits the settings' warehouse, for the subscriptions of the settings' routes. The job may run meanwhile.
+
+    Args:
+        now: what was due long before is overdue, ms since the epoch; the time of the last delivery where not given.
+
+    Raises:
+        AuditError: a table is missing, or there are no routes.
+    """
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+    from deltalake.exceptions import TableNotFoundError
+
+    from warehouse.audit.broker_comparison import compare, read_broker
+    from warehouse.missing_routes import missing_routes
+    from warehouse.tables import SCHEMAS, Tables, literal
+    from warehouse.tenure import Tenures
+
+    if not settings.routes:
+        raise AuditError("no routes in the settings: there is nothing to audit")
+    broker = read_broker(settings)  # before the tables, so that they have all that was acknowledged then
+    tables = Tables(settings.warehouse)
+    builder = QueryBuilder()
+    # By default a join gathers one side whole, and copies its texts again and again: 17 GB for 1.7 million messages.
+    for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
+        builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
+    # `entries` first: what it has is in the other tables already, also while the job runs. Each is opened once, so
+    # that all queries see one version of it.
+    for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
+        try:
+            builder.register(name, DeltaTable(tables.path(name)))
+        except TableNotFoundError:
+            raise AuditError(f"no table {name} in the warehouse {settings.warehouse}: has the job run?") from None
+
+    def rows(sql: str) -> list[dict[str, Any]]:
+        return pa.table(builder.execute(sql).read_all()).to_pylist()
+
+    def stream(sql: str) -> Iterator[pa.Table]:
+        return (pa.Table.from_batches([pa.record_batch(batch)]) for batch in builder.execute(sql))
+
+    missing = missing_routes(settings)
+    routes = [*settings.routes, *missing]
+    rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in routes for s in r.subscriptions)))
+    rows(_MESSAGES)
+    tenures = Tenures.of(settings.warehouse)
+    rows(_fates(tenures.sql("m", "m.first_due", "s.topic", "s.subscription")))
+    found = {}
+    for kind, sql in _FINDINGS.items():
+        topics = ", ".join(literal(topic) for topic in ("", *(route.source for route in missing)))
+        wrong = sql.format(now=_LAST_DELIVERY if now is None else now, missing=f"({topics})")
+        if count := rows(f"SELECT count(*) AS n FROM ({wrong}) AS wrong")[0]["n"]:  # noqa: S608
+            examples = rows(f"{wrong} ORDER BY topic, position, subscription LIMIT {EXAMPLES}")
+            found[kind] = {"count": count, "examples": examples}
+    comparison = compare(settings, broker, stream)
+    if comparison.not_seen:
+        _add_not_seen(found, comparison, rows(f"SELECT topic, position FROM ({_FINDINGS['not_seen']}) AS known"))  # noqa: S608
+    return Audit(**rows(_TOTALS)[0], counts=rows(_COUNTS), findings=found, comparison=comparison)
+
+
+def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, known: Iterable[dict[str, Any]]) -> None:
+    """Adds what the comparison found and the table `rejects` does not have."""
+    known_positions = {(row["topic"], row["position"]) for row in known}
+    new = [at for at in comparison.not_seen if at not in known_positions]
+    if new:
+        of_kind = found.setdefault("not_seen", {"count": 0, "examples": []})
+        of_kind["count"] += len(new)
+        examples = [{"topic": topic, "subscription": "", "position": position} for topic, position in new]
+        of_kind["examples"] = (of_kind["examples"] + examples)[:EXAMPLES]
+
+
+def _fates(missed: str) -> str:
+    """A row a message and subscription: what became of it there, and when it is due there.
+
+    Args:
+        missed: the condition that the message (m) was handed out while the subscription (s) was not there.
+    """
+    from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
+
+    return f"""
+CREATE TABLE fates AS
+WITH delivered AS (
+    SELECT {_KEY}, subscription, count(*) AS times
+    FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
+),
+commands AS ({LAST_COMMANDS}),
+due AS (
+    SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at
+    FROM (SELECT *, {_MESSAGE} FROM delayed_index WHERE operation = 'DELAY') AS i
+    JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
+    {join_commands("commands", "i", "{of}.subscription = s.subscription", "i.message")}
+    WHERE NOT ({is_moved_on("i.sequence")})
+    GROUP BY i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription
+)
+SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_booked, m.is_sealed, m.is_rejected,
+       s.subscription, coalesce(t.deliver_at, m.deliver_at) AS deliver_at, coalesce(d.times, 0) AS times,
+       {is_cancelled()} AS is_taken_back
+FROM messages AS m
+JOIN subscriptions AS s ON s.topic = m.topic
+LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
+    AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
+LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
+    AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
+{join_commands("commands", "m", "{of}.subscription = s.subscription", "m.message")}
+WHERE d.times > 0 OR NOT {missed}
+    """  # noqa: S608
+
+
+def _values(rows: Iterable[tuple[str, str]]) -> str:
+    from warehouse.tables import literal
+
+    return ", ".join("({}, {})".format(*map(literal, row)) for row in rows)
