@@ -27,10 +27,11 @@ run: setup ## the main job on an embedded broker, with a summary that checks its
 test: setup ## the test suite
 	@$(PY) -m pytest -m "not chaos" -n 2 --dist loadfile
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, and who imports whom
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
 
 bench: setup ## each benchmark prints one JSON object
 	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done

@@ -13,8 +13,8 @@ from admin.control.async_client import AsyncControlClient
 from admin.dashboard import pages
 from admin.dashboard.data import Stats
 from admin.dashboard.rendering import error_page
+from admin.errors import answer_errors
 from admin.rest import health_api, index_api, pending_api, topics_api
-from admin.rest.errors import answer_errors
 from admin.rest.metrics import ApiMetrics, CountRequests
 from admin.rest.middleware import BodyLimit, PulsarPaths
 from admin.security.hosts import AllowedHosts, host_check

@@ -14,6 +14,7 @@ from broker.position import Position
 from recovery.delivered import Delivered, is_unbooked
 from recovery.message_set import MessageSet
 from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.rebuilt import MOVED, REBUILT_KEPT_MILLIS, TAKEN
 from tracker.commands.schema import COMMANDS, RESCHEDULE
 from tracker.messages import (
     BoolArray,
@@ -27,7 +28,6 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.rebuilt import MOVED, REBUILT_KEPT_MILLIS, TAKEN
 from warehouse.pending import are_cancelled
 from warehouse.tables import DELAYED_INDEX, OnProgress, Tables
 

@@ -18,6 +18,7 @@ from broker.client import connect
 from broker.position import Position
 from conf.settings import Settings
 from recovery.message_set import MessageSet
+from tracker.commands.rebuilt import TAKEN
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -29,7 +30,6 @@ from tracker.messages import (
     typed,
     where,
 )
-from tracker.rebuilt import TAKEN
 from warehouse.tables import DELIVERIES, OnProgress, Tables, literal
 from warehouse.tenure import Tenures
 

@@ -25,11 +25,11 @@ from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
-from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tracker.commands.apply import Control
+from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
-from tracker.rebuilt import Rebuilt
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
 from warehouse.durable import sync, write_durably

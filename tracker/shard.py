@@ -16,6 +16,7 @@ from tracker.commands.apply import RELEASED_A_SECOND, Control, Moment, with_rele
 from tracker.commands.cancelled import Compression
 from tracker.commands.giving_up import GivenUp, GivingUp
 from tracker.commands.moves import HELD_MILLIS, held
+from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.repeats import FirstAnswers, no_answers
 from tracker.commands.schema import CANCELS, COMMANDS, KNOWN, OUTCOMES, PAST, RESCHEDULE, RESTORE, Switch
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
@@ -32,7 +33,6 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.rebuilt import Rebuilt
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 

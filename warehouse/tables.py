@@ -116,7 +116,7 @@ REFUSALS = pa.schema(
     ]
 )
 
-# Ranges of broker entry indexes; see warehouse/maintenance/expired.py.
+# Ranges of broker entry indexes; see warehouse/queries/expired.py.
 EXPIRED = pa.schema(
     [
         ("topic", pa.string()),

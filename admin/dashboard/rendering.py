@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from admin.rest.errors import AdminError
+from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from tracker.commands.moves import HELD_MILLIS
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from admin.rest.errors import AdminError, error_responses
+from admin.errors import AdminError, error_responses
 from admin.security.policy import open_to_all
 from status.job_status import read_status
 

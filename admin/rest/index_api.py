@@ -6,7 +6,7 @@ from deltalake.exceptions import TableNotFoundError
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from admin.rest.errors import AdminError
+from admin.errors import AdminError
 from admin.rest.request_bodies import BadRequest, parse_index
 from admin.rest.target import TargetTopic
 from admin.rest.topics_schema import (

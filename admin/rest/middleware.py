@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from admin.rest.errors import error_response
+from admin.errors import error_response
 
 _V1 = re.compile(
     r"/admin/(?:v1/)?(persistent|non-persistent)/([^/]+)/[^/]+/([^/]+)/([^/]+)"

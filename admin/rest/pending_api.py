@@ -26,7 +26,7 @@ from admin.control.bulk import (
     plan,
     requests,
 )
-from admin.rest.errors import AdminError, error_responses, prefers_outcomes
+from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.rest.request_bodies import BadRequest, parse_count
 from admin.rest.target import Target, TargetTopic
 from admin.rest.topics_schema import (

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
-from admin.rest.errors import AdminError
+from admin.errors import AdminError
 from admin.security.policy import topic_name
 from conf.settings import Route, Settings
 from tracker.commands.decode import resolve_topic

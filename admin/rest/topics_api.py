@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from admin.control.async_client import AsyncControlClient
 from admin.control.bulk import Action, Change
 from admin.control.requests import ControlRequest, Outcome, RequestFactory
-from admin.rest.errors import AdminError, prefers_outcomes
+from admin.errors import AdminError, prefers_outcomes
 from admin.rest.pending_api import by_filter, parse_bulk
 from admin.rest.request_bodies import (
     BadRequest,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Query
 from pydantic import BaseModel, WithJsonSchema
 
-from admin.rest.errors import error_responses
+from admin.errors import error_responses
 from admin.security.policy import requires
 from broker.message_ids import MAX_INT64
 from conf.settings import Operation

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from admin.rest.errors import error_response
+from admin.errors import error_response
 from admin.security.authentication import fitting
 from admin.security.refusals import Refusal, Refusals
 from conf.settings import Settings

@@ -11,7 +11,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from fastapi.security import HTTPBearer
 
-from admin.rest.errors import AdminError
+from admin.errors import AdminError
 from admin.security.authentication import BEARER, Authenticator, RateLimit, Roles
 from admin.security.refusals import Refusal, Refusals
 from admin.security.tokens import TokenError

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
-from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from tracker.commands.rebuilt import MOVED, TAKEN
 from tracker.commands.schema import COMMANDS
 from tracker.messages import int64, typed
-from tracker.rebuilt import MOVED, TAKEN
 from tracker.shards import shard_of
 
 # Inside the query's folder, so that it is lost with it and never taken for a later one's.

@@ -13,7 +13,8 @@ from pyspark.sql import Row
 
 from conf.settings import TrackerSettings
 from streaming.checkpoint.offset import Offset
-from streaming.operator.parts import (
+from streaming.operator.schemas import OUTPUT_SCHEMA
+from streaming.parts import (
     COMMANDS,
     FOUND,
     KEPT,
@@ -31,12 +32,11 @@ from streaming.operator.parts import (
     SWITCHES,
     TICK,
 )
-from streaming.operator.schemas import OUTPUT_SCHEMA
 from tracker.commands.cancelled import Compression
+from tracker.commands.rebuilt import MOVED, TAKEN, Rebuilt
 from tracker.commands.schema import COMMANDS as COMMAND_ROWS
 from tracker.commands.schema import KNOWN, Switch
 from tracker.messages import concat, pack, unpack
-from tracker.rebuilt import MOVED, TAKEN, Rebuilt
 from tracker.shard import Intake, Shard
 from tracker.store import Key
 from warehouse.queries.first_answers import find_first_answers

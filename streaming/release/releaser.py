@@ -29,13 +29,12 @@ from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
 from streaming.release.sender import can_write, send_releases
 from streaming.release.unwritable import Part, Unwritable
-from streaming.sinks.outcomes import to_table
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.giving_up import cancelled
 from tracker.commands.schema import OUTCOMES, SEQUENCE_BITS
 from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
-from warehouse.queries.index_rows import to_rejects
+from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 from warehouse.tables import DELIVERIES, Tables
 
 _log = logging.getLogger(__name__)
@@ -489,7 +488,7 @@ class Releaser:
             name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
             outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
         return self._append("rejects", to_rejects(refused, tick), version) and self._append(
-            "outcomes", to_table(concat(outcomes, OUTCOMES), tick, now), version
+            "outcomes", outcomes_to_rows(concat(outcomes, OUTCOMES), tick, now), version
         )
 
     def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:

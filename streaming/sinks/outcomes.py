@@ -18,9 +18,8 @@ from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS
 from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
 from tracker.messages import int64, typed, where
-from tracker.wire.delaylake_pb2 import ControlOutcome, Result
-from warehouse.queries.index_rows import positions
-from warehouse.tables import OUTCOMES
+from tracker.wire.delaylake_pb2 import ControlOutcome
+from warehouse.queries.index_rows import outcomes_to_rows
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class OutcomePublisher:
         rows = told(outcomes).to_pylist()
         while not self._has_published(rows, tick, now):
             self._close_producer()
-        return to_table(outcomes, tick, now)
+        return outcomes_to_rows(outcomes, tick, now)
 
     def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
         """Publishes TOLD; false: the broker dropped it as repeated, and it was not."""
@@ -164,25 +163,6 @@ class OutcomePublisher:
             _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
             self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
         return self._producer
-
-
-def to_table(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
-    """OUTCOMES as rows of the table `outcomes`, but for those that it has.
-
-    Args:
-        now: ms since the epoch.
-    """
-    outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
-    n = outcomes.num_rows
-    names = [Result.Name(number) for number in range(len(Result.keys()))]
-    values = {
-        **{name: outcomes[name] for name in outcomes.column_names},
-        "position": positions(outcomes),
-        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
-        "applied_at": pa.array([now] * n, pa.int64()),
-        "batch_id": pa.array([tick] * n, pa.int64()),
-    }
-    return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)
 
 
 def told(outcomes: pa.Table) -> pa.Table:

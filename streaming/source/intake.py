@@ -29,7 +29,7 @@ from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
-from streaming.operator.parts import MESSAGES, TICK, split
+from streaming.parts import MESSAGES, TICK, split
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends

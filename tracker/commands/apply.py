@@ -15,6 +15,7 @@ from tracker.buckets.chunks import Chunks
 from tracker.commands.cancelled import Compression, TakenBack
 from tracker.commands.match import each_subscription, entry_results, match, results_of, rows_of, runs, times_of
 from tracker.commands.moves import HELD_MILLIS, Moved
+from tracker.commands.rebuilt import Rebuilt, take_back
 from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.request_log import RequestLog
 from tracker.commands.schema import (
@@ -45,7 +46,6 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.rebuilt import Rebuilt, take_back
 from tracker.store import Store
 from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result

@@ -13,10 +13,10 @@ from filelock import FileLock, Timeout
 from conf.errors import DelayLakeError
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.commits import sync_checkpoint
-from warehouse.maintenance import expired
 from warehouse.maintenance.compaction import merge, plan
 from warehouse.maintenance.retention import Excess, Retention, remove, removed_rows
 from warehouse.maintenance.table_files import DataFile, TableFiles
+from warehouse.queries import expired
 from warehouse.tables import OnProgress, Tables, exists
 
 # What speaks for a row in another table goes first, so that it outlives that row by a whole run.

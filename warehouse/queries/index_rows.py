@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.moves import HELD_MILLIS
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, command_positions
-from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed
-from warehouse.tables import DELAYED_INDEX, REJECTS, Tables, any_of, literal, ranges_of
+from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed, where
+from tracker.wire.delaylake_pb2 import Result
+from warehouse.tables import DELAYED_INDEX, OUTCOMES, REJECTS, Tables, any_of, literal, ranges_of
 
 # The tables in which a command finds what it names, and what was answered to it if it has come before.
 LOOKED_UP = ["delayed_index", "entries", "outcomes"]
@@ -180,3 +181,22 @@ def positions(messages: pa.Table) -> pa.Array:
     """Each message's position as `ledger:entry:partition:batchIndex`."""
     parts = [messages[name].cast(pa.string()) for name in ("ledger_id", "entry_id", "partition", "batch_index")]
     return pc.binary_join_element_wise(*parts, ":").combine_chunks()
+
+
+def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
+    """OUTCOMES as rows of the table `outcomes`, but for those that it has.
+
+    Args:
+        now: ms since the epoch.
+    """
+    outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
+    n = outcomes.num_rows
+    names = [Result.Name(number) for number in range(len(Result.keys()))]
+    values = {
+        **{name: outcomes[name] for name in outcomes.column_names},
+        "position": positions(outcomes),
+        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "applied_at": pa.array([now] * n, pa.int64()),
+        "batch_id": pa.array([tick] * n, pa.int64()),
+    }
+    return pa.table([values[f.name] for f in OUTCOMES], schema=OUTCOMES)

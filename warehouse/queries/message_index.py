@@ -9,7 +9,7 @@ from broker.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from tracker.commands.schema import MAX_BATCH_INDEX
 from tracker.messages import FIRST_IMPORTED_LEDGER
-from warehouse.maintenance.expired import expired_around
+from warehouse.queries.expired import expired_around
 from warehouse.tables import Tables, literal
 
 

@@ -25,8 +25,8 @@ from streaming.checkpoint.prepared import PreparedState
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
-from tracker.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
 from warehouse.known_routes import subscription_names

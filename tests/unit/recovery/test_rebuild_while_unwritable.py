@@ -12,10 +12,10 @@ import pytest
 from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tests.messages import TOPIC, messages
+from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import in_order, typed
-from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects, Intake, Shard, Tick
 from tracker.store import MemoryStore
 from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index

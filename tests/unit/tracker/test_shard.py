@@ -14,9 +14,9 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, batches, messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import COMMANDS, KNOWN, RESCHEDULE
 from tracker.messages import concat, int64
-from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects, Intake, Shard
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result

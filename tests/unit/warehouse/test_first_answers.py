@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streaming.sinks.outcomes import to_table
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, rows
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.commands.schema import OUTCOMES
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.queries.first_answers import find_first_answers
+from warehouse.queries.index_rows import outcomes_to_rows
 from warehouse.tables import Tables
 
 
@@ -60,5 +60,5 @@ def test_answers_are_found_by_request_id(tmp_path: Path) -> None:
 
 def test_what_is_told_again_is_not_written_down_again() -> None:
     told = [{"request_id": "r", "ledger_id": 1, "entry_id": i, "result": 3, "is_repeat": i > 0 or None} for i in (0, 1)]
-    written = to_table(pa.Table.from_pylist(told, schema=OUTCOMES), 5, NOW)
+    written = outcomes_to_rows(pa.Table.from_pylist(told, schema=OUTCOMES), 5, NOW)
     assert [(row["entry_id"], row["result"], row["batch_id"]) for row in written.to_pylist()] == [(0, "TOO_LATE", 5)]

@@ -18,8 +18,8 @@ from streaming.checkpoint.prepared import PreparedState
 from tests.messages import TOPIC
 from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed
-from tracker.rebuilt import Rebuilt
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import known_routes

@@ -17,20 +17,19 @@ from hypothesis import HealthCheck, Phase, settings
 from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from streaming.sinks.outcomes import to_table
 from tests.messages import TOPIC
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import Switch
 from tracker.messages import MESSAGES, concat, typed, with_columns
-from tracker.rebuilt import Rebuilt
 from tracker.shard import Effects
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.retention import Retention
-from warehouse.queries.index_rows import cancels_to_index, positions, to_index
+from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, positions, to_index
 from warehouse.queries.waiting import WAITS, Pending, PendingFilter, State
 from warehouse.tables import DELIVERIES, SCHEMAS, Tables
 from warehouse.views import Warehouse
@@ -64,7 +63,7 @@ class PendingModel(ShardModel):
         effects = super().step(new, rows, turns, switches, back)
         index = [to_index(effects.bucket, self.tick), cancels_to_index(effects.cancels, self.tick)]
         self.written["delayed_index"] += index
-        self.written["outcomes"].append(to_table(effects.outcomes, self.tick, self.now))
+        self.written["outcomes"].append(outcomes_to_rows(effects.outcomes, self.tick, self.now))
         for release in effects.releases:
             if release.tick == self.tick:
                 self.written["deliveries"] += deliveries(release.rows, self.cutoff)

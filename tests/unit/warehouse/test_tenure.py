@@ -13,8 +13,8 @@ from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
 from tracker.commands.apply import Control
+from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed
-from tracker.rebuilt import Rebuilt
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import KnownRoutes

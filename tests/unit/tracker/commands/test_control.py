@@ -11,10 +11,10 @@ import pytest
 from tests.messages import TOPIC, Answers, batches, command, commands, messages
 from tracker.commands.apply import Control, Moment, with_released
 from tracker.commands.cancelled import Compression
+from tracker.commands.rebuilt import TAKEN, Rebuilt
 from tracker.commands.repeats import OTHER_BODY
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOMES, REPEAT, RESCHEDULE, RESTORE, SKIP, Switch
 from tracker.messages import MESSAGES, concat
-from tracker.rebuilt import TAKEN, Rebuilt
 from tracker.shard import Intake, Shard, Tick
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
