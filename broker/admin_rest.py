@@ -126,11 +126,13 @@ class AdminClient:
 
     def namespaces(self, tenant: str) -> list[str]:
         """The tenant's namespaces as `tenant/namespace`."""
-        return self._json("GET", f"namespaces/{tenant}")
+        namespaces: list[str] = self._json("GET", f"namespaces/{tenant}")
+        return namespaces
 
     def broker_configuration(self) -> dict[str, str]:
         """The broker's configuration as it runs, all values as text."""
-        return self._json("GET", "brokers/configuration/runtime")
+        configuration: dict[str, str] = self._json("GET", "brokers/configuration/runtime")
+        return configuration
 
     def deduplication_enabled(self, namespace: str) -> bool:
         """Whether the broker drops repeated sends in a namespace: by its own policy, else by the broker's default."""

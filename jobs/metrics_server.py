@@ -43,7 +43,8 @@ def serve_metrics(settings: Settings, collector: Collector) -> tuple[WSGIServer,
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         name = host_name(environ.get("HTTP_HOST", ""))
         if is_allowed(name, environ["delaylake.reached_at"]):
-            return metrics(environ, start_response)
+            answer: Iterable[bytes] = metrics(environ, start_response)
+            return answer
         start_response(f"{MISDIRECTED} Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
         return [f"not served under the name {name[:200]!r}: add it to api.allowed_hosts\n".encode()]
 

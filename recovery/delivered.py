@@ -135,7 +135,7 @@ def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
     )
     ledger, entry = last[topics.indices.to_numpy(), place].T
     ledgers = int64(rows, "ledger_id")
-    is_later = (ledgers > ledger) | ((ledgers == ledger) & (int64(rows, "entry_id") > entry))
+    is_later: BoolArray = (ledgers > ledger) | ((ledgers == ledger) & (int64(rows, "entry_id") > entry))
     return is_later & (ledgers < FIRST_IMPORTED_LEDGER)
 
 
@@ -203,7 +203,7 @@ def write_missing_deliveries(
     rows = concat(found, DELIVERIES)
     if rows.num_rows:
         tables.append("deliveries", rows, {f"rebuild-{time.time_ns()}": 1})
-    return rows.num_rows
+    return int(rows.num_rows)
 
 
 def _first_unbooked(client: pulsar.Client, topic: str, booked: Mapping[str, Position]) -> int | None:

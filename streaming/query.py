@@ -15,7 +15,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
@@ -144,7 +144,7 @@ class DelayedDelivery:
             query = self._start(checkpoint.folder, Path(folder), keys, run, checkpoint.epoch, sink)
             try:
                 while not self._stopping.is_set():
-                    if query.awaitTermination(0.2):
+                    if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
                         break
                     if releaser.failure is not None:
                         return releaser.failure

@@ -67,7 +67,8 @@ def pack(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
         writer.write_table(rows)
-    return sink.getvalue().to_pybytes()
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
 
 
 def unpack(data: bytes) -> pa.Table:
@@ -98,7 +99,8 @@ def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def int64(rows: pa.Table, column: str) -> Int64Array:
     """A column without nulls as an int64 array."""
-    return rows[column].to_numpy().astype(np.int64, copy=False)
+    values: Int64Array = rows[column].to_numpy().astype(np.int64, copy=False)
+    return values
 
 
 def in_order(rows: pa.Table) -> pa.Table:
@@ -200,7 +202,8 @@ def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> 
         [known.get((topic, name), -1) for name in subscriptions.dictionary.to_pylist()]
         for topic in topics.dictionary.to_pylist()
     ]
-    return np.array(numbers, np.int64)[topics.indices.to_numpy(), subscriptions.indices.to_numpy()]
+    of_rows: Int64Array = np.array(numbers, np.int64)[topics.indices.to_numpy(), subscriptions.indices.to_numpy()]
+    return of_rows
 
 
 def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
@@ -222,4 +225,4 @@ def is_left_out(rows: pa.Table) -> BoolArray:
 
 def is_rejected(rows: pa.Table) -> BoolArray:
     """Which rows have a reason to be rejected."""
-    return pc.is_valid(rows["reason"]).to_numpy()
+    return np.asarray(pc.is_valid(rows["reason"]))

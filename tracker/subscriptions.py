@@ -62,4 +62,6 @@ def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
     if not rows.num_rows:
         return np.zeros(0, np.int64)
     topics = rows["topic"].combine_chunks().dictionary_encode()
-    return np.array([bits(topic) for topic in topics.dictionary.to_pylist()], np.int64)[topics.indices.to_numpy()]
+    of_topics = np.array([bits(topic) for topic in topics.dictionary.to_pylist()], np.int64)
+    of_rows: Int64Array = of_topics[topics.indices.to_numpy()]
+    return of_rows

@@ -165,7 +165,7 @@ def producer_with_schema(client: pulsar.Client, topic: str, info: _pulsar.Schema
     return client.create_producer(topic, schema=AsItIs(info), **options)
 
 
-class AsItIs(pulsar.schema.BytesSchema):
+class AsItIs(pulsar.schema.BytesSchema):  # type: ignore[misc]  # the client has no types
     """A schema for a producer whose payloads are encoded already."""
 
     def __init__(self, info: _pulsar.SchemaInfo) -> None:

@@ -66,9 +66,10 @@ def control_log(settings: Settings, topics: Sequence[str], asked: dict[str, str]
     conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value]
     where = " AND ".join([_of_topics(topics), *conditions])
     snapshot = Snapshot(settings.warehouse, {"outcomes": None})
-    return snapshot.sql(
+    rows: list[dict[str, Any]] = snapshot.sql(
         f"SELECT * FROM outcomes WHERE {where} ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"  # noqa: S608
     ).to_pylist()
+    return rows
 
 
 def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: int) -> list[dict[str, Any]]:
@@ -78,9 +79,10 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
     except DeltaError:
         return []
     where = "true" if sees_all else _of_topics(topics)
-    return snapshot.sql(
+    rows: list[dict[str, Any]] = snapshot.sql(
         f"SELECT * FROM {REFUSALS} WHERE {where} ORDER BY refused_at DESC LIMIT {limit}"  # noqa: S608
     ).to_pylist()
+    return rows
 
 
 def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any] | None:

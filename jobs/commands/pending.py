@@ -370,8 +370,9 @@ def _by_rest(
             {"deliverAt": change.deliver_at} if change.shift_millis is None else {"shiftMillis": change.shift_millis}
         )
 
-    def call(name: str, **more: bool) -> Any:
-        return client.by_filter(topic, name, str(change.action), content | more, timeout)
+    def call(name: str, **more: bool) -> dict[str, Any]:
+        answer: dict[str, Any] = client.by_filter(topic, name, str(change.action), content | more, timeout)
+        return answer
 
     matching = [call(name, dryRun=True) for name in names]
     most = max(matching, key=lambda found: found["matched"])
@@ -415,7 +416,7 @@ def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, 
     from rich.progress import Progress
 
     from admin.control.bulk import Tally
-    from admin.control.client import ControlError
+    from admin.control.requests import ControlError
 
     tally = Tally(steps)
     with Progress(console=console, disable=not console.is_terminal) as progress:

@@ -37,7 +37,7 @@ class DelayedDeliveryTracker:
         self._mutable = MutableBucket(store, meta.get("mutable"))
         self._slots = TimeSlots(store, {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])})
         self._bits = IndexBits(store)
-        self._sealed = meta.get("sealed", 0)
+        self._sealed: int = meta.get("sealed", 0)
         self._near_until = meta.get("near_until", 0)
         self.load_horizon: int = meta.get("load_horizon", 0)
         self._saved = saved

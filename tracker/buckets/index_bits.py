@@ -107,4 +107,5 @@ def among(values: npt.NDArray[Any], bits: _Bits) -> BoolArray:
     # np.isin takes most of a millisecond however few the values are.
     ascending = np.array(found.to_array())
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    return ascending[at] == values
+    is_among: BoolArray = ascending[at] == values
+    return is_among

@@ -382,7 +382,7 @@ class Control:
         """Gives up on messages that can no longer come; returns the outcomes."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
-            is_cancel = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
+            is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
             is_past = int64(rows, "deliver_at") + self._margin <= moment.released
             return (int64(rows, "tick") <= moment.passed) & (~is_cancel | is_past) & ~self._is_without_route(rows)
 

@@ -52,7 +52,8 @@ class Repeats:
         if self.known:
             is_known = pc.is_in(commands["request_id"], pa.array(list(self.known)))
             is_repeat = pc.or_(is_repeat, pc.and_(is_known, pc.not_equal(pc.fill_null(commands["body"], 0), 0)))
-        return is_repeat.to_numpy(zero_copy_only=False)
+        repeats: BoolArray = is_repeat.to_numpy(zero_copy_only=False)
+        return repeats
 
     def answer(self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
         """The outcomes of repeats.
@@ -140,4 +141,6 @@ def _pairs(commands: pa.Table, told: pa.Table) -> tuple[Int64Array, Int64Array]:
 def _have_one_subscription(commands: pa.Table, command: Int64Array, told: pa.Table, row: Int64Array) -> BoolArray:
     """Which pairs are of the same subscription."""
     own = pc.fill_null(commands["subscription"], "").take(pa.array(command))
-    return pc.equal(own, pc.fill_null(told["subscription"], "").take(pa.array(row))).to_numpy(zero_copy_only=False)
+    other = pc.fill_null(told["subscription"], "").take(pa.array(row))
+    is_same: BoolArray = pc.equal(own, other).to_numpy(zero_copy_only=False)
+    return is_same

@@ -185,7 +185,8 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
             raise AuditError(f"no table {name} in the warehouse {settings.warehouse}: has the job run?") from None
 
     def rows(sql: str) -> list[dict[str, Any]]:
-        return pa.table(builder.execute(sql).read_all()).to_pylist()
+        found: list[dict[str, Any]] = pa.table(builder.execute(sql).read_all()).to_pylist()
+        return found
 
     def stream(sql: str) -> Iterator[pa.Table]:
         return (pa.Table.from_batches([pa.record_batch(batch)]) for batch in builder.execute(sql))

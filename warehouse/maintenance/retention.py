@@ -108,12 +108,14 @@ class Retention:
             is_proof = pc.equal(rows["result"], "APPLIED")
             # By the last of these a rebuild knows what is paused.
             is_switch = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
-            is_switch = pc.and_(is_switch, pc.equal(rows["result"], "APPLIED")).to_numpy(zero_copy_only=False)
-            return ~is_switch & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
+            is_switch = pc.and_(is_switch, is_proof).to_numpy(zero_copy_only=False)
+            can_go: BoolArray = ~is_switch & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
+            return can_go
         if name == "rejects":
             # A command that could not be read is of no source topic.
             is_message = pc.is_in(rows["topic"], pa.array(list(self._names), pa.string()))
-            return unneeded | ~is_message.to_numpy(zero_copy_only=False)
+            is_of_message: BoolArray = is_message.to_numpy(zero_copy_only=False)
+            return unneeded | ~is_of_message
         return unneeded
 
     def _is_settled(self, rows: pa.Table) -> BoolArray:

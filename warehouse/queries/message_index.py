@@ -90,7 +90,8 @@ class MessageIndex:
         return self._rows(f"SELECT ledger_id, entry_id, first_index FROM entries WHERE {condition} LIMIT 1")  # noqa: S608
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
-        return self._tables.query("entries", sql).to_pylist()
+        rows: list[dict[str, Any]] = self._tables.query("entries", sql).to_pylist()
+        return rows
 
 
 def _ref(entry: dict[str, Any], partition: int) -> MessageRef:

@@ -63,7 +63,7 @@ class _Chunk:
     @property
     def n_messages(self) -> int:
         """At least one, so that it gets into a batch."""
-        return max(1, self.rows.num_rows)
+        return max(1, int(self.rows.num_rows))
 
 
 class Receiver:
