@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from broker import client as pulsar_client
+from broker import admin_rest
 from broker.admin_rest import AdminClient, NotToldError
 from broker.broker_side import BrokerSide
 from broker.client import PulsarError
@@ -57,7 +57,7 @@ def failed(request: httpx.Request) -> httpx.Response:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulsar_client, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(admin_rest, "_AGAIN_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("answer", [never, failed])
