@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
+import pyarrow as pa
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
@@ -45,6 +48,7 @@ from admin.rest.topics_schema import (
 from conf.settings import Settings
 from status.job_status import read_status
 from tracker.messages import int64
+from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
 from warehouse.queries.waiting import (
     MAX_LIMIT,
     CursorError,
@@ -57,7 +61,10 @@ from warehouse.queries.waiting import (
     VersionGoneError,
 )
 
+_PAGE = 100  # messages, where no limit is given
 _SHOWN = 100  # messages of a dry run
+_STREAMED_AT_ONCE = 100_000
+PROTOBUF = "application/x-protobuf"
 _MOST_MATCHED = 1_000_000
 
 _CODES: dict[type[PendingError], int] = {
@@ -138,6 +145,9 @@ _READ_ERRORS = CALLER_ERRORS | {
     "_404": "No such topic or subscription.",
     "_503": "The tables are not there: the job has not run yet.",
 }
+_LISTING: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": {"type": "object"}}, PROTOBUF: {}}}
+}
 _BULK_ERRORS = CHANGE_ERRORS | {
     "_400": "The body is not understood, or its filter says nothing.",
     "_404": "No such topic or subscription.",
@@ -148,21 +158,62 @@ _BULK_ERRORS = CHANGE_ERRORS | {
 @router.get(
     TOPIC_PATH + "/delayed",
     summary="The messages that wait, soonest first",
-    description="All pages of a listing are of the version of the tables that the first one was of." + _MEANT,
-    responses=error_responses(**_READ_ERRORS, _410="The listing's version of the tables is gone: begin it again."),
+    description="All pages of a listing are of the version of the tables that the first one was of. With"
+    f" `Accept: {PROTOBUF}` all entries, or `limit` of them, as length-delimited messages DelayedIndex of"
+    " proto/delayed_index.proto: each once for each time at which messages of it are due." + _MEANT,
+    response_model=None,
+    responses=_LISTING
+    | error_responses(
+        **_READ_ERRORS,
+        _405="The topic is partitioned: name a partition.",
+        _410="The listing's version of the tables is gone: begin it again.",
+    ),
 )
 def list_delayed(
     request: Request,
     role: Reader,
     target: TargetTopic,
     wanted: Filter,
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 100,
+    limit: Annotated[int | None, Query(ge=1, le=MAX_LIMIT, description="100 where it is not given.")] = None,
     cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
-) -> dict[str, Any]:
+) -> Response:
     try:
-        return _ask(request, target, wanted, cursor).page(limit).to_json()
+        question = _ask(request, target, wanted, cursor)
+        if PROTOBUF in request.headers.get("accept", "").lower():
+            return _stream(target, question, limit)
+        return JSONResponse(question.page(limit or _PAGE).to_json())
     except PendingError as error:
         raise _refusal(error) from error
+
+
+def _stream(target: Target, question: Pending, limit: int | None) -> Response:
+    """All entries of a listing, or so many of them, as messages DelayedIndex, each after its length."""
+    tables = question.entries(_STREAMED_AT_ONCE)
+    first = next(tables, None)
+    if first is not None and target.partition < 0 and int64(first, "partition").max() >= 0:
+        raise AdminError(405, "the topic is partitioned: name a partition")  # a DelayedIndex has none
+    kind = CANCEL if question.is_of_cancelled else DELAY
+
+    def parts() -> Iterator[bytes]:
+        left = limit
+        for table in itertools.chain([] if first is None else [first], tables):
+            yield _delimited(table if left is None else table.slice(0, left), kind)
+            if left is not None and (left := left - table.num_rows) <= 0:
+                return
+
+    return StreamingResponse(parts(), media_type=PROTOBUF)
+
+
+def _delimited(entries: pa.Table, kind: DelayedOperationType) -> bytes:
+    made = (
+        DelayedIndex(timestamp=due, ledger_id=ledger, entry_id=entry, delayed_operation_type=kind).SerializeToString()
+        for due, ledger, entry in zip(
+            *(entries[name].to_pylist() for name in ("deliver_at", "ledger_id", "entry_id")), strict=True
+        )
+    )
+    return b"".join(
+        bytes([len(one)]) + one for one in made
+    )  # each is far below the 128 bytes that a longer prefix is for
 
 
 @router.get(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -251,6 +252,11 @@ class Pending:
         if self._filter.state is State.TAKEN_BACK:
             self._start = max(self._start, self.as_of)
 
+    @property
+    def is_of_cancelled(self) -> bool:
+        """Whether the listing is of messages that were cancelled or skipped."""
+        return self._filter.state is State.TAKEN_BACK
+
     def page(self, limit: int) -> Page:
         """The next messages of the listing, soonest first.
 
@@ -276,8 +282,36 @@ class Pending:
         Args:
             limit: at most so many.
         """
-        found: list[pa.Table] = []
+        return self._rows(limit, columns, self._cursor.last if self._cursor else None)
+
+    def entries(self, rows_at_once: int) -> Iterator[pa.Table]:
+        """The entries of all messages of the listing, soonest first, a table for each part of it that is read.
+
+        Args:
+            rows_at_once: how many messages are read for a table.
+
+        Returns:
+            deliver_at (ms since the epoch), ledger_id, entry_id and partition, each int64 but for the partition, int32;
+            an entry once for each time at which messages of it are due.
+        """
         after = self._cursor.last if self._cursor else None
+        before: tuple[int, ...] | None = None
+        rows = self._rows(rows_at_once, _ORDER, after)
+        while rows.num_rows:
+            keys = [rows[name].to_numpy() for name in ("deliver_at", "ledger_id", "entry_id", "partition")]
+            is_new = np.ones(rows.num_rows, np.bool_)
+            is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+            is_new[0] = before != tuple(int(key[0]) for key in keys)
+            before = tuple(int(key[-1]) for key in keys)
+            yield rows.select(["deliver_at", "ledger_id", "entry_id", "partition"]).filter(pa.array(is_new))
+            if rows.num_rows < rows_at_once:
+                return
+            last = rows.slice(rows.num_rows - 1).to_pylist()[0]
+            rows = self._rows(rows_at_once, _ORDER, tuple(last[name] for name in _ORDER))
+
+    def _rows(self, limit: int, columns: Sequence[str], after: tuple[int, ...] | None) -> pa.Table:
+        """The next messages behind one, by its values of _ORDER; None: from the beginning."""
+        found: list[pa.Table] = []
         read = dict.fromkeys((*_ORDER, *columns, "subscription"))
         left = candidates = limit
         order, shown = ", ".join(_ORDER), ", ".join(columns)

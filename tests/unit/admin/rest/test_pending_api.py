@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import httpx
 import pyarrow as pa
 import pytest
+from google.protobuf.proto import parse_length_prefixed
 
+from admin.rest import pending_api
 from conf.settings import Settings
 from tests.messages import batches, messages
 from tests.unit.admin.rest.test_admin_app import ORDERS, reason, served
 from tracker.commands.schema import CANCELS
+from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.tables import Tables
 
@@ -47,6 +51,47 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tables.append("delayed_index", cancels_to_index(cancels, 1), {"test": 6})
     with served(settings_of(folder)) as client:
         yield client
+
+
+def delayed_indexes(data: bytes) -> list[tuple[int, int, int, int]]:
+    """Read as protobuf's own programs read length-delimited messages."""
+    stream, found = io.BytesIO(data), []
+    while (one := parse_length_prefixed(DelayedIndex, stream)) is not None:
+        found.append((one.timestamp, one.ledger_id, one.entry_id, one.delayed_operation_type))
+    return found
+
+
+def test_a_program_gets_all_entries_as_pulsars_delayed_indexes(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_api, "_STREAMED_AT_ONCE", 2)
+    accept = {"Accept": "application/x-protobuf"}
+    answer = client.get(DELAYED, headers=accept)
+    assert answer.headers["content-type"] == "application/x-protobuf"
+    assert delayed_indexes(answer.content) == [(DUE + i, 1, i, DELAY) for i in range(5)]
+    assert delayed_indexes(client.get(f"{DELAYED}?limit=3&subscription=a", headers=accept).content) == [
+        (DUE + i, 1, i, DELAY) for i in (1, 2, 3)
+    ]
+    taken_back = client.get(DELAYED, params={"state": "takenBack", "subscription": "a"}, headers=accept)
+    assert delayed_indexes(taken_back.content) == [(DUE, 1, 0, CANCEL)]
+    assert client.get(f"{DELAYED}?key=none", headers=accept).content == b""
+    page = client.get(f"{DELAYED}?limit=2").json()
+    rest = client.get(DELAYED, params={"cursor": page["nextCursor"]}, headers=accept)
+    assert [entry for _, _, entry, _ in delayed_indexes(rest.content)] == [2, 3, 4]
+
+
+def test_a_batch_is_an_entry_and_a_partition_has_to_be_named(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+    tables.create()
+    for partition in range(2):
+        made = [(1 + partition, entry, i, 3, DUE + entry) for entry in range(2) for i in range(3)]
+        rows = batches(made, topic=TOPIC, partition=partition)
+        tables.append("delayed_index", to_index(rows, 1), {"test": partition + 1})
+    accept = {"Accept": "application/x-protobuf"}
+    with served(settings_of(tmp_path)) as client:
+        assert client.get(DELAYED, headers=accept).status_code == 405
+        found = client.get(f"{ORDERS}-partition-1/delayed", headers=accept)
+        assert delayed_indexes(found.content) == [(DUE, 2, 0, DELAY), (DUE + 1, 2, 1, DELAY)]
 
 
 def test_a_listing_in_pages(client: httpx.Client) -> None:
