@@ -34,7 +34,9 @@ _STATE_SECONDS = 30.0
 
 
 class DelayedDeliverySource(DataSource):
-    """The job's only source. Used as
+    """The job's only source.
+
+    Used as
 
         spark.dataSource.register(DelayedDeliverySource)
         spark.readStream.format("delaylake").option("settings", settings.model_dump_json()).option(...)

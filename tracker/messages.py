@@ -104,10 +104,9 @@ def int64(rows: pa.Table, column: str) -> Int64Array:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """The rows by time of delivery, those that were moved to it by when they were due and in the order of that, then
-    position.
+    """The rows by time of delivery, then position; one contiguous chunk a column.
 
-    One contiguous chunk a column.
+    Those that were moved to a time come by when they were due and in the order of that, before their position.
     """
     if rows.num_rows < 2:
         return rows

@@ -145,8 +145,10 @@ class Checkpoint:
             )
 
     def sync_begun(self, batch_id: int) -> None:
-        """Has on the disk what a batch is made of. Before that nothing may be sent of it: after a loss of power another
-        batch would have its number."""
+        """Has on the disk what a batch is made of.
+
+        Before that nothing may be sent of it: after a loss of power another batch would have its number.
+        """
         sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
 
     def sync_soon(self) -> None:

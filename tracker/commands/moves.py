@@ -52,8 +52,10 @@ class Moved:
     def find(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """For each message the sequence of its last move, the time that it was moved to, and when its rows before
-        are past; 0 where there is none."""
+        """The last move of each message: its sequence, the time moved to, and when the rows before it are past.
+
+        Each int64 and one a message; times are ms since the epoch, 0 where there is no move.
+        """
         sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
         if self._ledgers:
             for ledger, rows in by_ledger(ledger_ids):

@@ -563,7 +563,6 @@ def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple
 
 def _is_left(i: int, name: str, is_taken_back: bool) -> str:
     """The condition that a row (i) counts for a subscription, was not delivered to it, and was taken back or not."""
-
     taken_back = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
     return (
         f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
