@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from jobs.demo.plan import Fate, plan
-from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.conftest import PROGRAM, RUN_SECONDS, Run
 from tests.harness import wait_until
 
 MESSAGES, SECONDS = 3_000, 20
@@ -24,7 +24,9 @@ def is_alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_every_message_of_the_demo_has_its_fate(delaylake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_message_of_the_demo_has_its_fate(
+    delaylake: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     # A user's own settings are not the demo's.
@@ -84,7 +86,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
     assert [process for process in started if is_alive(process)] == []
 
 
-def test_a_folder_that_is_not_empty_is_refused(delaylake, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(delaylake: Run, tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     done = delaylake("demo", "--keep", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")

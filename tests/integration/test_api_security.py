@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from admin.app import create_app
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from tests.conftest import PROGRAM
+from tests.conftest import PROGRAM, Run
 from tests.harness import wait_until
 from tests.tokens import SECRET, certificate, encoded, token
 from tracker.wire.delaylake_pb2 import ControlCommand
@@ -37,7 +37,7 @@ def content(folder: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-def test_the_api_is_served_with_tls_and_tokens(delaylake, tmp_path: Path) -> None:
+def test_the_api_is_served_with_tls_and_tokens(delaylake: Run, tmp_path: Path) -> None:
     tls = certificate(tmp_path)
     files = {"tls_certificate_file": str(tls.tls_certificate_file), "tls_key_file": str(tls.tls_key_file)}
     file = tmp_path / "settings.yaml"
@@ -85,7 +85,9 @@ def test_the_api_is_served_with_tls_and_tokens(delaylake, tmp_path: Path) -> Non
         ({"api": {"tls_certificate_file": "a.pem", "tls_key_file": "b.pem"}}, "can't serve https with"),
     ],
 )
-def test_what_is_not_safe_is_not_served(delaylake, tmp_path: Path, sections: dict[str, Any], expected: str) -> None:
+def test_what_is_not_safe_is_not_served(
+    delaylake: Run, tmp_path: Path, sections: dict[str, Any], expected: str
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(content(tmp_path, **sections)))
     done = delaylake("--config", str(file), "api", "--host", "0.0.0.0", "--port", "0")

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from conf.settings import Settings
+from tests.conftest import Run
 from tracker.commands.moves import HELD_MILLIS
 from warehouse.audit.accounts import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
 from warehouse.tables import SCHEMAS, Tables
@@ -294,7 +295,7 @@ def test_of_many_findings_twenty_are_examples(warehouse: Warehouse) -> None:
     assert (found["count"], len(found["examples"])) == (1_000, EXAMPLES)
 
 
-def test_the_command_passes_tables_in_order(delaylake, warehouse: Warehouse) -> None:
+def test_the_command_passes_tables_in_order(delaylake: Run, warehouse: Warehouse) -> None:
     warehouse.write()
     done = delaylake("audit", "--config", str(warehouse.file))
     assert (done.returncode, done.stderr) == (0, "")
@@ -307,7 +308,7 @@ def test_the_command_passes_tables_in_order(delaylake, warehouse: Warehouse) -> 
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_the_command_fails_for_every_fault_and_names_it(delaylake, warehouse: Warehouse, kind: str) -> None:
+def test_the_command_fails_for_every_fault_and_names_it(delaylake: Run, warehouse: Warehouse, kind: str) -> None:
     if kind == "lost":
         warehouse.entry(ALERTS, 90)
     elif kind == "doubled":
@@ -331,7 +332,7 @@ def test_the_command_fails_for_every_fault_and_names_it(delaylake, warehouse: Wa
     assert done.stdout.splitlines()[-1].endswith("NOT all accounted for")
 
 
-def test_missing_tables_are_one_line_and_status_1(delaylake, tmp_path: Path) -> None:
+def test_missing_tables_are_one_line_and_status_1(delaylake: Run, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     routes = [{"source": ORDERS, "subscriptions": [{"name": "billing"}]}]
     file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/none", "routes": routes}))

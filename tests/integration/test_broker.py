@@ -17,7 +17,7 @@ import pytest
 
 from broker.client import connect
 from broker.standalone import BrokerError, EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.conftest import PROGRAM, RUN_SECONDS, Run
 
 TOPIC = "persistent://public/default/kept"
 
@@ -56,7 +56,7 @@ def exchange(broker: EmbeddedBroker, send: list[bytes], expect: list[bytes]) -> 
     client.close()
 
 
-def test_start_status_and_stop(delaylake, own: EmbeddedBroker) -> None:
+def test_start_status_and_stop(delaylake: Run, own: EmbeddedBroker) -> None:
     folder = ["--data-dir", str(own.data_dir)]
     free = ["--port", "0", "--http-port", "0"]
 
@@ -126,7 +126,7 @@ def test_in_the_foreground_a_broker_that_dies_is_an_error(own: EmbeddedBroker) -
 
 
 @pytest.mark.parametrize("option", ["--port", "--http-port"])
-def test_a_port_in_use_is_one_line(delaylake, own: EmbeddedBroker, option: str) -> None:
+def test_a_port_in_use_is_one_line(delaylake: Run, own: EmbeddedBroker, option: str) -> None:
     other = {"--port": "--http-port", "--http-port": "--port"}[option]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -134,7 +134,7 @@ def test_a_port_in_use_is_one_line(delaylake, own: EmbeddedBroker, option: str) 
     assert f"port {port} is in use: choose another with {option}" in error_line(done)
 
 
-def test_a_broker_that_ends_at_its_start_says_why(delaylake, own: EmbeddedBroker) -> None:
+def test_a_broker_that_ends_at_its_start_says_why(delaylake: Run, own: EmbeddedBroker) -> None:
     own.data_dir.mkdir()
     (own.data_dir / "metadata").write_text("not a folder")
     done = delaylake("broker", "start", "--data-dir", str(own.data_dir), "--port", "0", "--http-port", "0")
@@ -145,12 +145,12 @@ def test_a_broker_that_ends_at_its_start_says_why(delaylake, own: EmbeddedBroker
     assert own.status().state == "stopped"
 
 
-def test_no_java_is_one_line(delaylake, own: EmbeddedBroker) -> None:
+def test_no_java_is_one_line(delaylake: Run, own: EmbeddedBroker) -> None:
     done = delaylake("broker", "start", "--data-dir", str(own.data_dir), env={"JAVA_HOME": "/nowhere"})
     assert "no java under JAVA_HOME (/nowhere): install a JDK 17 or newer" in error_line(done)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(delaylake) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(delaylake: Run) -> None:
     done = delaylake("broker", "start", "--data-dir", "/dev/null/broker", "--port", "0", "--http-port", "0")
     assert "can't write to /dev/null/broker" in error_line(done)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pulsar
 import pytest
 
 from broker.admin_rest import AdminClient, NotToldError
@@ -20,12 +22,12 @@ def admin(broker: EmbeddedBroker) -> Iterator[AdminClient]:
         yield admin
 
 
-def send_batch(client, topic: str, count: int) -> list[tuple[int, int, int]]:
+def send_batch(client: pulsar.Client, topic: str, count: int) -> list[tuple[int, int, int]]:
     """The ids (ledger, entry, batch index) of `count` messages sent as one batch."""
     ids = []
     answered = threading.Semaphore(0)
 
-    def record(_result, message_id) -> None:
+    def record(_result: Any, message_id: Any) -> None:
         ids.append((message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()))
         answered.release()
 
@@ -46,7 +48,7 @@ def test_the_broker_is_healthy_and_drops_repeated_sends(admin: AdminClient) -> N
     assert admin.broker_configuration()["brokerDeduplicationEnabled"] == "true"
 
 
-def test_a_topic_tells_its_partitions(admin: AdminClient, pulsar_client, topic: str) -> None:
+def test_a_topic_tells_its_partitions(admin: AdminClient, pulsar_client: pulsar.Client, topic: str) -> None:
     assert admin.partitions(topic) is None
     pulsar_client.create_producer(topic).close()
     assert admin.partitions(topic) == 0
@@ -56,13 +58,17 @@ def test_a_topic_tells_its_partitions(admin: AdminClient, pulsar_client, topic: 
         admin.create_partitioned_topic(f"{topic}-p", 3)
 
 
-def test_the_index_of_an_entry_counts_the_messages_before_it(admin: AdminClient, pulsar_client, topic: str) -> None:
+def test_the_index_of_an_entry_counts_the_messages_before_it(
+    admin: AdminClient, pulsar_client: pulsar.Client, topic: str
+) -> None:
     producer = pulsar_client.create_producer(topic)
     ids = [producer.send(b"x") for _ in range(3)]
     assert [admin.message_index(topic, id.ledger_id(), id.entry_id()) for id in ids] == [0, 1, 2]
 
 
-def test_the_index_of_a_batch_is_its_last_messages(admin: AdminClient, pulsar_client, topic: str) -> None:
+def test_the_index_of_a_batch_is_its_last_messages(
+    admin: AdminClient, pulsar_client: pulsar.Client, topic: str
+) -> None:
     first, second = send_batch(pulsar_client, topic, 5), send_batch(pulsar_client, topic, 3)
     assert [batch_index for _, _, batch_index in first] == [0, 1, 2, 3, 4]
     assert {entry for _, entry, _ in first} == {0}
@@ -70,13 +76,15 @@ def test_the_index_of_a_batch_is_its_last_messages(admin: AdminClient, pulsar_cl
     assert admin.message_index(topic, *second[0][:2]) == 7
 
 
-def test_an_entry_that_is_not_there_is_refused(admin: AdminClient, pulsar_client, topic: str) -> None:
+def test_an_entry_that_is_not_there_is_refused(admin: AdminClient, pulsar_client: pulsar.Client, topic: str) -> None:
     pulsar_client.create_producer(topic).send(b"x")
     with pytest.raises(PulsarError, match="404"):
         admin.message_index(topic, 999_999, 0)
 
 
-def test_what_the_broker_tells_nothing_of_is_not_taken_for_gone(admin: AdminClient, pulsar_client, topic: str) -> None:
+def test_what_the_broker_tells_nothing_of_is_not_taken_for_gone(
+    admin: AdminClient, pulsar_client: pulsar.Client, topic: str
+) -> None:
     producer = pulsar_client.create_producer(topic, batching_enabled=False)
     last = producer.send(b"x", properties={"large": "x" * 20_000})
     ledger_id, entry_id = last.ledger_id(), last.entry_id()

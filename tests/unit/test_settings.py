@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ ORDERS = "persistent://public/default/orders"
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> object:
+def write(tmp_path: Path) -> Callable[[str], Path]:
     def write(text: str) -> Path:
         file = tmp_path / "settings.yaml"
         file.write_text(text)
@@ -41,12 +42,12 @@ def test_the_default_file_names_every_setting_with_its_default() -> None:
             assert f"\n  {name}:" in text
 
 
-def test_an_unknown_setting_is_named(write) -> None:
+def test_an_unknown_setting_is_named(write: Callable[[str], Path]) -> None:
     file = write("tracker: {shrads: 4}")
     assert message(file) == f"{file}: tracker.shrads = 4: no such setting"
 
 
-def test_an_unknown_section_is_named(write) -> None:
+def test_an_unknown_section_is_named(write: Callable[[str], Path]) -> None:
     assert "trakcer" in message(write("trakcer: {shards: 4}"))
 
 
@@ -76,16 +77,18 @@ def test_an_unknown_section_is_named(write) -> None:
         ("auth: {roles: [{role: a, operations: [], topics: ['*']}]}", "auth.roles.0.operations"),
     ],
 )
-def test_a_wrong_value_is_said_with_its_name_and_what_is_allowed(write, text: str, expected: str) -> None:
+def test_a_wrong_value_is_said_with_its_name_and_what_is_allowed(
+    write: Callable[[str], Path], text: str, expected: str
+) -> None:
     assert expected in message(write(text))
 
 
-def test_a_file_that_is_missing_or_no_yaml_is_said(write, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_no_yaml_is_said(write: Callable[[str], Path], tmp_path: Path) -> None:
     assert str(tmp_path / "nope.yaml") in message(tmp_path / "nope.yaml")
     assert "settings.yaml" in message(write("tracker: [unclosed"))
 
 
-def test_the_environment_comes_before_the_file(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_comes_before_the_file(write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     file = write("tracker: {shards: 4, max_num_buckets: 7}")
     monkeypatch.setenv("DELAYLAKE_TRACKER__SHARDS", "8")
     settings = load_settings(file)
@@ -97,12 +100,12 @@ def test_a_wrong_value_from_the_environment_is_said(monkeypatch: pytest.MonkeyPa
     assert "tracker.shards = 'none'" in message(None)
 
 
-def test_delaylake_config_names_the_file(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delaylake_config_names_the_file(write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DELAYLAKE_CONFIG", str(write("tracker: {shards: 3}")))
     assert load_settings().tracker.shards == 3
 
 
-def test_a_subscription_without_a_destination_gets_one_named_after_it(write) -> None:
+def test_a_subscription_without_a_destination_gets_one_named_after_it(write: Callable[[str], Path]) -> None:
     route = load_settings(
         write(f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: audit, type: Exclusive}}]}}]")
     ).routes[0]
@@ -122,7 +125,7 @@ def test_a_file_uri_is_a_local_path_and_any_other_stays(monkeypatch: pytest.Monk
     assert local_path("s3a://bucket/x") == "s3a://bucket/x"
 
 
-def test_a_secret_is_in_no_error_and_not_in_what_the_job_hands_on(write) -> None:
+def test_a_secret_is_in_no_error_and_not_in_what_the_job_hands_on(write: Callable[[str], Path]) -> None:
     assert message(write("auth: {token_secret_key: [hunter2]}")).endswith(
         "auth.token_secret_key: input should be a valid string"
     )

@@ -44,19 +44,23 @@ def error_line(text: str) -> str:
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", ALL_COMMANDS, ids=" ".join)
-def test_every_command_explains_itself(capsys, monkeypatch, command: tuple[str, ...], flag: str) -> None:
+def test_every_command_explains_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], flag: str
+) -> None:
     status, out, _ = run(capsys, monkeypatch, *command, flag)
     assert status == 0
     assert f"Usage: {' '.join(('delaylake', *command))}" in out
     assert "--config" in out
 
 
-def test_the_version_is_shown(capsys, monkeypatch) -> None:
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(capsys, monkeypatch, "--version")[:2] == (0, "delaylake 0.1.0\n")
 
 
 @pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)
-def test_help_says_what_was_written(capsys, monkeypatch, path: tuple[str, ...]) -> None:
+def test_help_says_what_was_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+) -> None:
     """Rich takes `:-1:` for an emoji, and `[x]` for a style."""
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 300)
     status, out, _ = run(capsys, monkeypatch, *path, "--help")
@@ -86,14 +90,18 @@ def test_help_says_what_was_written(capsys, monkeypatch, path: tuple[str, ...]) 
         (["produce", "t", "-m", "a", "--property", "novalue"], "key=value"),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(capsys, monkeypatch, arguments: list[str], expected: str) -> None:
+def test_wrong_usage_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
+) -> None:
     status, out, err = run(capsys, monkeypatch, *arguments)
     assert (status, out) == (2, "")
     assert expected in error_line(err)
     assert "--help" in err
 
 
-def test_an_expected_error_is_one_line_and_status_1(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_an_expected_error_is_one_line_and_status_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for arguments in (
         ["--config", "nope.yaml", "produce", "t", "-m", "a"],
         ["produce", "t", "-m", "a", "--config", "nope.yaml"],
@@ -103,7 +111,9 @@ def test_an_expected_error_is_one_line_and_status_1(capsys, monkeypatch, tmp_pat
         assert "nope.yaml" in error_line(err)
 
 
-def test_an_unexpected_error_is_one_line_and_a_traceback_only_with_verbose(capsys, monkeypatch) -> None:
+def test_an_unexpected_error_is_one_line_and_a_traceback_only_with_verbose(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("first\nsecond")
 
@@ -116,7 +126,9 @@ def test_an_unexpected_error_is_one_line_and_a_traceback_only_with_verbose(capsy
         cli.main()
 
 
-def test_status_of_no_broker_is_json_alone_and_status_1(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_status_of_no_broker_is_json_alone_and_status_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     status, out, err = run(capsys, monkeypatch, "broker", "status", "--data-dir", str(tmp_path), "--output", "json")
     assert (status, err) == (1, "")
     assert json.loads(out)["state"] == "stopped"

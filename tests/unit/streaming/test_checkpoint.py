@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -107,7 +109,9 @@ def test_a_start_that_is_killed_while_it_takes_over_starts_again(settings: Setti
     for at in range(5):
         n = 0
 
-        def killed(self: Tables, name: str, epoch: int, at: int = at, begins=Tables._begin) -> None:
+        def killed(
+            self: Tables, name: str, epoch: int, at: int = at, begins: Callable[..., Any] = Tables._begin
+        ) -> None:
             nonlocal n
             if n == at:
                 raise KeyboardInterrupt
