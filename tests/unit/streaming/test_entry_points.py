@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 
 import pytest
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
@@ -18,5 +19,5 @@ def test_a_state_that_does_not_answer_fails_the_task_instead_of_holding_it_up(mo
     with socket.create_server(("localhost", 0)) as silent:
         key = StructType([StructField("shard", IntegerType())])
         client = StatefulProcessorApiClient(silent.getsockname()[1], key)
-        with pytest.raises(TimeoutError):
+        with closing(client._client_socket), client.sockfile, pytest.raises(TimeoutError):
             DelayedDeliveryProcessor([0], "{}", "").init(StatefulProcessorHandle(client))
