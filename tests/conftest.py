@@ -15,9 +15,12 @@ import pytest
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
+from tests.examples import load_profile
 
 if TYPE_CHECKING:
     import pulsar
+
+load_profile()
 
 PROGRAM = Path(sys.executable).parent / "delaylake"
 

@@ -22,6 +22,7 @@ from recovery.delivered import is_unbooked
 from recovery.message_set import MessageSet
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
+from tests.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.apply import Control
 from tracker.commands.moves import HELD_MILLIS
@@ -192,7 +193,7 @@ def control(made: Settings, found: PreparedState) -> Control:
 
 
 @given(histories(), st.integers(0, 6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_rebuild_finds_what_happened(made: list[History], booked: int) -> None:
     check_rebuild(made, booked)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.messages import batches, messages, positions
 from tracker.messages import MESSAGES, ORDER, concat, in_order, int64, is_rejected, pack, unpack, where
 
@@ -54,7 +55,7 @@ def test_what_is_large_is_compressed() -> None:
     assert len(pack(rows)) < rows.nbytes / 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ROWS, st.integers(0, 12))
 def test_in_order_sorts_by_time_then_position(rows: list[tuple[int, int, int, int, int]], cut: int) -> None:
     table = concat([batches(rows[:cut]), batches(rows[cut:])])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
+from tests.examples import examples
 from tests.messages import TOPIC, batches, messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.rebuilt import Rebuilt
@@ -98,7 +99,7 @@ ENTRY = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2_500), st.lists(ENTRY, max_size=4), st.integers(0, 4), st.booleans()),
@@ -125,7 +126,7 @@ def test_entries_are_booked_once_when_all_of_their_messages_are_settled(
     assert not {"slots", "mutable", "index_bits", "in_flight", "entries"} & {table for table, _ in service.store.values}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2_500), st.lists(ENTRY, max_size=4)), min_size=5, max_size=20))
 def test_after_a_turn_only_what_is_within_the_horizon_is_in_state(steps: list[tuple[int, list[Entry]]]) -> None:
     service = Service()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from conf.settings import Settings
+from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.moves import HELD_MILLIS
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, Switch
@@ -352,7 +353,7 @@ class ShardModel(RuleBasedStateMachine):
 
 
 ShardModel.TestCase.settings = effort(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=25,
     deadline=None,
     phases=(Phase.explicit, Phase.generate),

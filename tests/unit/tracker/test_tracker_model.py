@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
+from tests.examples import examples
 from tests.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.schema import KNOWN, REPEAT
@@ -398,7 +399,7 @@ class TrackerModel(RuleBasedStateMachine):
 
 
 TrackerModel.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=25,
     deadline=None,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.settings import Settings
+from tests.examples import examples
 from tests.messages import TOPIC, batches, messages
 from tracker.commands.schema import CANCELS
 from warehouse.queries.index_rows import cancels_to_index, to_index
@@ -236,7 +237,7 @@ def test_wrong_questions_are_one_line(warehouse: Warehouse, tmp_path: Path) -> N
 texts = st.text(st.one_of(st.sampled_from("'\"\\;-%$\0\n ]}"), st.characters(exclude_categories=["Cs"])), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(texts, texts, texts, texts)
 def test_no_text_of_a_filter_means_anything_but_itself(key: str, name: str, value: str, producer: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -277,7 +278,7 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
     return {"rows": rows, "cancels": cancels, "deliveries": deliveries, "files": chance.randint(1, 3)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(histories(), st.integers(1, 5), st.sampled_from([None, *SUBSCRIPTIONS]), st.sampled_from([None, NOW, NOW + 2]))
 def test_as_a_naive_model_has_it(
     history: dict[str, Any], limit: int, subscription: str | None, due_before: int | None

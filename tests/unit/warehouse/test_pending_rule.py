@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
+from tests.examples import examples
 from tests.messages import TOPIC
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.apply import Control
@@ -209,7 +210,7 @@ def placed(rows: pa.Table) -> pa.Table:
 
 
 PendingModel.TestCase.settings = settings(
-    max_examples=6,
+    max_examples=examples(6),
     stateful_step_count=40,
     deadline=None,
     phases=(Phase.explicit, Phase.generate),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings, tick_seconds
+from tests.examples import examples
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.shard import Tick
 
@@ -54,7 +55,7 @@ class Ticks:
         return self.clock.is_time(self.last, self.now, self.monotonic, Feedback(next_due=next_due))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -22,6 +22,7 @@ from broker.position import START, EntrySet, Position, SourceTopic
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import NotKnownYet
 from streaming.source.receiving.receiver import Limits, Receiver
+from tests.examples import examples
 from tests.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, NoUtf8, batch, one
 from tests.harness import wait_until
 from tracker.messages import concat
@@ -283,7 +284,7 @@ topics = st.lists(st.tuples(st.integers(5, 7), st.integers(0, 12), st.integers(1
 
 
 @given(topic=topics, seed=st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_each_message_is_in_one_batch_wherever_the_consumer_reconnects_repeats_and_reorders(
     topic: list[tuple[tuple[int, int], int]], seed: int
 ) -> None:
@@ -316,7 +317,7 @@ def test_each_message_is_in_one_batch_wherever_the_consumer_reconnects_repeats_a
 
 
 @given(topic=topics, data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_run_that_follows_begins_after_the_last_batch_of_the_one_before(
     topic: list[tuple[tuple[int, int], int]], data: st.DataObject
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.examples import examples
 from tests.messages import batches, messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.messages import MESSAGES, concat, int64, unpack
@@ -131,7 +132,7 @@ class TrackerModel(RuleBasedStateMachine):
 
 
 TrackerModel.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(50), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_tracker_against_the_model = TrackerModel.TestCase
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits, by_ledger
 from tracker.store import Key, MemoryStore
 
@@ -111,7 +112,7 @@ def test_a_run_of_positions_takes_next_to_no_bytes() -> None:
     assert len(store.values["index_bits", (1, 0)]) < 100
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.messages import messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
 from tracker.messages import MESSAGES
@@ -57,7 +58,7 @@ def test_nothing_is_kept_for_nothing() -> None:
     assert (len(slots), slots.earliest, slots.meta, store.values) == (0, None, {}, {})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.one_of(st.lists(st.integers(0, 5 * SLOT_MILLIS), max_size=6), st.integers(0, 6 * SLOT_MILLIS)), max_size=12

@@ -21,6 +21,7 @@ from conf.settings import Settings, local_path
 from recovery.changes import find_commands
 from recovery.delivered import Delivered
 from recovery.rebuild import rebuild
+from tests.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import subscription_names
@@ -142,7 +143,7 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
 
 
 @given(entries(), st.integers(0, 8), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_rebuild_and_the_audit_find_the_same_after_retention(made: list[Entry], booked: int, runs: int) -> None:
     with warehouse() as (settings_, tables), tempfile.TemporaryDirectory() as folder:
         write(tables, made, booked)
@@ -154,7 +155,7 @@ def test_a_rebuild_and_the_audit_find_the_same_after_retention(made: list[Entry]
 
 
 @given(entries())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_only_what_is_settled_and_past_its_retention_leaves_the_index(made: list[Entry]) -> None:
     with warehouse() as (settings_, tables):
         write(tables, made)
