@@ -13,10 +13,10 @@ MINUTES ?= 30
 FAULTS  ?= 100
 export KILLS MINUTES FAULTS
 
-.PHONY: help setup run test lint bench chaos clean lock proto tools
+.PHONY: help setup run test test-fast lint bench chaos clean lock proto tools browser
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-8s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
 
 setup: tools $(VENV)/.stamp ## a .venv with all that is needed, and the JARs; nothing to do when they are there
 	@$(PY) -m broker.jars
@@ -24,8 +24,11 @@ setup: tools $(VENV)/.stamp ## a .venv with all that is needed, and the JARs; no
 run: setup ## the main job on an embedded broker, with a summary that checks itself
 	@$(VENV)/bin/delaylake demo
 
-test: setup ## the test suite
+test: setup browser ## the test suite
 	@$(PY) -m pytest -m "not chaos" -n 2 --dist loadfile
+
+test-fast: setup ## what needs no broker and no Spark, with few examples of each property
+	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2
 
 lint: setup ## ruff, mypy, and who imports whom
 	@$(PY) -m ruff check .
@@ -64,6 +67,12 @@ tools:
 	command -v mvn >/dev/null || missing+=("Maven"); \
 	if [ $${#missing[@]} -gt 0 ]; then \
 	  (IFS=,; echo "error: please install $${missing[*]}" | sed 's/,/, /g' >&2); exit 1; \
+	fi
+
+# Chromium, in which the dashboard is tested. Where it can't be had those tests are skipped, but fail if CI is set.
+browser:
+	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
+	  { apt-get update || true; DEBIAN_FRONTEND=noninteractive apt-get install --yes chromium || true; } </dev/null >&2; \
 	fi
 
 $(VENV)/.stamp: requirements.lock pyproject.toml

@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
 from broker.standalone import EmbeddedBroker
-from tests.browser import chromium
+from tests.browser import chromium, need_chromium
 from tests.harness import Api, Collector, Job, http, now, wait_until
 from tests.tokens import SECRET, encoded, token
 
@@ -88,16 +88,22 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(
-    tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker, pulsar_client: pulsar.Client
-) -> Iterator[Desk]:
+def browser() -> Iterator[Browser]:
+    need_chromium()
     with chromium() as browser:
-        desk = Desk(tmp_path_factory.mktemp("desk"), broker, pulsar_client, browser)
-        try:
-            yield desk
-            assert desk.problems == [], "errors in the browser's console"
-        finally:
-            desk.stop()
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def desk(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker, pulsar_client: pulsar.Client
+) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp("desk"), broker, pulsar_client, browser)
+    try:
+        yield desk
+        assert desk.problems == [], "errors in the browser's console"
+    finally:
+        desk.stop()
 
 
 def test_actions_do_what_they_say(desk: Desk) -> None:
