@@ -24,7 +24,7 @@ REBUILT_DELIVERED = "rebuilt_delivered"
 REBUILT_MOVED = "rebuilt_moved"
 REBUILT_WAITING = "rebuilt_waiting"
 
-# As `streaming.entry_points.INPUT_SCHEMA`.
+# As `streaming.operator.schemas.INPUT_SCHEMA`.
 ARROW_SCHEMA = pa.schema(
     [
         pa.field("shard", pa.int32(), False),

@@ -52,7 +52,7 @@ _JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
 _TASK_FAILURES = 4
 
 # What tasks import of this program, and the archive in which executors get it.
-_SHIPPED = ("broker", "conf", "recovery", "status", "streaming", "tracker", "warehouse")
+_SHIPPED = ("broker", "conf", "status", "streaming", "tracker", "warehouse")
 _ARCHIVE = "delaylake.zip"
 
 

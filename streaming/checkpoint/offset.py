@@ -31,7 +31,7 @@ class Offset:
     booked: int = 0
     marks: list[list[int]] = field(default_factory=list)
     index_version: int = 0  # the version of delayed_index that segments are loaded from
-    lookup_versions: list[int] = field(default_factory=list)  # of segments.LOOKED_UP, where there are commands
+    lookup_versions: list[int] = field(default_factory=list)  # of index_rows.LOOKED_UP, where there are commands
     barriers: list[Any] = field(default_factory=list)  # [tick, ends]: what was published before that tick's commands
     passed: int = 0  # all barriers of this tick and earlier ones have been passed
     positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
