@@ -30,7 +30,7 @@ class Part:
     job: Job
     target: Target
     done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
-    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)  # of others, as `streaming.release.attempt.Failed` has it
+    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)  # of others, as `attempt.Failed` has it
 
 
 @dataclass
