@@ -26,12 +26,12 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
 from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from tracker import MemoryStore
 from tracker.commands.apply import Control
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
 from tracker.shards import shard_of
-from tracker.store import MemoryStore
 from warehouse.durable import sync, write_durably
 from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.missing_routes import with_missing_routes

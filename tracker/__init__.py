@@ -1,1 +1,42 @@
-"""The delayed delivery tracker as plain Python: no Spark, no I/O, no clock of its own."""
+"""The delayed delivery tracker as plain Python: no Spark, no I/O, no clock of its own.
+
+    from tracker import Intake, MemoryStore, Shard, Tick
+
+    shard = Shard(MemoryStore(), {"persistent://public/default/orders": ["billing"]}, min_index_count_per_bucket=50_000)
+    effects = shard.apply(tick, Intake(messages=rows))
+
+A `Shard` keeps its state in a `Store` and is called once a tick. All that a tick brings is in a `Tick` and an `Intake`;
+all that follows from it is in the `Effects`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracker.in_flight import Release
+    from tracker.shard import Effects, Intake, Shard, Tick
+    from tracker.store import Key, MemoryStore, Store
+    from tracker.subscriptions import Subscriptions
+
+__all__ = ["Effects", "Intake", "Key", "MemoryStore", "Release", "Shard", "Store", "Subscriptions", "Tick"]
+
+_MODULES = {
+    "Effects": "tracker.shard",
+    "Intake": "tracker.shard",
+    "Key": "tracker.store",
+    "MemoryStore": "tracker.store",
+    "Release": "tracker.in_flight",
+    "Shard": "tracker.shard",
+    "Store": "tracker.store",
+    "Subscriptions": "tracker.subscriptions",
+    "Tick": "tracker.shard",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for, so that who needs only a constant of the tracker does not wait for Arrow."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -8,8 +8,9 @@ from typing import Any
 
 from conf.errors import DelayLakeError
 from conf.settings import Route, Settings, Subscription, SubscriptionType
+from tracker import Subscriptions
 from tracker.commands.schema import Routes, SubscriptionRule
-from tracker.subscriptions import MAX_SUBSCRIPTIONS, Subscriptions
+from tracker.subscriptions import MAX_SUBSCRIPTIONS
 
 
 class RoutesError(DelayLakeError):

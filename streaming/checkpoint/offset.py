@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tracker.shard import Tick
+from tracker import Tick
 from warehouse.known_routes import KnownRoutes
 
 UNKNOWN = -1  # in place of a number of partitions: it was never known

@@ -32,13 +32,12 @@ from streaming.parts import (
     SWITCHES,
     TICK,
 )
+from tracker import Intake, Key, Shard
 from tracker.commands.cancelled import Compression
 from tracker.commands.rebuilt import MOVED, TAKEN, Rebuilt
 from tracker.commands.schema import COMMANDS as COMMAND_ROWS
 from tracker.commands.schema import KNOWN, Switch
 from tracker.messages import concat, pack, unpack
-from tracker.shard import Intake, Shard
-from tracker.store import Key
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP
 from warehouse.tables import Tables
