@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.messages import messages
@@ -335,6 +335,7 @@ ANY_COMMAND = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), ANY_COMMAND.map(ControlCommand.SerializeToString)), max_size=6))
 @example([b"\x0a\x01r\x12\xff\xff\xff\xff\x0f"])
 def test_whatever_comes_is_a_command_or_rejected(payloads: list[bytes]) -> None:
