@@ -37,7 +37,7 @@ from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tick:
     """One step of the clock, the same for all shards, and the same when it is replayed.
 
@@ -61,7 +61,7 @@ class Tick:
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Intake:
     """What comes to a shard in a tick."""
 

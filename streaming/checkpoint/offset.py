@@ -13,7 +13,7 @@ from warehouse.known_routes import KnownRoutes
 UNKNOWN = -1  # in place of a number of partitions: it was never known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Offset:
     """The end of a batch in Spark's offset log. What a batch does is a function of its offsets and the state.
 
@@ -76,16 +76,16 @@ class Offset:
             sort_keys=True,
         )
         return Tick(
-            self.tick,
-            self.cutoff,
-            self.turn,
-            self.load_horizon,
-            self.near_until,
-            self.run,
-            self.confirmed,
-            self.booked,
-            self.now,
-            self.passed,
-            sending,
-            self.unwritable,
+            tick=self.tick,
+            cutoff=self.cutoff,
+            turn=self.turn,
+            load_horizon=self.load_horizon,
+            near_until=self.near_until,
+            run=self.run,
+            confirmed=self.confirmed,
+            booked=self.booked,
+            now=self.now,
+            passed=self.passed,
+            sending=sending,
+            unwritable=self.unwritable,
         )

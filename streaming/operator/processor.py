@@ -160,14 +160,14 @@ class Operator:
             self._compression,
         )
         intake = Intake(
-            concat(tables[MESSAGES]),
-            concat(tables[SEGMENT]),
-            concat(tables[COMMANDS], COMMAND_ROWS),
-            request_ids,
-            concat(tables[FOUND], KNOWN),
-            concat(tables[KEPT]),
-            switches,
-            rebuilt
+            messages=concat(tables[MESSAGES]),
+            segment=concat(tables[SEGMENT]),
+            commands=concat(tables[COMMANDS], COMMAND_ROWS),
+            request_ids=request_ids,
+            found=concat(tables[FOUND], KNOWN),
+            kept=concat(tables[KEPT]),
+            switches=switches,
+            rebuilt=rebuilt
             and replace(
                 rebuilt,
                 taken=concat(tables[REBUILT_TAKEN], TAKEN),
@@ -175,8 +175,8 @@ class Operator:
                 moved=concat(tables[REBUILT_MOVED], MOVED),
                 waiting=concat(tables[REBUILT_WAITING], COMMAND_ROWS),
             ),
-            concat(tables[NO_COMMANDS]),
-            first_answers,
+            no_commands=concat(tables[NO_COMMANDS]),
+            first_answers=first_answers,
             back={topic for topic, _ in offset.back},
             rejected=concat(tables[REJECTED]),
         )

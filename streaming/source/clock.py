@@ -98,17 +98,17 @@ class Clock:
         cutoff = min(target, near - 1) if is_set_back else max(last.cutoff, min(target, near - 1))
         unwritable = last.unwritable if feedback.unwritable is None else feedback.unwritable
         return Offset(
-            tick,
-            now,
-            cutoff,
-            turn,
-            load,
-            near,
-            self._settings.run,
-            confirmed,
-            booked,
-            marks,
-            version,
+            tick=tick,
+            now=now,
+            cutoff=cutoff,
+            turn=turn,
+            load_horizon=load,
+            near_until=near,
+            run=self._settings.run,
+            confirmed=confirmed,
+            booked=booked,
+            marks=marks,
+            index_version=version,
             unwritable=unwritable,
             lane_set=last.lane_set + is_set_back,
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tests.messages import TOPIC, positions
+from tracker import Effects, Intake, MemoryStore, Shard, Tick
 from tracker.messages import concat, int64
-from tracker.shard import Effects, Intake, Shard, Tick
-from tracker.store import MemoryStore
 
 NEAR, AHEAD = 1_000, 5_000
 
@@ -32,7 +31,17 @@ class Clock:
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")
         segment = stored.filter(pa.array((due >= before) & (due < self.load)))
-        tick = Tick(self.tick, cutoff, self.turn, self.load, self.near, self.run, confirmed, self.turn - 2, now=cutoff)
+        tick = Tick(
+            tick=self.tick,
+            cutoff=cutoff,
+            turn=self.turn,
+            load_horizon=self.load,
+            near_until=self.near,
+            run=self.run,
+            confirmed=confirmed,
+            booked=self.turn - 2,
+            now=cutoff,
+        )
         shard = Shard(self.store, self.names, 1_000_000)
         effects = shard.apply(tick, Intake(messages=concat(new), segment=segment))
         if effects.bucket.num_rows:

@@ -157,12 +157,14 @@ def test_what_is_left_out_is_written_down_and_goes_nowhere() -> None:
     bad = messages([(1, 2, 5)], reason="deliverAt is no number")
     shard = Shard(MemoryStore(), {"persistent://public/default/t": ["a"]}, 1)
     came = shard.apply(
-        Tick(1, 100, 1, 1_000, 500, "run", confirmed=0, booked=0),
+        Tick(tick=1, cutoff=100, turn=1, load_horizon=1_000, near_until=500, run="run", confirmed=0, booked=0),
         Intake(messages=concat([messages([(1, 0, 5)]), foreign, bad])),
     )
     assert sorted(e for release in came.releases for e in release.rows["entry_id"].to_pylist()) == [0, 2]
     assert came.rejects["entry_id"].to_pylist() == [1, 1, 2]
     assert [came.status[name] for name in ("taken", "rejected", "left_out", "short_notice")] == [4, 1, 2, 1]
-    booked = shard.apply(Tick(2, 200, 2, 2_000, 600, "run", confirmed=1, booked=1), Intake())
+    booked = shard.apply(
+        Tick(tick=2, cutoff=200, turn=2, load_horizon=2_000, near_until=600, run="run", confirmed=1, booked=1), Intake()
+    )
     assert booked.entries["entry_id"].to_pylist() == [0, 1, 2]
     assert booked.entries["batch_size"].to_pylist() == [1, 2, 1]

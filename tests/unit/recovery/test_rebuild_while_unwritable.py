@@ -51,9 +51,17 @@ class Service:
         self.tick += 1
         cutoff = NOW + at
         tick = Tick(
-            self.tick, cutoff, self.tick, cutoff + load_horizon, cutoff + 500, "run", of_tick.pop("confirmed", 0), 0,
-            now=cutoff, **of_tick,
-        )  # fmt: skip
+            tick=self.tick,
+            cutoff=cutoff,
+            turn=self.tick,
+            load_horizon=cutoff + load_horizon,
+            near_until=cutoff + 500,
+            run="run",
+            confirmed=of_tick.pop("confirmed", 0),
+            booked=0,
+            now=cutoff,
+            **of_tick,
+        )
         effects: Effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, intake)
         for rows in (to_index(in_order(effects.bucket), self.tick), cancels_to_index(effects.cancels, self.tick)):
             if rows.num_rows:

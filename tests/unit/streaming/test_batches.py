@@ -99,10 +99,20 @@ class Job:
             routes, back = known.to_json(), [list(p) for p in known.back_since(before)] if before else []
         version = self.tables.version("delayed_index")
         self.offset = Offset(
-            last.tick + 1, now, now, last.turn + 1, now + 2_000, now + 1_000, run, self.confirmed, 0, [],
-            version, [version, self.tables.version("entries")] if commands else [], routes=routes, back=back,
+            tick=last.tick + 1,
+            now=now,
+            cutoff=now,
+            turn=last.turn + 1,
+            load_horizon=now + 2_000,
+            near_until=now + 1_000,
+            run=run,
+            confirmed=self.confirmed,
+            index_version=version,
+            lookup_versions=[version, self.tables.version("entries")] if commands else [],
+            routes=routes,
+            back=back,
             passed=last.tick + 1,
-        )  # fmt: skip
+        )
         reader = SourceReader({"settings": self.settings.model_dump_json(), "shard_keys": f"[{KEY}]", "epoch": "0"})
         reader.__dict__["_intake"] = SimpleNamespace(
             parts=lambda *_: [

@@ -22,7 +22,17 @@ class Service:
 
     def step(self, cutoff: int, rows: pa.Table | None = None, horizon: int = HOUR + 1_000, **changes: Any) -> Effects:
         self.tick += 1
-        tick = Tick(self.tick, cutoff, self.tick, horizon, cutoff + 100, "run", 0, 0, now=cutoff)
+        tick = Tick(
+            tick=self.tick,
+            cutoff=cutoff,
+            turn=self.tick,
+            load_horizon=horizon,
+            near_until=cutoff + 100,
+            run="run",
+            confirmed=0,
+            booked=0,
+            now=cutoff,
+        )
         intake = Intake(messages=messages([]) if rows is None else rows, **changes)
         return Shard(self.store, {TOPIC: ["a"]}, 1_000_000).apply(tick, intake)
 

@@ -249,14 +249,14 @@ class ShardModel(RuleBasedStateMachine):
                 elif s in self.paused or self.routes.missing:
                     entry.moved[i, s] = HELD_MILLIS
         tick = Tick(
-            self.tick,
-            cutoff,
-            self.turn,
-            self.load,
-            self.near,
-            f"run{self.run}",
-            self.confirmed,
-            self.booked_turn,
+            tick=self.tick,
+            cutoff=cutoff,
+            turn=self.turn,
+            load_horizon=self.load,
+            near_until=self.near,
+            run=f"run{self.run}",
+            confirmed=self.confirmed,
+            booked=self.booked_turn,
             now=self.now,
             passed=self.tick,
             sending=json.dumps({"tick": self.tick}),

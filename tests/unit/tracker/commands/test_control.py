@@ -620,7 +620,18 @@ def test_a_command_for_a_rejected_message_changes_no_count(ticks_later: int) -> 
     store = MemoryStore()
     told = []
     for n in range(1, 5):
-        tick = Tick(n, n * 100, n, n * 100 + 5_000, n * 100 + 1_000, "run", 0, 0, now=n * 100, passed=n)
+        tick = Tick(
+            tick=n,
+            cutoff=n * 100,
+            turn=n,
+            load_horizon=n * 100 + 5_000,
+            near_until=n * 100 + 1_000,
+            run="run",
+            confirmed=0,
+            booked=0,
+            now=n * 100,
+            passed=n,
+        )
         rows = [command("r", 1, 7, [0, 1])] if n == 1 + ticks_later else []
         new = REJECTED if n == 1 else MESSAGES.empty_table()
         intake = Intake(messages=new, commands=commands(rows), request_ids={"r": 1})

@@ -41,14 +41,14 @@ class Service:
         self.tick += 1
         turn = self.tick
         tick = Tick(
-            self.tick,
-            cutoff,
-            turn,
-            cutoff + 1_000,
-            cutoff + 500,
-            run,
-            confirmed,
-            0,
+            tick=self.tick,
+            cutoff=cutoff,
+            turn=turn,
+            load_horizon=cutoff + 1_000,
+            near_until=cutoff + 500,
+            run=run,
+            confirmed=confirmed,
+            booked=0,
             now=cutoff if now is None else now,
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
         )
