@@ -100,7 +100,9 @@ class IngestSettings(Section):
 class TrackerSettings(Section):
     tick_time_millis: PositiveMillis = 1000
     min_index_count_per_bucket: Annotated[int, Field(gt=0)] = 50_000
-    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[int, Field(gt=0)] = 300
+    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[
+        int, Field(gt=0, description="As Pulsar has it; accepted, but it has no effect yet.")
+    ] = 300
     max_indexes_per_bucket_snapshot_segment: Annotated[int, Field(gt=0)] = 5_000
     max_num_buckets: Annotated[int, Field(gt=0)] = 50
     max_delay_millis: Millis = 0

@@ -51,8 +51,3 @@ def _millis(name: str, text: str) -> int:
     if text[0] == "-" and int(digits):
         raise BadSchedule(f"{name} is negative: {text}")
     return int(digits)
-
-
-def cutoff_millis(now: int, tick_time_millis: int, strict: bool) -> int:
-    """The latest time that counts as due at `now`: now itself, or up to a tick ahead where not strict."""
-    return now if strict else now + tick_time_millis

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.messages import messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.index_bits import IndexBits
 from tracker.messages import concat, int64
 from tracker.store import MemoryStore
 
@@ -49,8 +51,12 @@ class Buckets:
         due = int64(rows, "deliver_at")
         return rows.filter(pa.array((due >= start) & (due < end)))
 
-    def due(self, cutoff: int, max_messages: int | None = None) -> list[tuple[int, int]]:
-        return positions(self.tracker.get_scheduled_messages(cutoff, max_messages))
+    def due(self, cutoff: int) -> list[tuple[int, int]]:
+        return positions(self.tracker.get_scheduled_messages(cutoff))
+
+    def contains(self, ledger: int, entry: int) -> bool:
+        """Whether a position is known, so that it is not taken in once more."""
+        return bool(IndexBits(self.store).contains(np.array([ledger]), np.array([entry]))[0])
 
     def restart(self) -> None:
         """Another tracker on the same store."""

@@ -13,13 +13,13 @@ from tracker.messages import pack, unpack
 def test_a_position_is_known_after_it_was_added(buckets: Buckets) -> None:
     """B1: contains is true after an addition, and stays right after messages came out and others came in."""
     buckets.add((1, 1, 10), (1, 2, 20))
-    assert buckets.tracker.contains_message(1, 1)
-    assert not buckets.tracker.contains_message(1, 3)
-    assert not buckets.tracker.contains_message(2, 1)
+    assert buckets.contains(1, 1)
+    assert not buckets.contains(1, 3)
+    assert not buckets.contains(2, 1)
     buckets.due(10)
     buckets.add((1, 3, 30))
-    assert buckets.tracker.contains_message(1, 2)
-    assert buckets.tracker.contains_message(1, 3)
+    assert buckets.contains(1, 2)
+    assert buckets.contains(1, 3)
 
 
 def test_a_known_message_that_has_become_due_is_not_taken_in_again(buckets: Buckets) -> None:
@@ -34,10 +34,10 @@ def test_index_bits_come_back_with_the_state(buckets: Buckets) -> None:
     buckets.add((1, 1, 100), (1, 70_000, 100), (2, MAX_ENTRY_ID, 100))
     buckets.restart()
     for ledger, entry in ((1, 1), (1, 70_000), (2, MAX_ENTRY_ID)):
-        assert buckets.tracker.contains_message(ledger, entry)
+        assert buckets.contains(ledger, entry)
     assert buckets.add((1, 1, 100), cutoff=100) == [(1, 1)]
     buckets.tracker.drop_expired(100)
-    assert not buckets.tracker.contains_message(1, 1)
+    assert not buckets.contains(1, 1)
 
 
 @pytest.mark.parametrize("restarts", range(3))
@@ -113,21 +113,6 @@ def test_a_bucket_is_sorted_by_time_then_position(buckets: Buckets) -> None:
     assert unpack(pack(bucket)).equals(bucket)
 
 
-def test_clear_leaves_nothing(buckets: Buckets) -> None:
-    """B10: after clear nothing waits, neither in slots nor in buckets, and positions are unknown."""
-    buckets.near_until = 500
-    for start in (0, 1000):
-        buckets.add(*[(1, start + i, start + i + 1) for i in range(500)])
-        buckets.seal(load_horizon=700)
-    buckets.tracker.clear()
-    assert buckets.tracker.number_of_delayed_messages == 0
-    assert buckets.tracker.number_of_loaded_messages == 0
-    assert buckets.due(10_000) == []
-    assert not buckets.tracker.contains_message(1, 1)
-    buckets.tracker.save()
-    assert not [key for key in buckets.store.values if key[0] in ("slots", "mutable", "index_bits")]
-
-
 def test_asking_with_nothing_in_state_gives_nothing(buckets: Buckets) -> None:
     """B21: all in buckets, none in state: no error, nothing handed out, the number stays."""
     buckets.add(*[(1, i, 10_000 + i) for i in range(5)])
@@ -156,7 +141,7 @@ def test_a_ledger_is_forgotten_only_when_all_of_it_is_past(buckets: Buckets) -> 
     buckets.seal(load_horizon=1_000)
     assert buckets.due(330) == [(31, 1), (31, 2), (32, 1), (32, 2), (33, 1)]
     buckets.tracker.drop_expired(330)
-    known = [ledger for ledger in range(31, 37) if buckets.tracker.contains_message(ledger, 1)]
+    known = [ledger for ledger in range(31, 37) if buckets.contains(ledger, 1)]
     assert known == [33, 34, 35, 36]
     assert buckets.tracker.number_of_delayed_messages == 7
     assert buckets.add((33, 2, 335)) == []
@@ -167,7 +152,7 @@ def test_trimming_with_nothing_to_trim_changes_nothing(buckets: Buckets) -> None
     """B19: no ledger is past: all positions stay known, and all messages wait."""
     buckets.add(*[(ledger, 1, 100) for ledger in range(10)])
     buckets.tracker.drop_expired(99)
-    assert all(buckets.tracker.contains_message(ledger, 1) for ledger in range(10))
+    assert all(buckets.contains(ledger, 1) for ledger in range(10))
     assert buckets.tracker.number_of_delayed_messages == 10
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
-from tracker.messages import BoolArray, Int64Array, concat, in_order, int64, where
+from tracker.messages import concat, in_order, int64, where
 from tracker.store import Store
 
 _TABLE = "tracker"
@@ -111,14 +110,6 @@ class DelayedDeliveryTracker:
             self._slots.add(where(delayed, is_near))
             self._mutable.add(where(delayed, ~is_near))
 
-    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position is known: added, and its ledger not past."""
-        return bool(self.contains_messages(np.array([ledger_id]), np.array([entry_id]))[0])
-
-    def contains_messages(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
-        """Which of the positions are known."""
-        return self._bits.contains(ledger_ids, entry_ids)
-
     def seal(self, load_horizon: int, near_until: int) -> pa.Table:
         """Seals the mutable bucket.
 
@@ -150,15 +141,8 @@ class DelayedDeliveryTracker:
         """Begins with messages in immutable buckets, all due at the coming load horizon or later."""
         self._sealed = sealed
 
-    def has_message_available(self, cutoff: int) -> bool:
-        """Whether anything in state may be due at the cutoff."""
-        return any(t is not None and t <= cutoff for t in (self._slots.earliest, self._mutable.earliest))
-
-    def get_scheduled_messages(self, cutoff: int, max_messages: int | None = None) -> pa.Table:
-        """Removes and returns what is due at the cutoff or before, by time of delivery, then position.
-
-        With `max_messages` the first of them; the rest stay.
-        """
+    def get_scheduled_messages(self, cutoff: int) -> pa.Table:
+        """Removes and returns what is due at the cutoff or before, by time of delivery, then position."""
         self._near_until = max(self._near_until, cutoff + 1)
         earliest = self._mutable.earliest
         if earliest is not None and earliest <= cutoff:
@@ -166,11 +150,7 @@ class DelayedDeliveryTracker:
             is_near = int64(rows, "deliver_at") < self._near_until
             self._slots.add(where(rows, is_near))
             self._mutable.add(where(rows, ~is_near))
-        due = self._slots.take_due(cutoff)
-        if max_messages is not None and due.num_rows > max_messages:
-            self._slots.add(due.slice(max_messages))
-            due = due.slice(0, max_messages)
-        return due
+        return self._slots.take_due(cutoff)
 
     def drop_expired(self, cutoff: int) -> None:
         """Forgets the positions of ledgers whose last message was due at the cutoff or before.
@@ -178,13 +158,6 @@ class DelayedDeliveryTracker:
         Not before all of them have been taken: of a position that is forgotten, an entry is taken in once more.
         """
         self._bits.drop_expired(cutoff)
-
-    def clear(self) -> None:
-        """Forgets everything that waits, here and in immutable buckets."""
-        self._mutable.take_all()
-        self._slots.clear()
-        self._bits.clear()
-        self._sealed = 0
 
     def save(self) -> None:
         """Writes what is not in the store yet."""

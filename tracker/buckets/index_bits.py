@@ -63,12 +63,6 @@ class IndexBits:
         if expired:
             self._put_ledgers(last_due)
 
-    def clear(self) -> None:
-        for ledger in self._ledgers():
-            self._store.remove(_TABLE, (ledger, 0))
-        self._bits.clear()
-        self._put_ledgers({})
-
     def _load(self, ledger: int) -> BitMap:
         if ledger not in self._bits:
             data = self._store.get(_TABLE, (ledger, 0))

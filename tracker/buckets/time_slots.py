@@ -63,10 +63,6 @@ class TimeSlots:
         slots = {time // SLOT_MILLIS for time in times} & self.meta.keys()
         return [self._get(slot, chunk) for slot in sorted(slots) for chunk in range(self.meta[slot][0])]
 
-    def clear(self) -> None:
-        for slot in list(self.meta):
-            self._take(slot)
-
     def _take(self, slot: int) -> pa.Table:
         chunks = []
         for chunk in range(self.meta.pop(slot)[0]):

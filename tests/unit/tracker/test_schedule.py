@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracker.commands.cancelled import Compression, TakenBack
-from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, cutoff_millis, deliver_at
+from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
 
@@ -63,11 +63,6 @@ def test_a_publish_time_beyond_the_last_moment_is_refused() -> None:
     for properties in ({}, {"deliverAt": "7"}, {"deliverAfter": "1"}):
         with pytest.raises(BadSchedule, match=f"the publish time {MAX_TIME_MILLIS + 1} is beyond the year 9999"):
             deliver_at(properties, MAX_TIME_MILLIS + 1, 9)
-
-
-def test_what_counts_as_due_is_up_to_a_tick_ahead_where_not_strict() -> None:
-    assert cutoff_millis(10_000, 1_000, strict=True) == 10_000
-    assert cutoff_millis(10_000, 1_000, strict=False) == 11_000
 
 
 def test_a_delay_beyond_the_longest_is_refused() -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.examples import examples
 from tests.messages import batches, messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.index_bits import IndexBits
 from tracker.messages import MESSAGES, concat, int64, unpack
 from tracker.store import MemoryStore
 
@@ -63,13 +64,11 @@ class TrackerModel(RuleBasedStateMachine):
             self.known.setdefault(ledger, set()).add(entry)
             self.last_due[ledger] = max(due, self.last_due.get(ledger, 0))
 
-    @rule(share=st.floats(0, 1), limit=st.one_of(st.none(), st.integers(1, 4)))
-    def what_is_due_is_taken(self, share: float, limit: int | None) -> None:
+    @rule(share=st.floats(0, 1))
+    def what_is_due_is_taken(self, share: float) -> None:
         self.cutoff += int(share * (self.near - 1 - self.cutoff))
-        due = sorted((t, message) for message, t in self.waiting.items() if t <= self.cutoff)[:limit]
-        if due:
-            assert self.tracker.has_message_available(self.cutoff)
-        assert of(self.tracker.get_scheduled_messages(self.cutoff, limit)) == [message for _, message in due]
+        due = sorted((t, message) for message, t in self.waiting.items() if t <= self.cutoff)
+        assert of(self.tracker.get_scheduled_messages(self.cutoff)) == [message for _, message in due]
         for _, message in due:
             del self.waiting[message]
 
@@ -128,7 +127,7 @@ class TrackerModel(RuleBasedStateMachine):
     def what_is_known_is_right(self) -> None:
         ledgers, entries = np.divmod(np.arange(LEDGERS * ENTRIES), ENTRIES)
         known = [entry in self.known.get(ledger, ()) for ledger, entry in zip(ledgers, entries, strict=True)]
-        assert self.tracker.contains_messages(ledgers, entries).tolist() == known
+        assert IndexBits(self.store).contains(ledgers, entries).tolist() == known
 
 
 TrackerModel.TestCase.settings = settings(
@@ -144,17 +143,16 @@ def test_no_messages_change_nothing() -> None:
     assert tracker.seal(0, 0).equals(MESSAGES.empty_table())
     tracker.load_segment(MESSAGES.empty_table())
     assert tracker.get_scheduled_messages(10).equals(MESSAGES.empty_table())
-    assert not tracker.has_message_available(10**12)
+    assert tracker.next_due is None
     assert not store.values
 
 
-def test_a_message_may_be_available_from_the_start_of_its_slot_and_from_its_time_in_the_bucket() -> None:
+def test_the_next_time_that_something_is_due_is_the_start_of_the_first_slot_whatever_the_bucket_holds() -> None:
     slots, bucket = DelayedDeliveryTracker(MemoryStore()), DelayedDeliveryTracker(MemoryStore())
     slots.seal(1_000, 1_000)
     for tracker in (slots, bucket):
         tracker.add_messages(messages([(1, 1, 450)]), 0)
-    assert [slots.has_message_available(t) for t in (399, 400, 450)] == [False, True, True]
-    assert [bucket.has_message_available(t) for t in (400, 449, 450)] == [False, False, True]
+    assert (slots.next_due, bucket.next_due) == (400, None)
 
 
 def test_the_load_horizon_never_goes_back_and_what_is_near_may() -> None:

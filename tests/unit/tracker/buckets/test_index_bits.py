@@ -86,16 +86,6 @@ def test_a_ledger_is_forgotten_when_the_last_of_it_has_been_due() -> None:
     assert known(bits, (1, 1), (1, 2)) == [False, True]
 
 
-def test_clear_forgets_all_ledgers_in_the_store_too() -> None:
-    store = MemoryStore()
-    add(IndexBits(store), (1, 1, 30), (2, 2, 10))
-    bits = IndexBits(store)
-    bits.clear()
-    assert known(bits, (1, 1), (2, 2)) == [False, False]
-    assert not [key for key in store.values if key[0] == "index_bits"]
-    assert not any(store.values.values())
-
-
 def test_only_the_ledgers_named_are_read_and_written() -> None:
     store = NotingStore()
     add(IndexBits(store), *[(ledger, 1, 99) for ledger in range(50)])
