@@ -8,8 +8,13 @@ from typing import Any
 from conf.settings import MOST_LANES, Settings
 from warehouse.message_schemas import version_number
 
-# Of a sequence id, the bits that count a tick's rows; the others are the tick. Rising from row to row and tick to tick,
-# and the same when a release is sent again, so that the broker's deduplication sees it.
+# A producer's sequence id rises from row to row and from tick to tick, and is the same when a release is sent again, so
+# that the broker's deduplication sees it:
+#
+#     bit    63   62 ............ 22   21 ............. 0
+#          |  0 |        tick        |  place in the tick, + 1  |
+#
+# The place is the row's in its release, from 0 on; 0 in these bits is before the first row of the tick.
 ROW_BITS = 22
 
 # What a delivered message has beside what came, but for names of topic and subscription: the delaylake properties, a

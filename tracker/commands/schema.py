@@ -136,5 +136,10 @@ CANCELS = pa.schema(
     ]
 )
 
-# Of a sequence, the bits that count a tick's commands; the others are the tick.
+# A sequence, by which commands and moves of one message are in order, rises within a tick and from tick to tick:
+#
+#     bit    63   62 ............ 20   19 ............. 0
+#          |  0 |        tick        |  number in the tick  |
+#
+# The number counts from 0, in each shard for itself.
 SEQUENCE_BITS = 20
