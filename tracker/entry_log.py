@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 
 from tracker.messages import MESSAGES, concat, int64, pack, unpack, where
-from tracker.store import Store
+from tracker.store import Store, get_present
 
 _TABLE = "entries"
 _LIST = "entries_list"
@@ -65,6 +65,4 @@ class EntryLog:
             self._saved = data
 
     def _get(self, turn: int, chunk: int) -> bytes:
-        data = self._store.get(_TABLE, (turn, chunk))
-        assert data is not None, f"the entries of turn {turn} have lost part {chunk}"
-        return data
+        return get_present(self._store, _TABLE, (turn, chunk))

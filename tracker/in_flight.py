@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import MESSAGES, concat, int64, is_rejected, pack, unpack, where
-from tracker.store import Store
+from tracker.store import Store, get_present
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
 
@@ -119,9 +119,7 @@ class InFlight:
         return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases if entry.rows]
 
     def _get(self, entry: _Entry) -> pa.Table:
-        data = self._store.get(_TABLE, entry.key)
-        assert data is not None, f"release {entry.tick} is lost"
-        return unpack(data)
+        return unpack(get_present(self._store, _TABLE, entry.key))
 
     def save(self) -> None:
         """Writes what is not in the store yet."""

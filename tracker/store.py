@@ -20,6 +20,22 @@ class Store(Protocol):
     def remove(self, table: str, key: Key) -> None: ...
 
 
+class StateLost(RuntimeError):
+    """A value that the tracker has put into its store is not there any more."""
+
+
+def get_present(store: Store, table: str, key: Key) -> bytes:
+    """The value of a key that was put and not removed since.
+
+    Raises:
+        StateLost: there is none.
+    """
+    data = store.get(table, key)
+    if data is None:
+        raise StateLost(f"the tracker's state has lost the value {key[0]}, {key[1]} of the table {table!r}")
+    return data
+
+
 class MemoryStore:
     """A store in a dictionary."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tracker.messages import concat, pack, unpack
-from tracker.store import Store
+from tracker.store import Store, get_present
 
 
 class Chunks:
@@ -29,11 +29,7 @@ class Chunks:
 
     def all(self) -> pa.Table:
         """All rows; they stay."""
-        chunks = []
-        for chunk in range(self.n_chunks):
-            data = self._store.get(self._table, (chunk, 0))
-            assert data is not None, f"{self._table} has lost its part {chunk}"
-            chunks.append(unpack(data))
+        chunks = (unpack(get_present(self._store, self._table, (chunk, 0))) for chunk in range(self.n_chunks))
         return concat(chunks, self._schema)
 
     def take_all(self) -> pa.Table:

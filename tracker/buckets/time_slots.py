@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import concat, in_order, int64, pack, unpack, where
-from tracker.store import Store
+from tracker.store import Store, get_present
 
 # As wide as a quick batch: narrower slots cost more calls to the store, wider ones make release horizons coarse.
 SLOT_MILLIS = 200
@@ -71,6 +71,4 @@ class TimeSlots:
         return concat(chunks)
 
     def _get(self, slot: int, chunk: int) -> pa.Table:
-        data = self._store.get(_TABLE, (slot, chunk))
-        assert data is not None, f"slot {slot} has lost its part {chunk}"
-        return unpack(data)
+        return unpack(get_present(self._store, _TABLE, (slot, chunk)))

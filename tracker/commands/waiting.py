@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tracker.buckets.index_bits import by_ledger
 from tracker.commands.schema import COMMANDS
 from tracker.messages import BoolArray, Int64Array, concat, int64, pack, typed, unpack, where, with_columns
-from tracker.store import Store
+from tracker.store import Store, get_present
 
 _TABLE = "waiting"
 _LEDGERS = "waiting_ledgers"
@@ -81,9 +81,7 @@ class WaitingCommands:
     def _get(self, ledger: int) -> pa.Table:
         if ledger not in self._ledgers:
             return WAITING.empty_table()
-        data = self._store.get(_TABLE, (ledger, 0))
-        assert data is not None, f"the commands that wait for ledger {ledger} are lost"
-        return typed(unpack(data), WAITING)
+        return typed(unpack(get_present(self._store, _TABLE, (ledger, 0))), WAITING)
 
     def _put(self, ledger: int, rows: pa.Table) -> None:
         if rows.num_rows:
