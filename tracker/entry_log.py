@@ -1,4 +1,4 @@
-"""What came in and is not booked yet: a row a message, by the turn in which it came."""
+"""The log of entries that came in and are not booked yet: a row a message, by the turn in which it came."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
 
 
 class EntryLog:
-    """Messages' positions and times, kept until their entries can be booked.
+    """Keeps the positions and times of messages until their entries can be booked (see `tracker.shard.Tick`).
 
     Booked entries are in the table `entries`, and their messages in the tables that a command's lookup reads; until
     then a command finds them here.
+
+    Args:
+        store: where the log is kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -32,7 +35,12 @@ class EntryLog:
         self._chunks: dict[int, int] = {int(t): n for t, n in json.loads(self._saved)} if self._saved else {}
 
     def add(self, messages: pa.Table, turn: int) -> None:
-        """Keeps the messages of whole entries."""
+        """Adds messages.
+
+        Args:
+            messages: as MESSAGES, all of each entry.
+            turn: the number of the turn with which they are booked.
+        """
         if not messages.num_rows:
             return
         chunk = self._chunks.get(turn, 0)
@@ -40,12 +48,16 @@ class EntryLog:
         self._chunks[turn] = chunk + 1
 
     def all(self) -> pa.Table:
-        """All messages that are not booked: the entries' columns, batch_index and deliver_at."""
+        """All messages that are not booked: the columns ENTRY_COLUMNS, batch_index and deliver_at."""
         rows = [unpack(self._get(turn, chunk)) for turn, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, _KEPT_SCHEMA)
 
     def take(self, turn: int) -> pa.Table:
-        """Removes this turn's messages and earlier ones; returns their entries, a row each."""
+        """Removes the messages of a turn and of earlier ones.
+
+        Returns:
+            their entries, a row each, with the columns ENTRY_COLUMNS.
+        """
         taken = []
         for past in sorted(t for t in self._chunks if t <= turn):
             for chunk in range(self._chunks.pop(past)):

@@ -31,12 +31,15 @@ _LIST = "in_flight_list"
 
 @dataclass(frozen=True)
 class Release:
-    """What one shard hands out in one tick to be sent on time.
+    """Messages that one shard hands out in one tick, to be sent at their time.
 
-    `is_planned`: the rows were waiting here; else they came in too late to be planned, and go out at once.
-    `rows` is a table of messages in order of sending, with the column `wants`: bit i is set for the i-th
-    subscription of the row's route. A row's sequence id is made of the tick and its place in the table. The table's
-    metadata says how it is to be sent, so that it is sent the same way again after the settings have changed.
+    Attributes:
+        tick: the tick's number.
+        is_planned: the messages waited in the tracker; else they came in too late for that, and are sent at once.
+        rows: MESSAGES in the order of sending, and `wants`, int64: bit i is set if the message goes to its topic's
+            subscription of number i. A row's sequence id is made of the tick and its place in the table, or of `place`
+            where there is such a column. The schema's metadata under SENDING says how the rows are sent, so that they
+            are sent the same way again after the settings have changed.
     """
 
     tick: int
@@ -47,7 +50,10 @@ class Release:
 class InFlight:
     """Keeps releases until they are confirmed, so that a new run of the job can hand them out again, unchanged.
 
-    Of a release that is confirmed, but has not arrived at some destinations, what is for those is kept on.
+    A release that is confirmed, but has not arrived at some destinations, is open: its messages for these are kept.
+
+    Args:
+        store: where the releases are kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -56,26 +62,30 @@ class InFlight:
         self._releases = [_Entry(*entry) for entry in json.loads(self._saved)] if self._saved else []
 
     def __len__(self) -> int:
+        """The number of rows of releases that are not confirmed."""
         return sum(entry.rows for entry in self._releases if entry.open is None)
 
     @property
     def open(self) -> int:
-        """The rows of confirmed releases that have not arrived everywhere."""
+        """The number of rows of open releases."""
         return sum(entry.rows for entry in self._releases if entry.open is not None)
 
     def add(self, release: Release) -> None:
+        """Keeps a release until it is confirmed."""
         entry = _Entry(release.tick, int(release.is_planned), release.rows.num_rows)
         self._store.put(_TABLE, entry.key, pack(release.rows))
         self._releases.append(entry)
 
     def confirm(self, tick: int, open_releases: OpenReleases | None = None) -> list[Release]:
-        """Forgets what was released at this tick or before, but for what is open.
+        """Forgets the releases of a tick and of earlier ones, but for the rows that have not arrived somewhere.
 
         Args:
-            open_releases: what has not arrived, of all releases that were confirmed before, too.
+            tick: number of the last tick that is confirmed.
+            open_releases: the subscriptions that releases have not arrived at, also of those confirmed before.
 
         Returns:
-            what is open of the releases that are confirmed only now; `wants` has only the bits that are open.
+            the open rows of releases that are confirmed only now; `wants` has only the bits that are open, and `place`
+            is each row's place in the release.
         """
         opened: list[Release] = []
         kept: list[_Entry] = []
@@ -96,10 +106,13 @@ class InFlight:
         return opened
 
     def take_open(self, given_up: OpenReleases) -> pa.Table:
-        """Removes from releases, also from such as are not confirmed, what will not be sent; the rest keeps its places.
+        """Removes messages that will not be sent from releases, confirmed or not; the others keep their places.
+
+        Args:
+            given_up: by release and topic the subscriptions to which its messages are not sent any more.
 
         Returns:
-            it, with the column `wants`, that has only the bits that are given up.
+            the messages removed, as MESSAGES and `wants`, int64: the bits that are given up.
         """
         taken: list[pa.Table] = []
         for i, entry in enumerate(self._releases):
@@ -115,7 +128,7 @@ class InFlight:
         return concat(taken, _HANDED_OUT)
 
     def all(self) -> list[Release]:
-        """All that is not confirmed or open, oldest first."""
+        """All releases that are not confirmed, or open, oldest first."""
         return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases if entry.rows]
 
     def _get(self, entry: _Entry) -> pa.Table:
@@ -138,6 +151,7 @@ class _Entry(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
+        """The release's key in the store."""
         return self.tick, self.planned
 
 

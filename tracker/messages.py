@@ -58,9 +58,9 @@ _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def pack(rows: pa.Table) -> bytes:
-    """A table as bytes: an Arrow IPC stream of one record batch, compressed where it is large.
+    """Packs a table as bytes: an Arrow IPC stream of one record batch, LZ4 compressed from 32 KiB on.
 
-    In a batch for each of many small pieces their rows would take ten times as long to write and to read.
+    The chunks of a table are joined before: a record batch for each would take ten times as long to write and to read.
     """
     rows = rows.combine_chunks()
     options = _LARGE if rows.nbytes >= _COMPRESSED_FROM_BYTES else _SMALL
@@ -72,15 +72,17 @@ def pack(rows: pa.Table) -> bytes:
 
 
 def unpack(data: bytes) -> pa.Table:
-    """The table that `pack` made the bytes of."""
+    """Unpacks the bytes that `pack` made of a table."""
     with pa.ipc.open_stream(data, options=_READ) as reader:
         return reader.read_all()
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table:
-    """The tables' rows one after another; an empty table where there are none.
+    """Concatenates tables; columns of the schema that one lacks, because an earlier version packed it, are null.
 
-    Columns of the schema that a table lacks, because an earlier release packed it, are null.
+    Args:
+        tables: with the columns of the schema, or fewer.
+        schema: that of the empty table which is returned where there are no rows.
     """
     tables = [_completed(table, schema) for table in tables if table.num_rows]
     if len(tables) == 1:
@@ -98,15 +100,16 @@ def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def int64(rows: pa.Table, column: str) -> Int64Array:
-    """A column without nulls as an int64 array."""
+    """A column of integers without nulls as an int64 array, (rows,)."""
     values: Int64Array = rows[column].to_numpy().astype(np.int64, copy=False)
     return values
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """The rows by time of delivery, then position; one contiguous chunk a column.
+    """Sorts MESSAGES in the order of delivery; each column becomes one contiguous chunk.
 
-    Those that were moved to a time come by when they were due and in the order of that, before their position.
+    The order is by deliver_at, then was_due (where null, deliver_at), then sequence (where null, 0), then ledger_id,
+    entry_id and batch_index.
     """
     if rows.num_rows < 2:
         return rows
@@ -136,16 +139,17 @@ def _is_ascending(keys: list[Int64Array]) -> bool:
 
 
 def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
-    """The rows at which the mask is true."""
+    """Filters rows by a bool array, (rows,)."""
     if mask.all():
         return rows
     return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
 
 
 def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
-    """The rows of some entries, in their order.
+    """Filters the rows of some entries; their order stays.
 
     Args:
+        rows: with the columns ledger_id and entry_id.
         entries: with the columns ledger_id and entry_id.
     """
     wanted = set(_entries(entries))
@@ -153,7 +157,11 @@ def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
 
 
 def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Table:
-    """The columns of a schema, with its types; null where there is no such column and there are others."""
+    """Casts columns to a schema: columns that are missing are null, those that are not in the schema are dropped.
+
+    Args:
+        rows: a table or columns by name, with ledger_id, whose length is the number of rows.
+    """
     n = len(rows["ledger_id"])
     columns = rows.column_names if isinstance(rows, pa.Table) else rows
     return pa.table(
@@ -162,12 +170,19 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
 
 
 def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Ledger ids, entry ids and batch indexes."""
+    """The columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
     return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
 
 
 def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:
-    """Which rows have the keys, columns of integers without nulls, of one of the others."""
+    """Which rows have the same keys as one of the others.
+
+    Args:
+        keys: names of columns of integers without nulls, in both tables.
+
+    Returns:
+        bool, (rows,).
+    """
     found = np.zeros(rows.num_rows, np.bool_)
     if rows.num_rows and others.num_rows:
         numbered = as_int64(rows, keys).append_column("row", pa.array(np.arange(rows.num_rows)))
@@ -177,7 +192,7 @@ def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray
 
 
 def as_int64(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Some columns of integers, all of the same type."""
+    """Selects columns of integers and casts them to int64."""
     return pa.table({column: rows[column].cast(pa.int64()) for column in columns})
 
 
@@ -186,10 +201,14 @@ def _entries(rows: pa.Table) -> Iterable[tuple[int, int]]:
 
 
 def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> Int64Array:
-    """For each row the number of its subscription in its topic's route; -1: it names none, or none of that route.
+    """The number of each row's subscription among those of its topic.
 
     Args:
-        names: for each source topic the names of its subscriptions.
+        rows: with the columns topic and subscription.
+        names: by source topic the names of its subscriptions, by number.
+
+    Returns:
+        int64, (rows,); -1: the row names no subscription, or one that the topic does not have.
     """
     if not rows.num_rows:
         return np.zeros(0, np.int64)
@@ -218,10 +237,10 @@ LEFT_OUT = "replicated from "
 
 
 def is_left_out(rows: pa.Table) -> BoolArray:
-    """Which rows are of messages that another cluster's job delivers."""
+    """Which rows are of messages that another cluster's job delivers: bool, (rows,)."""
     return np.asarray(pc.fill_null(pc.starts_with(rows["reason"], LEFT_OUT), False))
 
 
 def is_rejected(rows: pa.Table) -> BoolArray:
-    """Which rows have a reason to be rejected."""
+    """Which rows have a reason to be rejected: bool, (rows,)."""
     return np.asarray(pc.is_valid(rows["reason"]))

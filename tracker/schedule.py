@@ -14,20 +14,23 @@ TOO_FAR = "Exceeds max allowed delivery delay of {} milliseconds"
 
 
 class BadSchedule(ValueError):
-    """A message's time of delivery can't be taken. The message is the reason, one line."""
+    """A message's time of delivery is not valid. The error's message is the reason, one line."""
 
 
 def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_delay_millis: int = 0) -> int:
-    """When a message is due, in ms since the epoch: at once where its properties name no time.
+    """The time at which a message is due; a message whose properties name no time is due at once.
 
     Args:
         properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time.
         publish_time: ms since the epoch, by the producer's clock, which may be ahead.
         now: when it came in, ms since the epoch.
-        max_delay_millis: the longest delay that is taken; 0: any.
+        max_delay_millis: the longest delay from the publish time that is accepted, ms; 0: any.
+
+    Returns:
+        ms since the epoch.
 
     Raises:
-        BadSchedule: the property is no whole number, negative, or too far ahead; or the publish time is.
+        BadSchedule: the property is no whole number, or negative, or the time or the publish time is too far ahead.
     """
     if publish_time > MAX_TIME_MILLIS:
         raise BadSchedule(f"the publish time {publish_time} is beyond the year 9999")

@@ -1,4 +1,4 @@
-"""What one shard does in one tick. All decisions of the service are made here."""
+"""A shard of the tracker: applies one tick after another to its state. All decisions of the service are made here."""
 
 from __future__ import annotations
 
@@ -41,66 +41,74 @@ from tracker.subscriptions import Subscriptions
 class Tick:
     """One step of the clock, the same for all shards, and the same when it is replayed.
 
-    A turn is a tick at which buckets are sealed and segments are loaded. `booked` is the last turn before which all
-    that came in is settled: in the delayed index, or delivered.
+    Times are ms since the epoch. A turn is a tick at which the mutable bucket is sealed and the next segment of the
+    sealed ones is loaded. A turn's intake is booked when all messages that came in before it are in the delayed index
+    or delivered; only then its entries are written to `entries` and acknowledged.
     """
 
-    tick: int  # counts up from 1
-    cutoff: int  # what is due at this time or before is handed out
-    turn: int  # how many turns there have been, this tick's included
-    load_horizon: int  # what is due before it is in state
-    near_until: int  # what comes in due before it goes to a slot
-    run: str  # the run of the job that made the tick
-    confirmed: int  # the releases of this tick and earlier ones are finished
-    booked: int
-    now: int = 0  # ms since the epoch
-    passed: int = 0  # what was published before the commands of this tick and earlier ones has come in
-    sending: str = "{}"  # how releases of this tick are to be sent, also when they are handed out again
-    # By source topic and subscription ("" for rejects) whose destination can't be written: `open`, the releases
-    # [tick, is planned] that have not arrived there, and `rejects`, why what is due is rejected; not there: it waits.
+    tick: int  # the tick's number, from 1
+    cutoff: int  # time: messages due then or before are released
+    turn: int  # number of turns so far, this tick's included
+    load_horizon: int  # time: all messages due before it are in state
+    near_until: int  # time: new messages due before it go to a time slot, later ones to the mutable bucket
+    run: str  # id of the run of the job that made the tick
+    confirmed: int  # a tick's number: the releases up to it have been sent
+    booked: int  # a turn's number: the intake up to it is booked
+    now: int = 0  # time: the service's clock
+    passed: int = 0  # a tick's number: all messages published before the commands up to it have come in
+    sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
+    # Destinations that can't be written, by source topic and subscription ("" is the topic for rejects). `open`: the
+    # releases [tick, is planned] that have not arrived there. `rejects`: the reason why messages that come due for it
+    # are rejected; where it is missing, they wait.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
-    """What comes to a shard in a tick."""
+    """The input of a shard for one tick. Each table has the columns of the schema that its default has."""
 
-    messages: pa.Table = field(default_factory=MESSAGES.empty_table)  # new ones, whole entries, in any order
-    segment: pa.Table = field(default_factory=MESSAGES.empty_table)  # due from the last load horizon to this one
-    commands: pa.Table = field(default_factory=COMMANDS.empty_table)
-    request_ids: Mapping[str, int] = field(default_factory=dict)  # of all shards' commands that come first: the body
-    found: pa.Table = field(default_factory=KNOWN.empty_table)  # messages that commands name, as far as they are booked
-    kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to move or restore
-    switches: Sequence[Switch] = ()  # of the commands of all shards
-    rebuilt: Rebuilt | None = None  # in the first tick after a rebuild
-    no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with the reason
-    first_answers: FirstAnswers = no_answers  # in the version of the tables in which `found` was found
-    rejected: pa.Table = field(default_factory=MESSAGES.empty_table)  # before, and not told to the topic of rejects yet
-    back: Collection[str] = ()  # topics to which messages go out again: `kept` has what was held back for them
+    messages: pa.Table = field(default_factory=MESSAGES.empty_table)  # new messages: whole entries, in any order
+    # Sealed rows due from the last tick's load horizon (included) to this tick's (excluded).
+    segment: pa.Table = field(default_factory=MESSAGES.empty_table)
+    commands: pa.Table = field(default_factory=COMMANDS.empty_table)  # this shard's, in the control topic's order
+    # Request ids of the commands of all shards, the first command of each: the hash of its body.
+    request_ids: Mapping[str, int] = field(default_factory=dict)
+    found: pa.Table = field(default_factory=KNOWN.empty_table)  # booked messages that the commands name
+    kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to reschedule, restore or resume
+    switches: Sequence[Switch] = ()  # pauses and resumes of all shards
+    rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
+    no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with a reason
+    first_answers: FirstAnswers = no_answers  # reads the same version of the tables in which `found` was found
+    # Messages rejected in earlier ticks that have not been sent to the topic for rejects, as it could not be written.
+    rejected: pa.Table = field(default_factory=MESSAGES.empty_table)
+    back: Collection[str] = ()  # topics that can be delivered again: `kept` has the messages held back for them
 
 
 @dataclass
 class Effects:
-    """What a tick leads to outside the shard."""
+    """The output of a shard for one tick: what is to be sent and written to the tables."""
 
-    releases: list[Release] = field(default_factory=list)
-    bucket: pa.Table = field(default_factory=MESSAGES.empty_table)  # a sealed bucket
-    cancels: pa.Table = field(default_factory=CANCELS.empty_table)  # sealed with it
-    entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are booked now
-    rejects: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that could not be taken
-    outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)
-    status: dict[str, int] = field(default_factory=dict)
+    releases: list[Release] = field(default_factory=list)  # to send
+    bucket: pa.Table = field(default_factory=MESSAGES.empty_table)  # the sealed bucket, for the delayed index
+    cancels: pa.Table = field(default_factory=CANCELS.empty_table)  # CANCEL, RESTORE and MOVE rows sealed with it
+    entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are booked now, a row each
+    rejects: pa.Table = field(default_factory=MESSAGES.empty_table)  # rejected messages, with a reason
+    outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)  # answers to commands
+    status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
 
 
 class Shard:
-    """A shard's tracker, its controls, its releases in flight and its entries, on one store.
+    """One shard of the tracker: delayed messages, commands, releases in flight and unbooked entries, on one store.
+
+    All state is in the store: after each `apply` another shard on the same store goes on from there. The same ticks
+    and intakes give the same effects.
 
     Args:
         store: the shard's state.
-        subscriptions: of each source topic, or only their names where all of them are in the settings.
-        min_index_count_per_bucket: the mutable bucket is sealed when it holds this many rows, else at each turn.
-        tick_time_millis: Pulsar's tick.
-        compression: of the bitmaps of what is taken back.
+        subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
+        min_index_count_per_bucket: rows in the mutable bucket from which on it is sealed before the next turn.
+        tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
+        compression: of the bitmaps of cancelled and skipped messages.
     """
 
     def __init__(
@@ -120,7 +128,19 @@ class Shard:
         self._entries = EntryLog(store)
 
     def apply(self, tick: Tick, intake: Intake) -> Effects:
-        """Takes in what came, applies commands, and hands out what is due."""
+        """Applies one tick: takes messages in, applies commands, seals and loads buckets, releases what is due.
+
+        Args:
+            tick: the clock's step, later than all that were applied before.
+            intake: messages and commands of the tick.
+
+        Returns:
+            what is to be sent and written; the state is saved in the store.
+
+        Raises:
+            ValueError: an entry id is negative or beyond 2^32 - 1.
+            StateLost: the store lacks a value that an earlier tick put there.
+        """
         last_turn, released, last_run, ahead = self._last()
         is_turn = tick.turn != last_turn
         if intake.rebuilt is not None:
@@ -253,7 +273,7 @@ class Shard:
         return concat(of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), intake.kept))
 
     def _held(self, intake: Intake) -> pa.Table:
-        """What was held back, if a command says to hand it out."""
+        """Rows held back for paused subscriptions, of all of them, if a command resumes any."""
         if all(switch.is_paused for switch in intake.switches):
             return MESSAGES.empty_table()
         return concat([held(intake.kept), held(self._tracker.find(()))])
@@ -280,12 +300,12 @@ class Shard:
         return n, given_up
 
     def _told(self, tick: Tick, rejects: pa.Table) -> pa.Table:
-        """What of new rejects goes to the topics for them: of those that can't be written the table keeps it."""
+        """New rejects that go to their topics now. Rejects whose topic can't be written are only in the table."""
         held = [topic for topic, names in tick.unwritable.items() if "" in names]
         return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
 
     def _tell_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
-        """What of held back rejects goes out now; of many the rest waits for some seconds."""
+        """Rejects of earlier ticks that go to their topics now; where they are many the rest waits for some seconds."""
         times = tick.now + np.arange(rejects.num_rows) // RELEASED_A_SECOND * 1000
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
@@ -297,6 +317,7 @@ class Shard:
         }
 
     def _open_releases(self, tick: Tick) -> OpenReleases:
+        """Releases that have not arrived at some destinations, by subscription as bits."""
         found: dict[tuple[int, bool], dict[str, int]] = {}
         for topic, names in tick.unwritable.items():
             for name, unwritable in names.items():

@@ -11,7 +11,16 @@ ENTRIES_TOGETHER = 64
 
 
 def shard_of(ledger_ids: Int64Array, entry_ids: Int64Array, shards: int) -> Int64Array:
-    """The shard of each position, in [0, shards). All messages of an entry share one."""
+    """Hashes positions to shards. All messages of an entry share one, and so do neighbouring entries.
+
+    Args:
+        ledger_ids: int64, (n,).
+        entry_ids: int64, (n,).
+        shards: how many shards there are.
+
+    Returns:
+        the shard of each position, int64, (n,), from 0 to shards - 1.
+    """
     with np.errstate(over="ignore"):
         mixed = ledger_ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + entry_ids.astype(np.uint64) // np.uint64(
             ENTRIES_TOGETHER

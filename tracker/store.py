@@ -13,11 +13,14 @@ Key = tuple[int, int]
 class Store(Protocol):
     """Named tables of bytes by a pair of integers."""
 
-    def get(self, table: str, key: Key) -> bytes | None: ...
+    def get(self, table: str, key: Key) -> bytes | None:
+        """Returns the value of a key, None where there is none."""
 
-    def put(self, table: str, key: Key, value: bytes) -> None: ...
+    def put(self, table: str, key: Key, value: bytes) -> None:
+        """Sets the value of a key."""
 
-    def remove(self, table: str, key: Key) -> None: ...
+    def remove(self, table: str, key: Key) -> None:
+        """Removes a key; nothing happens where it is not there."""
 
 
 class StateLost(RuntimeError):
@@ -37,16 +40,19 @@ def get_present(store: Store, table: str, key: Key) -> bytes:
 
 
 class MemoryStore:
-    """A store in a dictionary."""
+    """A store in a dictionary, `values`, by table and key."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, Key], bytes] = {}
 
     def get(self, table: str, key: Key) -> bytes | None:
+        """Returns the value of a key, None where there is none."""
         return self.values.get((table, key))
 
     def put(self, table: str, key: Key, value: bytes) -> None:
+        """Sets the value of a key."""
         self.values[table, key] = value
 
     def remove(self, table: str, key: Key) -> None:
+        """Removes a key; nothing happens where it is not there."""
         self.values.pop((table, key), None)

@@ -1,4 +1,4 @@
-"""The subscriptions of each source topic, by numbers that stay theirs for the life of a checkpoint."""
+"""The subscriptions of each source topic. Each has a number that it keeps for the life of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ALSO_LATER = "*"
 
 @dataclass(frozen=True)
 class Subscriptions:
-    """What the numbers in state and in commands mean.
+    """The subscriptions of all source topics, by number. State and commands know a subscription by its number.
 
     A subscription that is taken out of the settings keeps its number, and gets nothing more. A topic that has no route
     for a while keeps its subscriptions: what comes due for them is held back until the route is there again.
 
     Attributes:
-        names: by topic the name of each number.
-        removed: by topic the numbers, as bits, that are not in the settings any more.
+        names: by topic the names of its subscriptions; the index is the number.
+        removed: by topic a mask of the subscriptions that are not in the settings any more; bit i is number i.
         without_route: topics that have no route now.
     """
 
@@ -36,28 +36,32 @@ class Subscriptions:
 
     @staticmethod
     def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
-        """Subscriptions that are all in the settings, where only their names are given."""
+        """Makes subscriptions of names by topic, all of them in the settings; subscriptions stay as they are."""
         return names if isinstance(names, Subscriptions) else Subscriptions(names)
 
     @property
     def most(self) -> int:
-        """How many numbers the topic with the most of them has."""
+        """The number of subscriptions of the topic that has the most."""
         return max(map(len, self.names.values()), default=0)
 
     def known(self, topic: str) -> int:
-        """All numbers of a topic, as bits."""
+        """A mask of all subscriptions of a topic, removed ones included."""
         return (1 << len(self.names.get(topic, ()))) - 1
 
     def wanted(self, topic: str) -> int:
-        """The numbers of a topic that its messages are for, as bits."""
+        """A mask of the subscriptions of a topic that its messages go to: those that are not removed."""
         return self.known(topic) & ~self.removed.get(topic, 0)
 
 
 def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
-    """For each row the bits of its topic, int64.
+    """The mask of each row's topic.
 
     Args:
-        bits: gives those of a topic; -1 is all.
+        rows: with the column topic.
+        bits: gives the mask of a topic; -1 is all bits.
+
+    Returns:
+        int64, (rows,).
     """
     if not rows.num_rows:
         return np.zeros(0, np.int64)

@@ -14,7 +14,7 @@ from warehouse.message_schemas import version_number
 #     bit    63   62 ............ 22   21 ............. 0
 #          |  0 |        tick        |  place in the tick, + 1  |
 #
-# The place is the row's in its release, from 0 on; 0 in these bits is before the first row of the tick.
+# The place is the row's in its release, or the outcome's in its tick, from 0 on; 0 in these bits is before the first.
 ROW_BITS = 22
 
 # What a delivered message has beside what came, but for names of topic and subscription: the delaylake properties, a

@@ -1,4 +1,4 @@
-"""Rows that pile up until they are taken all at once: one packed value an addition."""
+"""A list of rows in the store that is taken as a whole: each addition is one packed value."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from tracker.store import Store, get_present
 
 
 class Chunks:
-    """Tables of one schema in the order they came.
+    """Rows of one schema, in the order in which they were added.
 
-    `n_chunks` and `n_rows` have to be kept beside the store.
+    Args:
+        store: where the rows are kept.
+        table: its name in the store.
+        schema: of the rows.
+        n_chunks: number of additions so far; the caller keeps the attribute of that name beside the store.
+        n_rows: number of rows so far; likewise.
     """
 
     def __init__(self, store: Store, table: str, schema: pa.Schema, n_chunks: int = 0, n_rows: int = 0) -> None:
@@ -22,18 +27,19 @@ class Chunks:
         self.n_rows = n_rows
 
     def add(self, rows: pa.Table) -> None:
+        """Adds rows as one value; nothing where there are none."""
         if rows.num_rows:
             self._store.put(self._table, (self.n_chunks, 0), pack(rows))
             self.n_chunks += 1
             self.n_rows += rows.num_rows
 
     def all(self) -> pa.Table:
-        """All rows; they stay."""
+        """Returns all rows, which stay."""
         chunks = (unpack(get_present(self._store, self._table, (chunk, 0))) for chunk in range(self.n_chunks))
         return concat(chunks, self._schema)
 
     def take_all(self) -> pa.Table:
-        """All rows; there are none left then."""
+        """Removes and returns all rows."""
         rows = self.all()
         for chunk in range(self.n_chunks):
             self._store.remove(self._table, (chunk, 0))

@@ -1,4 +1,4 @@
-"""The bucketed delayed delivery tracker, after Pulsar's BucketDelayedDeliveryTracker."""
+"""The bucketed delayed delivery tracker, after Pulsar's BucketDelayedDeliveryTracker (PIP-195)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _FORMAT = 1
 
 
 class DelayedDeliveryTracker:
-    """Keeps messages until they are due: what is due soon in time slots, the rest in buckets.
+    """Keeps messages until they are due: those due soon in time slots, the others in buckets.
 
-    A message comes in by `add_messages`. Those due before `near_until` go to a slot at once; the others wait in the
-    mutable bucket. `seal` turns the mutable bucket into an immutable one, which the caller stores: what is due
-    before the load horizon stays in slots here, too, and the rest is forgotten until the caller hands it back by
-    `load_segment`. `get_scheduled_messages` takes what is due.
+    New messages come in by `add_messages`: to a time slot if they are due before `near_until`, else to the mutable
+    bucket. `seal` makes an immutable bucket of the mutable one, which the caller stores; its rows that are due before
+    the load horizon are kept in time slots here, too, the others only in the bucket, until the caller hands them back
+    by `load_segment`. `get_scheduled_messages` removes the messages that are due.
 
     All state is in the store: after `save` another tracker on the same store goes on from there. The same calls
     give the same results. Tables have the columns of `tracker.messages.MESSAGES`; times are ms since the epoch.
+
+    Args:
+        store: where the state is kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,28 +46,33 @@ class DelayedDeliveryTracker:
 
     @property
     def number_of_delayed_messages(self) -> int:
-        """The messages that wait here or in immutable buckets."""
+        """The number of messages that wait, here or in immutable buckets."""
         return len(self._mutable) + len(self._slots) + self._sealed
 
     @property
     def number_of_loaded_messages(self) -> int:
-        """The messages that wait in this tracker's own state."""
+        """The number of messages that wait in this tracker's own state."""
         return len(self._mutable) + len(self._slots)
 
     @property
     def number_of_unsealed_messages(self) -> int:
-        """The messages in the mutable bucket."""
+        """The number of messages in the mutable bucket."""
         return len(self._mutable)
 
     @property
     def next_due(self) -> int | None:
-        """Nothing in state that is not in the mutable bucket is due before; None: there is nothing."""
+        """A time before which no message in a time slot is due; None: no slot has any."""
         return self._slots.earliest
 
     def add_messages(self, rows: pa.Table, cutoff: int) -> pa.Table:
-        """Takes messages in; returns those that are due at the cutoff or before, which are not tracked.
+        """Adds new messages that are due after the cutoff; those whose position is known already are ignored.
 
-        A position that is known already is passed over. A row that is due is returned whether known or not.
+        Args:
+            rows: whole entries.
+            cutoff: ms since the epoch.
+
+        Returns:
+            the messages that are due at the cutoff or before, known or not; they are not added.
 
         Raises:
             ValueError: an entry id is negative or beyond 2^32 - 1.
@@ -87,7 +95,7 @@ class DelayedDeliveryTracker:
         return due
 
     def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
-        """Takes further rows of known messages in; returns those that are due at the cutoff or before."""
+        """Adds further rows of known messages; returns those due at the cutoff or before, which are not added."""
         if not rows.num_rows:
             return rows
         is_due = int64(rows, "deliver_at") <= cutoff
@@ -95,11 +103,11 @@ class DelayedDeliveryTracker:
         return where(rows, is_due)
 
     def find(self, times: Iterable[int]) -> pa.Table:
-        """What waits here and may be due at one of the times."""
+        """Returns all of the mutable bucket, and of the time slots in which some times are; the rows stay."""
         return concat([self._mutable.all(), *self._slots.find(times)])
 
     def waiting(self, start: int, end: int) -> pa.Table:
-        """What waits here and is due from one time to another, both included."""
+        """Returns the messages in state that are due from one time to another, both included; they stay."""
         rows = self.find(range(start // SLOT_MILLIS * SLOT_MILLIS, end + 1, SLOT_MILLIS))
         due = int64(rows, "deliver_at")
         return where(rows, (due >= start) & (due <= end))
@@ -111,18 +119,19 @@ class DelayedDeliveryTracker:
             self._mutable.add(where(delayed, ~is_near))
 
     def seal(self, load_horizon: int, near_until: int) -> pa.Table:
-        """Seals the mutable bucket.
+        """Empties the mutable bucket into an immutable one, and moves the load horizon on.
 
-        What of it is due at the new load horizon or later leaves this tracker, and so must everything in earlier
-        buckets that is due between the old horizon and the new one come back by `load_segment`.
+        The caller has to hand back by `load_segment` the rows of earlier buckets that are due from the old load horizon
+        to the new one.
 
         Args:
-            load_horizon: everything due before it is in state from now on; never lowered.
-            near_until: from now on, what is due before it goes to a slot when it comes in, and is never sealed. It
-                may be lower than before, when the clock has been set back.
+            load_horizon: from now on all messages due before it are in state; a lower one than before is ignored.
+            near_until: from now on new messages due before it go to a time slot, and are never sealed. It is lower
+                than before where the clock has been set back.
 
         Returns:
-            the immutable bucket: the rows by time of delivery, then position; may be empty.
+            the immutable bucket: the rows by time of delivery, then position; may be empty. Those due before the load
+            horizon are in state, too.
         """
         self.load_horizon = max(load_horizon, self.load_horizon)
         self._near_until = near_until
@@ -133,16 +142,16 @@ class DelayedDeliveryTracker:
         return bucket
 
     def load_segment(self, rows: pa.Table) -> None:
-        """Takes back rows of immutable buckets that have come within the load horizon."""
+        """Adds rows of immutable buckets that are due before the load horizon now."""
         self._slots.add(rows)
         self._sealed -= rows.num_rows
 
     def rebuild(self, sealed: int) -> None:
-        """Begins with messages in immutable buckets, all due at the coming load horizon or later."""
+        """Starts with a number of messages in immutable buckets, all due at the next load horizon or later."""
         self._sealed = sealed
 
     def get_scheduled_messages(self, cutoff: int) -> pa.Table:
-        """Removes and returns what is due at the cutoff or before, by time of delivery, then position."""
+        """Removes and returns the messages that are due at the cutoff or before, by time of delivery, then position."""
         self._near_until = max(self._near_until, cutoff + 1)
         earliest = self._mutable.earliest
         if earliest is not None and earliest <= cutoff:
@@ -155,7 +164,8 @@ class DelayedDeliveryTracker:
     def drop_expired(self, cutoff: int) -> None:
         """Forgets the positions of ledgers whose last message was due at the cutoff or before.
 
-        Not before all of them have been taken: of a position that is forgotten, an entry is taken in once more.
+        An entry whose position is forgotten is added once more when it comes again, so the caller has to have taken
+        all messages that are due by then.
         """
         self._bits.drop_expired(cutoff)
 

@@ -1,4 +1,7 @@
-"""Which positions the tracker knows: a roaring bitmap of entry ids for each ledger."""
+"""The positions that the tracker knows: a Roaring bitmap of entry ids for each ledger.
+
+As in Pulsar's BucketDelayedDeliveryTracker; Roaring bitmaps: https://roaringbitmap.org
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ _LEDGERS = "ledgers"
 
 
 class IndexBits:
-    """Append-only bits of known positions; a ledger's are dropped when the last of its messages has been due.
+    """The set of known positions; a ledger's are dropped together when the last of its messages has been due.
 
-    A batch reads and writes only the ledgers that it names.
+    A call reads and writes only the bitmaps of the ledgers that it names.
+
+    Args:
+        store: where the bitmaps are kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -31,7 +37,15 @@ class IndexBits:
         self._last_due: dict[int, int] | None = None
 
     def contains(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
-        """Which of the positions are known."""
+        """Which of the positions are known.
+
+        Args:
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+
+        Returns:
+            bool, (n,).
+        """
         known = np.zeros(len(ledger_ids), dtype=np.bool_)
         for ledger, rows in by_ledger(ledger_ids):
             bits, entries = self._load(ledger), entry_ids[rows].astype(np.uint32)
@@ -42,7 +56,13 @@ class IndexBits:
         return known
 
     def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, deliver_at: Int64Array) -> None:
-        """Makes the positions known until the latest time given for their ledger."""
+        """Adds positions.
+
+        Args:
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            deliver_at: int64, (n,), ms since the epoch. The ledger is kept until the latest of its times.
+        """
         last_due = self._ledgers()
         for ledger, rows in by_ledger(ledger_ids):
             bits = self._load(ledger)
@@ -53,7 +73,7 @@ class IndexBits:
         self._put_ledgers(last_due)
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets the ledgers whose last message was due at the cutoff or before."""
+        """Drops the ledgers whose last message was due at the cutoff, ms since the epoch, or before."""
         last_due = self._ledgers()
         expired = [ledger for ledger, due in last_due.items() if due <= cutoff]
         for ledger in expired:
@@ -82,7 +102,14 @@ class IndexBits:
 
 
 def by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
-    """Each ledger with the indexes of its rows."""
+    """Groups rows by ledger.
+
+    Args:
+        ledger_ids: int64, (n,).
+
+    Returns:
+        by rising id each ledger and the indexes of its rows, int64, which rise.
+    """
     if not len(ledger_ids):
         return []
     if (ledger_ids == ledger_ids[0]).all():
@@ -94,7 +121,15 @@ def by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
 
 
 def among(values: npt.NDArray[Any], bits: _Bits) -> BoolArray:
-    """Which of the values, of the type of the bits, are among them."""
+    """Which of the values are in a bitmap.
+
+    Args:
+        values: uint32 for a BitMap, uint64 for a BitMap64, (n,).
+        bits: the bitmap.
+
+    Returns:
+        bool, (n,).
+    """
     found = bits & type(bits)(values)
     if not found:
         return np.zeros(len(values), np.bool_)

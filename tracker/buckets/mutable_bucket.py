@@ -1,4 +1,4 @@
-"""The mutable bucket: what came in since the last seal and is not due soon."""
+"""The mutable bucket, after Pulsar's MutableBucket: messages since the last seal that are not due soon."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from tracker.store import Store
 
 
 class MutableBucket:
-    """Rows in the order they came, read again only to be sealed.
+    """Rows in the order in which they came, read again only to be sealed.
 
-    `meta` is what has to be kept beside the store.
+    Args:
+        store: where the rows are kept.
+        meta: the attribute of that name, which the caller keeps beside the store; None for an empty bucket.
     """
 
     def __init__(self, store: Store, meta: dict[str, int] | None = None) -> None:
@@ -21,27 +23,30 @@ class MutableBucket:
         self._earliest = meta["earliest"]
 
     def __len__(self) -> int:
+        """The number of rows."""
         return self._chunks.n_rows
 
     @property
     def meta(self) -> dict[str, int]:
+        """What the bucket needs beside the store to go on: JSON values by name."""
         return {"chunks": self._chunks.n_chunks, "rows": self._chunks.n_rows, "earliest": self._earliest}
 
     @property
     def earliest(self) -> int | None:
-        """The earliest time of delivery, or None where the bucket is empty."""
+        """The earliest time of delivery, ms since the epoch; None where the bucket is empty."""
         return self._earliest if len(self) else None
 
     def add(self, rows: pa.Table) -> None:
+        """Adds rows of MESSAGES."""
         if rows.num_rows:
             earliest = int(int64(rows, "deliver_at").min())
             self._earliest = min(earliest, self._earliest) if len(self) else earliest
             self._chunks.add(rows)
 
     def all(self) -> pa.Table:
-        """All rows; they stay."""
+        """Returns all rows, which stay."""
         return self._chunks.all()
 
     def take_all(self) -> pa.Table:
-        """All rows; the bucket is empty then."""
+        """Removes and returns all rows."""
         return self._chunks.take_all()

@@ -1,4 +1,4 @@
-"""What is due soon, in slots of time."""
+"""Time slots: the messages that are due soon, SLOT_MILLIS a slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _TABLE = "slots"
 class TimeSlots:
     """Rows by time of delivery: a slot is a few packed values, written once and read once.
 
-    `meta` is what has to be kept beside the store: for each slot its number of values and of rows.
+    Args:
+        store: where the rows are kept.
+        meta: the attribute of that name, which the caller keeps beside the store: by slot (ms since the epoch,
+            divided by SLOT_MILLIS) its number of values and of rows. None where there is nothing.
     """
 
     def __init__(self, store: Store, meta: dict[int, tuple[int, int]] | None = None) -> None:
@@ -27,14 +30,16 @@ class TimeSlots:
         self.meta = meta or {}
 
     def __len__(self) -> int:
+        """The number of rows."""
         return sum(rows for _, rows in self.meta.values())
 
     @property
     def earliest(self) -> int | None:
-        """The start of the first slot in ms since the epoch, or None where there is nothing."""
+        """The start of the first slot, ms since the epoch; None where there is none."""
         return min(self.meta) * SLOT_MILLIS if self.meta else None
 
     def add(self, rows: pa.Table) -> None:
+        """Adds rows of MESSAGES to the slots of their times of delivery."""
         if not rows.num_rows:
             return
         rows = in_order(rows)
@@ -47,7 +52,11 @@ class TimeSlots:
             self.meta[slot] = (chunks + 1, count + end - start)
 
     def take_due(self, cutoff: int) -> pa.Table:
-        """Removes and returns, in order, the rows whose time of delivery is the cutoff or before."""
+        """Removes and returns the rows that are due at the cutoff or before, in the order of delivery.
+
+        Args:
+            cutoff: ms since the epoch; within a slot, its later rows stay.
+        """
         due = []
         for slot in sorted(slot for slot in self.meta if slot * SLOT_MILLIS <= cutoff):
             rows = self._take(slot)
@@ -59,7 +68,11 @@ class TimeSlots:
         return in_order(concat(due))
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:
-        """The rows of the slots of some times; they stay."""
+        """Returns all rows of the slots in which some times are; the rows stay.
+
+        Args:
+            times: ms since the epoch.
+        """
         slots = {time // SLOT_MILLIS for time in times} & self.meta.keys()
         return [self._get(slot, chunk) for slot in sorted(slots) for chunk in range(self.meta[slot][0])]
 

@@ -1,4 +1,4 @@
-"""Applies cancels and skips, after PIP-423, and what undoes them; moves messages to other times."""
+"""Applying commands: cancel and skip, after PIP-423, restore, reschedule, pause and resume."""
 
 from __future__ import annotations
 
@@ -65,17 +65,14 @@ _MAX_IN_ORDER = 1 << 19
 
 @dataclass(frozen=True)
 class Moment:
-    """When commands are applied.
+    """When commands are applied, and what has been handed out by then. Times are ms since the epoch."""
 
-    Everything due at `released` or before has been handed out, but for messages that came in only in this tick.
-    For commands that came in at tick `passed` or before, all messages that were published earlier have come in.
-    """
-
-    tick: int
-    now: int  # ms since the epoch
-    released: int
-    passed: int
-    # After the clock was set back: up to when it had handed out before, and what waits although it is due by then.
+    tick: int  # the tick's number
+    now: int  # time
+    released: int  # time: messages due then or before have been handed out, unless they came in only in this tick
+    passed: int  # a tick's number: all messages published before the commands up to it have come in
+    # Where the clock has been set back: messages due up to `ahead`, a time, had been handed out before that, but for
+    # those that wait here.
     ahead: int = 0
     waiting: pa.Table = field(default_factory=MESSAGES.empty_table)
 
@@ -94,16 +91,24 @@ class _Pairs:
 
 
 class Control:
-    """What has been taken back, and the commands that wait for their message.
+    """Applies commands, and decides for each message to which subscriptions it goes.
 
-    A command takes back a message that is known and not handed out yet; whether the time that a cancel names is the
-    message's does not matter. For a message that is not known it waits, whatever its time, until everything that was
-    published before it has come in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the
-    time it names.
+    A cancel or skip takes a message back that is known and not handed out yet; the time that a cancel names need not be
+    the message's. For a message that is not known the command waits until all messages published before it have come
+    in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the time it names.
+
+    Messages for a subscription that is paused, whose destination can't be written, or whose topic has no route are held
+    back: when they come due, they are moved to HELD_MILLIS, until they are resumed.
 
     Args:
-        subscriptions: of each source topic, or only their names where all of them are in the settings.
-        tick_time_millis: Pulsar's tick; what is taken back is remembered for two of them beyond its time.
+        store: where the state is kept.
+        subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
+        tick_time_millis: Pulsar's tick, ms; messages taken back are remembered for two of them beyond their time.
+        compression: of the bitmaps of messages taken back.
+
+    Attributes:
+        taken_back: the messages that are cancelled or skipped.
+        unwritable: by topic a mask of the subscriptions whose destinations can't be written; set for each tick.
     """
 
     def __init__(
@@ -144,21 +149,28 @@ class Control:
 
     @property
     def has_exceptions(self) -> bool:
-        """Whether there are messages that a subscription does not want, or not as they came."""
+        """Whether any message has been cancelled, skipped, moved, or was delivered before a rebuild."""
         return bool(self.taken_back) or bool(self._moved) or bool(self._delivered)
 
     @property
     def unwanted(self) -> int:
-        """Rows that wait although no subscription wants them any more."""
+        """The number of rows that wait although they go to no subscription any more."""
         return self._unwanted_moves + sum(self._unwanted.values())
 
     @property
     def waiting(self) -> int:
-        """Commands that wait for their message."""
+        """The number of commands' rows that wait for their message."""
         return len(self._waiting)
 
     def wants(self, rows: pa.Table) -> Int64Array:
-        """For each row the subscriptions that still want it, as bits: none, where its message has another row now."""
+        """The subscriptions that rows go to; none where the row's message has been moved to another row.
+
+        Args:
+            rows: as MESSAGES, or only topic, ledger_id, entry_id and batch_index.
+
+        Returns:
+            masks, int64, (rows,): bit i is the topic's subscription of number i.
+        """
         wants = self._left_by_commands(rows)
         return wants & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else wants
 
@@ -180,14 +192,18 @@ class Control:
         return wants
 
     def moved_to(self, known: pa.Table) -> set[int]:
-        """The times that messages have been moved to."""
+        """The times that messages have been moved to, ms since the epoch, for any subscription.
+
+        Args:
+            known: as KNOWN.
+        """
         times: set[int] = set()
         for subscription in range(self._subscriptions.most if self._moved else 0):
             times.update(self._moved.find(subscription, *message_ids(known))[1].tolist())
         return times
 
     def take_moves(self) -> pa.Table:
-        """Removes and returns the rows of messages that were moved, to be tracked at their new times."""
+        """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
         if not self._moves:
             return _NO_MESSAGES
         moves = concat(self._moves)
@@ -195,9 +211,14 @@ class Control:
         return moves
 
     def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
-        """For each due row the subscriptions that it goes out to now, as bits; for the others it may be held back.
+        """Decides to which subscriptions due rows go now; for those that are held back they are moved.
 
-        A rejected message goes to none.
+        Args:
+            rows: as MESSAGES, removed from the tracker.
+            moment: of this tick.
+
+        Returns:
+            masks, int64, (rows,): bit i is the topic's subscription of number i. A rejected message goes to none.
         """
         rejected = is_rejected(rows)
         left = self._left_by_commands(rows)
@@ -206,7 +227,7 @@ class Control:
         return self._hold(rows, np.where(rejected, 0, wants), moment)
 
     def _count_unwanted(self, rows: pa.Table, sign: int) -> None:
-        """Counts rows that wait and that no subscription wants any more, or, with -1, that are gone or wanted again."""
+        """Counts rows that wait and go to no subscription; with sign -1 they are gone, or go to some again."""
         if not rows.num_rows:
             return
         if "sequence" in rows.column_names:
@@ -217,16 +238,15 @@ class Control:
             self._unwanted[topic] = self._unwanted.get(topic, 0) + sign * n
 
     def _held_back(self, topic: str) -> int:
-        """The topic's subscriptions that nothing goes out to now, as bits."""
+        """A mask of the topic's subscriptions that are held back now."""
         if topic in self._subscriptions.without_route:
             return -1
         return self._paused.get(topic, 0) | self.unwritable.get(topic, 0)
 
     def _hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
-        """Moves beyond all times what subscriptions want of due rows to which nothing goes out now.
+        """Moves due rows to HELD_MILLIS for subscriptions that are held back; returns the masks of the others.
 
-        They are paused, or their topic is without a route, or their destination can't be written. Returns what the
-        others want.
+        These are paused, or their topic has no route, or their destination can't be written.
         """
         if not (self._paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
             return wants
@@ -238,13 +258,17 @@ class Control:
         return wants & ~held_back
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
-        """Gives messages that were handed out, and have not arrived, another row each at the time they had.
+        """Gives messages of a release that have not arrived another row each, at the time they had, to be sealed.
 
         A row that came in shortly before its time is in no bucket, and its entry may be booked now: with these rows in
-        the delayed index a rebuild knows what is missing.
+        the delayed index a rebuild knows which messages are missing.
 
         Args:
-            rows: of a release, with `wants`.
+            rows: as MESSAGES, and `wants`, int64: the subscriptions they have not arrived at, as bits.
+            moment: of this tick.
+
+        Returns:
+            the rows, as MESSAGES, one a message and subscription.
         """
         others, self._moves = self._moves, []
         wants = int64(rows, "wants")
@@ -258,19 +282,24 @@ class Control:
     def come_back(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
         """Goes on with topics that have a route again, or a subscription that they did not have before.
 
-        Commands wait for what was published before now, which nobody has read meanwhile.
+        Nobody has read such a topic meanwhile: its commands wait for messages that were published before now.
 
         Args:
-            rows: as of `release_held`.
+            topics: their names.
+            rows: as in `release_held`.
+            moment: of this tick.
         """
         self._waiting.wait_anew(topics, moment.tick)
         self.release_held(rows, moment)
 
     def release_held(self, rows: pa.Table, moment: Moment) -> None:
-        """Moves what was held back to now, or soon if it is much, for the subscriptions to which it may go out now.
+        """Moves messages that were held back to now, for the subscriptions that are not held back any more.
+
+        Of many messages RELEASED_A_SECOND are moved to each second from now on, in the order in which they were due.
 
         Args:
-            rows: of all messages that were held back, this shard's; those that do not count any more are passed over.
+            rows: as MESSAGES, this shard's rows at HELD_MILLIS; those that a later move has replaced are ignored.
+            moment: of this tick.
         """
         if not rows.num_rows:
             return
@@ -295,7 +324,7 @@ class Control:
                 self._unwanted_moves += len(due)  # the rows that were held back
 
     def _own(self, rows: pa.Table) -> Int64Array:
-        """For each row the subscriptions that it is for, as bits."""
+        """A mask of the subscriptions that each row is for: all, or the one that it names; int64, (rows,)."""
         if rows["subscription"].null_count == rows.num_rows:
             return np.full(rows.num_rows, -1, dtype=np.int64)
         numbers = subscription_numbers(rows, self._subscriptions.names)
@@ -304,7 +333,15 @@ class Control:
         return own
 
     def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:
-        """Applies the commands that waited for these messages, before they are tracked; returns the outcomes."""
+        """Applies the commands that waited for new messages, before these are added to the tracker.
+
+        Args:
+            messages: as MESSAGES, whole entries.
+            moment: of this tick.
+
+        Returns:
+            OUTCOMES.
+        """
         commands = self._waiting.take(messages)
         if not commands.num_rows:
             return OUTCOMES.empty_table()
@@ -332,18 +369,22 @@ class Control:
         first_answers: FirstAnswers = no_answers,
         arrived: pa.Table = _NO_OUTCOMES,
     ) -> pa.Table:
-        """Applies commands; returns their outcomes.
+        """Applies the commands of a tick.
 
         Args:
-            commands: this shard's.
-            request_ids: those of all shards' commands that come first, and their bodies.
-            known: the messages that they name, as far as they are known: all those of an entry, or none.
-            is_new: which of these came in only in this tick.
-            kept: rows of the messages that are to be rescheduled or restored, with the columns of MESSAGES.
-            switches: of all shards' commands.
-            held: what was held back for the subscriptions of switches that resume.
-            first_answers: what was answered before, for request ids that come again.
-            arrived: what `arrive` has answered in this tick.
+            commands: as COMMANDS, this shard's.
+            request_ids: by request id of all shards' commands the hash of the first command's body.
+            known: as KNOWN, the messages that they name, as far as they are known: all those of an entry, or none.
+            is_new: bool, (known,): the message came in only in this tick.
+            moment: of this tick.
+            kept: as MESSAGES, rows of the messages that are rescheduled or restored; None: there are none.
+            switches: pauses and resumes of all shards' commands.
+            held: as MESSAGES, the rows held back, where a switch resumes.
+            first_answers: reads the answers to request ids that come again.
+            arrived: the OUTCOMES that `arrive` has returned in this tick.
+
+        Returns:
+            OUTCOMES.
         """
         if not request_ids and not commands.num_rows:
             return OUTCOMES.empty_table()
@@ -379,7 +420,7 @@ class Control:
         return concat(outcomes, OUTCOMES)
 
     def expire(self, moment: Moment) -> pa.Table:
-        """Gives up on messages that can no longer come; returns the outcomes."""
+        """Ends waiting commands whose message can no longer come; returns their OUTCOMES."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
             is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
@@ -390,7 +431,12 @@ class Control:
         return self._answer(expired, Result.NOT_FOUND, "no such message has come")
 
     def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
-        """Begins with what was taken back, or delivered, before."""
+        """Starts with a rebuilt state.
+
+        Args:
+            rebuilt: this shard's part.
+            now: ms since the epoch.
+        """
         for kept, rows in ((self.taken_back, rebuilt.taken), (self._delivered, rebuilt.delivered)):
             take_back(kept, rows)
             kept.save()
@@ -405,11 +451,11 @@ class Control:
         self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
 
     def take_cancels(self) -> pa.Table:
-        """Removes and returns the rows of type CANCEL, RESTORE and MOVE that are to be sealed."""
+        """Removes and returns the rows of type CANCEL, RESTORE and MOVE for the delayed index, as CANCELS."""
         return self._cancels.take_all()
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets what is past at the cutoff."""
+        """Forgets messages taken back, delivered or moved whose time is past at the cutoff, ms since the epoch."""
         self.taken_back.drop_expired(cutoff)
         self._delivered.drop_expired(cutoff)
         self._moved.drop_expired(cutoff)
@@ -426,7 +472,7 @@ class Control:
             self._saved = data
 
     def _wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
-        """Keeps commands for messages that are not known, or answers those that can't come."""
+        """Answers commands for messages that are not known, and keeps those whose message may still come."""
         is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
         has_all_come = (moment.passed >= moment.tick) & ~self._is_without_route(commands)
         is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
@@ -447,13 +493,13 @@ class Control:
         return outcomes
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:
-        """Which rows are of topics that are not read now, so that what they name may still come."""
+        """Which commands are for topics that are not read now, so that their message may still come."""
         return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0
 
     def _add_operations(
         self, operation: str, rows: pa.Table, sequence: int | Int64Array, deliver_at: Int64Array
     ) -> None:
-        """Keeps rows for the delayed index."""
+        """Keeps rows of type CANCEL, RESTORE or MOVE for the delayed index."""
         n = rows.num_rows
         values = {
             **{name: rows[name] for name in CANCELS.names if name in rows.column_names},
@@ -477,19 +523,20 @@ class Control:
         self._add_operations("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
 
     def _next_sequences(self, moment: Moment, n: int) -> Int64Array:
-        """Rising ones, by which it is known in which order messages were due."""
+        """Sequences that rise, (n,): by them messages that are moved together keep their order."""
         sequences = self.next_sequence(moment) + np.minimum(np.arange(n), _MAX_IN_ORDER)
         self._sequence = int(sequences.max(initial=self._sequence))
         return sequences
 
     def next_sequence(self, moment: Moment) -> int:
+        """The next sequence of this shard, after all that it has given (see SEQUENCE_BITS)."""
         self._sequence = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
         return self._sequence
 
     def _apply(
         self, commands: pa.Table, known: pa.Table, is_released: BoolArray, kept: pa.Table, moment: Moment
     ) -> tuple[pa.Table, pa.Table]:
-        """Does what commands say to known messages; returns the outcomes, and the commands whose entry is not known."""
+        """Applies commands to known messages; returns the outcomes, and the commands whose entry is not known."""
         command, row = match(commands, known)
         unmatched = np.ones(commands.num_rows, np.bool_)
         unmatched[command] = False
@@ -583,7 +630,7 @@ class Control:
         return outcomes
 
     def _for_later(self, pairs: _Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
-        """Outcomes for subscriptions that are added later: by these the commands are applied to them then."""
+        """Outcomes for subscriptions that are added later: when one is, the commands are applied to it by these."""
         later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
         chosen = np.flatnonzero(later[pairs.command])
         if not len(chosen):
@@ -649,7 +696,7 @@ class Control:
         return typed(values, OUTCOMES)
 
     def _answer(self, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
-        """The same outcome for all that each command names; without a result, the one that the row brings."""
+        """One outcome for each command and subscription; without a result, the one of the command's row."""
         if not commands.num_rows:
             return OUTCOMES.empty_table()
         index, names = each_subscription(commands, self._subscriptions.names)
@@ -681,9 +728,14 @@ def _is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, mome
 
 
 def with_released(found: pa.Table) -> pa.Table:
-    """Booked messages, and beside them the rest of their entries: what is in no bucket was released long ago.
+    """Completes entries: their messages that are in no bucket were released long ago.
 
-    A row with batch_index -1 of an entry of several messages stands for an entry of which nothing is in a bucket.
+    Args:
+        found: as KNOWN, booked messages. A row with batch_index -1 of an entry of several messages stands for an entry
+            of which no message is in a bucket.
+
+    Returns:
+        as KNOWN, all messages of these entries; those added are due at PAST.
     """
     if not found.num_rows:
         return found

@@ -1,4 +1,7 @@
-"""Which messages have been taken back from which subscriptions, by a cancel or a skip."""
+"""Messages that are taken back from subscriptions: cancelled or skipped, after PIP-423.
+
+Roaring bitmaps: https://roaringbitmap.org
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _CODECS = ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"]
 
 @dataclass(frozen=True)
 class Compression:
-    """How large bitmaps are kept: the codec (NONE, LZ4, ZLIB, ZSTD, SNAPPY), and from how many bytes on."""
+    """How bitmaps are compressed: the codec (NONE, LZ4, ZLIB, ZSTD, SNAPPY), and the size from which on it is used."""
 
     codec: str = "NONE"
     threshold_bytes: int = 16_384
@@ -35,12 +38,14 @@ class _Bits:
 
 
 class TakenBack:
-    """A roaring bitmap of entries, and one of single batch indexes, for each ledger and subscription.
+    """The set of messages taken back: a Roaring bitmap of entries, and one of messages, a ledger and subscription.
 
     A ledger's are dropped when the last of its messages that were taken back is past. There is no limit to how many
-    there are. A batch reads and writes only the ledgers that it names.
+    there are. A call reads and writes only the bitmaps of the ledgers that it names.
 
     Args:
+        store: where the bitmaps are kept.
+        compression: of the bitmaps.
         table: its name in the store.
     """
 
@@ -63,18 +68,28 @@ class TakenBack:
 
     @property
     def count(self) -> int:
-        """Messages and whole entries taken back, each subscription's counted, as of the last save."""
+        """The number of messages and whole entries taken back, summed over subscriptions, as of the last save."""
         return sum(entry[2] for entry in self._ledgers.values())
 
     @property
     def n_bytes(self) -> int:
-        """What they take in state."""
+        """The size of the bitmaps in the store, bytes, as of the last save."""
         return sum(entry[3] for entry in self._ledgers.values())
 
     def contains(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """Which of the messages have been taken back from the subscription."""
+        """Which of the messages have been taken back from a subscription.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+
+        Returns:
+            bool, (n,).
+        """
         taken = np.zeros(len(ledger_ids), dtype=np.bool_)
         if not self._ledgers:
             return taken
@@ -89,7 +104,14 @@ class TakenBack:
         return taken
 
     def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:
-        """Takes whole entries back; `until` is when each is past."""
+        """Takes whole entries back from a subscription.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            until: int64, (n,), ms since the epoch: when the last row of the entry is past.
+        """
         for ledger, rows in by_ledger(ledger_ids):
             bits = self._load(ledger, subscription)
             bits.whole.update(entry_ids[rows].astype(np.uint32))
@@ -107,7 +129,16 @@ class TakenBack:
         batch_sizes: Int64Array,
         until: Int64Array,
     ) -> None:
-        """Takes single messages of batches back. An entry all of whose messages are taken back is so as a whole."""
+        """Takes messages of batches back from a subscription; an entry is as a whole once all its messages are.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            batch_sizes: int64, (n,): the number of messages in the entry.
+            until: int64, (n,), ms since the epoch: when the last row of the message is past.
+        """
         for ledger, rows in by_ledger(ledger_ids):
             bits = self._load(ledger, subscription)
             bits.part.update(codes(entry_ids[rows], batch_indexes[rows]))
@@ -126,7 +157,15 @@ class TakenBack:
         batch_indexes: Int64Array,
         batch_sizes: Int64Array,
     ) -> None:
-        """Gives messages back. The others of an entry that was taken back whole stay so."""
+        """Restores messages for a subscription; the others of an entry that was taken back as a whole stay taken back.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            batch_sizes: int64, (n,): the number of messages in the entry.
+        """
         for ledger, rows in by_ledger(ledger_ids):
             bits = self._load(ledger, subscription)
             sizes = dict(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True))
@@ -137,7 +176,7 @@ class TakenBack:
             self._changed.add((ledger, subscription))
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets the ledgers of which everything taken back is past at the cutoff."""
+        """Drops the ledgers whose messages taken back are all past at the cutoff, ms since the epoch."""
         for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
             for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
                 self._bits.pop((ledger, subscription), None)
@@ -215,10 +254,18 @@ def _arrow_codec(codec: str) -> str:
 
 
 def codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
-    """A number for each message of a ledger; a message alone in its entry counts as the first of a batch."""
+    """Numbers messages of a ledger: entry id << 20 | batch index; one that is alone in its entry has the index 0.
+
+    Args:
+        entry_ids: int64, (n,).
+        batch_indexes: int64, (n,); -1: alone in its entry.
+
+    Returns:
+        int64, (n,).
+    """
     return (entry_ids << _BATCH_BITS) | np.maximum(batch_indexes, 0)
 
 
 def subscriptions_of(mask: int) -> list[int]:
-    """The numbers of the bits that are set."""
+    """The numbers of the bits that are set in a mask, rising."""
     return [i for i in range(mask.bit_length()) if mask >> i & 1]

@@ -1,4 +1,4 @@
-"""Control commands as clients send them, turned into rows."""
+"""Decoding control commands: from the bytes on the control topic to rows that the shards apply."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ _CANCELS = "cancels"  # a cancel of several
 
 @dataclass(frozen=True)
 class Decoded:
-    """Commands as rows, and the messages of the control topic that are none."""
+    """The commands of a batch as rows, and the messages of the control topic that are no commands."""
 
     commands: pa.Table  # COMMANDS
-    request_ids: dict[str, int]  # of the commands that have something to apply, in the control topic's order: the body
+    # By request id of the commands that have something to apply, in the control topic's order, the hash of the body.
+    request_ids: dict[str, int]
     rejects: pa.Table  # MESSAGES with a reason
-    switches: list[Switch]
+    switches: list[Switch]  # pauses and resumes
 
 
 class InvalidCommand(ValueError):
-    """A command that can't be applied. The message is the reason, one line."""
+    """A command that can't be applied. The error's message is the reason, one line."""
 
 
 class _NoRequestId(InvalidCommand):
@@ -77,11 +78,18 @@ class _Part:
 
 
 def decode(messages: pa.Table, routes: Routes) -> Decoded:
-    """Reads the control topic's messages.
+    """Decodes the control topic's messages.
 
     Bytes that are no command, and commands without a request id, are rejected; a command that can be read but not
     applied is rejected and answered INVALID. Of commands with one request id the first counts, the others are of the
     kind REPEAT; one that has nothing to apply does not count, so that it may come again, corrected.
+
+    Args:
+        messages: as MESSAGES; the payload is a ControlCommand.
+        routes: the subscriptions of all source topics.
+
+    Returns:
+        COMMANDS and what else follows from the messages; no error is raised for any bytes.
     """
     rows: list[_Part] = []
     seen: dict[str, int] = {}
@@ -276,14 +284,22 @@ def _check(ledger_id: int, entry_id: int) -> None:
 
 
 def full_name(topic: str) -> str:
-    """As everywhere in Pulsar, `orders` and `public/default/orders` are `persistent://public/default/orders`."""
+    """Completes a topic's name: `orders` and `public/default/orders` are `persistent://public/default/orders`."""
     if "://" in topic:
         return topic
     return f"persistent://{topic if topic.count('/') == 2 else f'public/default/{topic}'}"
 
 
 def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
-    """The route's topic that a name means, None if there is none, and the partition, -1 for the whole."""
+    """Finds the route's topic that a name means.
+
+    Args:
+        name: of a topic or of one of its partitions, complete or not.
+        routes: the names of the source topics, complete.
+
+    Returns:
+        the topic, None if no route has it; and the number of the partition, -1 for the whole topic.
+    """
     name = full_name(name)
     if name in routes:
         return name, -1

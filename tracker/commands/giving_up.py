@@ -1,6 +1,6 @@
-"""Messages that are rejected for one subscription, because its destination can't be written for too long.
+"""Rejecting messages for one subscription, because its destination could not be written for too long.
 
-For the others they go on. The subscription is done with them, as if somebody had cancelled them: so say the tables.
+Other subscriptions get them. In the tables such a message is cancelled for the subscription, and rejected.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ISSUED_BY = "delaylake"
 
 @dataclass(frozen=True)
 class GivenUp:
-    """What is rejected instead of being delivered.
+    """Messages that are rejected instead of being delivered.
 
     Attributes:
-        rejects: a row a message and subscription, with the reason.
-        outcomes: the same as OUTCOMES, that it is cancelled there.
+        rejects: as MESSAGES, a row for each message and subscription, with the reason.
+        outcomes: as OUTCOMES, the same rows: the message is cancelled for the subscription.
     """
 
     rejects: pa.Table = field(default_factory=MESSAGES.empty_table)
@@ -37,11 +37,13 @@ class GivenUp:
 
 
 class GivingUp:
-    """The subscriptions for which what is due is rejected.
+    """The subscriptions for which messages that come due are rejected.
 
     Args:
-        unwritable: as a tick has it.
-        names: by topic its subscriptions, by number.
+        unwritable: as in `tracker.shard.Tick`.
+        names: by topic the names of its subscriptions, by number.
+        tick: the tick's number.
+        now: ms since the epoch.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class GivingUp:
                     self._reasons.setdefault(topic, {})[number] = name, reason
 
     def of(self, open_releases: OpenReleases) -> OpenReleases:
-        """What of open releases is given up."""
+        """The part of open releases that is given up: the same, with only the bits of such subscriptions."""
         masks = {topic: sum(1 << number for number in numbers) for topic, numbers in self._reasons.items()}
         return {
             release: {topic: bits & masks[topic] for topic, bits in topics.items() if bits & masks.get(topic, 0)}
@@ -64,14 +66,15 @@ class GivingUp:
         }
 
     def take(self, rows: pa.Table, wants: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
-        """Takes from due rows what they are given up for.
+        """Rejects due rows for such subscriptions.
 
         Args:
-            wants: of each row the subscriptions to which it would go, as bits.
-            next_sequence: gives a place among commands.
+            rows: as MESSAGES.
+            wants: int64, (rows,): the subscriptions to which each row would go, as bits.
+            next_sequence: gives the next sequence, as that of a command.
 
         Returns:
-            what is given up, and what the others want.
+            the rejected messages, and `wants` without the bits for which they are rejected.
         """
         rejects, outcomes = [], []
         if self._reasons and rows.num_rows:
@@ -90,11 +93,18 @@ class GivingUp:
 
 
 def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, now: int) -> pa.Table:
-    """OUTCOMES that say of messages that they do not go to a subscription any more.
+    """Outcomes by which messages are cancelled for a subscription.
 
     Args:
-        sequence: a place among commands.
+        rows: as MESSAGES.
+        name: of the subscription.
+        reason: one line.
+        sequence: as of a command (see `tracker.commands.schema.SEQUENCE_BITS`).
+        tick: the tick's number, of which the request id is made.
         now: ms since the epoch.
+
+    Returns:
+        OUTCOMES, a row for each of the rows.
     """
     n = rows.num_rows
     constants: dict[str, Any] = {

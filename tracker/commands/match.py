@@ -1,4 +1,4 @@
-"""Which messages a command names, and what becomes of it."""
+"""Matching commands with the messages that they name, and the results for these."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from tracker.wire.delaylake_pb2 import Result
 
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:
-    """Where runs of commands of one kind start and end. In none is a message moved to two times."""
+    """Cuts COMMANDS in runs of one kind; in none is a message rescheduled to two times. Cancels and skips are one kind.
+
+    Returns:
+        the first row of each run, and the one after its last.
+    """
     names = ("kind", "ledger_id", "entry_id", "batch_index", "deliver_at")
     starts: list[int] = []
     run = ""
@@ -52,7 +56,17 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
 
 
 def results_of(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArray) -> tuple[Int64Array, list[str]]:
-    """What a command of a kind does to messages of one subscription, and why it does not."""
+    """The result of a command for messages of one subscription.
+
+    Args:
+        kind: of the command: CANCEL, SKIP, RESCHEDULE or RESTORE.
+        taken: bool, (n,): the message is taken back.
+        is_late: bool, (n,): the message has been handed out.
+        is_kept: bool, (n,): the message's row is at hand, so that it can be moved.
+
+    Returns:
+        numbers of the enum Result, int64, (n,), and n reasons, empty where the command is applied.
+    """
     if kind == RESTORE:
         cases = [
             (~taken, Result.ALREADY_APPLIED, ""),
@@ -74,7 +88,15 @@ def results_of(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArr
 
 
 def rows_of(known: pa.Table, kept: pa.Table) -> Int64Array:
-    """For each known message the first of the kept rows that is of it, -1 where there is none."""
+    """Finds the row of each known message.
+
+    Args:
+        known: as KNOWN, n rows.
+        kept: as MESSAGES.
+
+    Returns:
+        for each known message the index of the first kept row of it, int64, (n,); -1: there is none.
+    """
     if not kept.num_rows:
         return np.full(known.num_rows, -1, dtype=np.int64)
     there: dict[tuple[int, int, int], int] = {}
@@ -90,7 +112,15 @@ def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
 
 
 def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Pairs of a command and a message of the entry that it names, in its topic and partition."""
+    """Pairs each command with all known messages of the entry that it names, in its topic and partition.
+
+    Args:
+        commands: as COMMANDS.
+        known: as KNOWN.
+
+    Returns:
+        for each pair the index of the command and that of the known message, int64, (pairs,).
+    """
     left = pa.table(
         {
             "command": np.arange(commands.num_rows),
@@ -110,10 +140,15 @@ def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
 
 
 def entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) -> tuple[BoolArray, BoolArray]:
-    """Makes one result of an entry's, where a command names it whole and none of its messages is too late, or all are.
+    """Makes one result for a whole entry of the results for its messages: where none is TOO_LATE, or all are.
+
+    Args:
+        command: int64, (n,): the index of each message's command; equal ones are adjacent.
+        is_whole: bool, (n,): the command names the whole entry.
+        result: int64, (n,): numbers of the enum Result. Changed: the first of a shared result is APPLIED if any is.
 
     Returns:
-        which rows have the entry's result, and which rows are the first of their command. `result` is changed.
+        which rows share one result for the entry, and which rows are the first of their command: both bool, (n,).
     """
     starts = np.ones(len(command), np.bool_)
     starts[1:] = command[1:] != command[:-1]
@@ -134,7 +169,16 @@ def entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) 
 def each_subscription(
     commands: pa.Table, subscriptions: Mapping[str, Sequence[str]]
 ) -> tuple[Int64Array, list[str | None]]:
-    """A row for each command and subscription that it is for: the command's index, and the subscription's name."""
+    """Repeats commands for each subscription that they are for.
+
+    Args:
+        commands: as COMMANDS.
+        subscriptions: by topic the names of its subscriptions, by number.
+
+    Returns:
+        for each row the command's index, int64, (rows,), and the subscription's name: ALSO_LATER for those that are
+        added later, the command's own column where it is for none.
+    """
     index: list[int] = []
     names: list[str | None] = []
     for i, (topic, mask, own, also_later) in enumerate(
@@ -154,7 +198,16 @@ def each_subscription(
 
 
 def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
-    """When the entries of outcomes are due: the last of the times of their messages."""
+    """The time at which the entry of each outcome is due: the latest of its messages' times.
+
+    Args:
+        outcomes: as OUTCOMES, n rows, of entries that are among the rows.
+        rows: as KNOWN.
+        due: int64, (rows,), ms since the epoch: when each of the rows is due.
+
+    Returns:
+        int64, (n,), ms since the epoch.
+    """
     times: dict[tuple[int, int], int] = {}
     for ledger, entry, time in zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), due, strict=True):
         times[ledger, entry] = max(int(time), times.get((ledger, entry), 0))

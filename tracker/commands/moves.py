@@ -1,4 +1,4 @@
-"""Which messages have been moved to another time, by a reschedule or because their subscription is paused."""
+"""Moves: messages that have another time, because of a reschedule or because their subscription is held back."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _CODE, _SEQUENCE, _TIME, _UNTIL = range(4)
 
 
 def held(rows: pa.Table) -> pa.Table:
-    """The rows that were held back."""
+    """Filters MESSAGES: the rows that are held back."""
     return where(rows, int64(rows, "deliver_at") >= HELD_MILLIS) if rows.num_rows else rows
 
 
 class Moved:
-    """For each ledger and subscription a table of messages: by which command each was moved last, and to what time.
+    """The last move of each message, for each subscription: its sequence, and the time that it was moved to.
 
     A message that was moved has several rows in the tracker: the one it came with, and one for each move and
-    subscription. Only that of its last move is delivered. A ledger's table is dropped when the last of these rows is
+    subscription. Only that of its last move is delivered. A ledger's moves are dropped when the last of these rows is
     past.
+
+    Args:
+        store: where the moves are kept, a table for each ledger and subscription.
     """
 
     def __init__(self, store: Store) -> None:
@@ -52,9 +55,17 @@ class Moved:
     def find(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The last move of each message: its sequence, the time moved to, and when the rows before it are past.
+        """The last moves of messages for a subscription.
 
-        Each int64 and one a message; times are ms since the epoch, 0 where there is no move.
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+
+        Returns:
+            three arrays, int64, (n,): the move's sequence, the time to which the message was moved, and the time when
+            its rows before that are past, both ms since the epoch; 0 where there is no move.
         """
         sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
         if self._ledgers:
@@ -81,10 +92,16 @@ class Moved:
         times: Int64Array,
         until: Int64Array,
     ) -> None:
-        """Notes moves of distinct messages.
+        """Adds moves of distinct messages for a subscription.
 
         Args:
-            until: when the rows that the messages had before are past.
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            sequences: int64, (n,), of the moves.
+            times: int64, (n,), ms since the epoch: to which the messages are moved.
+            until: int64, (n,), ms since the epoch: when the rows that the messages had before are past.
         """
         for ledger, rows in by_ledger(ledger_ids):
             before = self._load(ledger, subscription)
@@ -102,7 +119,7 @@ class Moved:
             self._changed.add((ledger, subscription))
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets the ledgers whose rows are all past at the cutoff."""
+        """Drops the ledgers whose rows are all past at the cutoff, ms since the epoch."""
         self.save()
         for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
             for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):

@@ -1,4 +1,4 @@
-"""State that is not grown from messages and commands but rebuilt from tables."""
+"""The state of a shard that was rebuilt from the tables, when a new checkpoint begins on a warehouse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tracker.commands.cancelled import TakenBack
 from tracker.commands.schema import COMMANDS
 from tracker.messages import int64, where
 
-# Longer than it takes to read the source topics up to where they were read before.
+# How long a message is remembered as done with, ms: longer than it takes to read the source topics up to where they
+# were read before.
 REBUILT_KEPT_MILLIS = 24 * 3600 * 1000
 
 # Messages that a subscription is not to get (again); batch_index -1: the whole entry. `until`: ms since the epoch.
@@ -43,21 +44,21 @@ MOVED = pa.schema(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A shard's part of what was rebuilt."""
+    """A shard's part of a rebuilt state. A mask's bit i is the topic's subscription of number i."""
 
-    sealed: int = 0  # messages in buckets, due at the load horizon or later
-    unwanted: int = 0  # those of them that no subscription wants
-    taken: pa.Table = field(default_factory=TAKEN.empty_table)
-    delivered: pa.Table = field(default_factory=TAKEN.empty_table)
-    request_ids: Sequence[str] = ()
-    moved: pa.Table = field(default_factory=MOVED.empty_table)
-    paused: Mapping[str, int] = field(default_factory=dict)  # by topic its subscriptions, as bits
-    waiting: pa.Table = field(default_factory=COMMANDS.empty_table)  # for messages that come in again
-    released: int = 0  # everything that was due then or before is done with, but for messages that come in again
+    sealed: int = 0  # number of messages in immutable buckets, due at the load horizon or later
+    unwanted: int = 0  # number of those that go to no subscription, because of commands
+    taken: pa.Table = field(default_factory=TAKEN.empty_table)  # cancelled or skipped messages
+    delivered: pa.Table = field(default_factory=TAKEN.empty_table)  # messages that were delivered or given up
+    request_ids: Sequence[str] = ()  # of commands that were applied
+    moved: pa.Table = field(default_factory=MOVED.empty_table)  # messages with another time than they came with
+    paused: Mapping[str, int] = field(default_factory=dict)  # by topic the mask of its paused subscriptions
+    waiting: pa.Table = field(default_factory=COMMANDS.empty_table)  # commands for messages that come in again
+    released: int = 0  # ms since the epoch: messages due then or before are done with, unless they come in again
 
 
 def take_back(taken_back: TakenBack, rows: pa.Table) -> None:
-    """Takes rows of TAKEN back."""
+    """Adds rows of TAKEN to the messages taken back."""
     subscriptions = int64(rows, "subscription")
     for subscription in np.unique(subscriptions).tolist():
         own = where(rows, subscriptions == subscription)

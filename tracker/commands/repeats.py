@@ -1,4 +1,4 @@
-"""Commands whose request id has come before: they are answered as the first one was, and do nothing."""
+"""Repeated commands, whose request id came before: they are answered as the first one was, and do nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OTHER_BODY = "another command has had this request id"
 # What was answered, and in which tick.
 ANSWERS = OUTCOMES.append(pa.field("tick", pa.int64()))
 
-# Gives what was answered under request ids in earlier ticks, as ANSWERS. No row of an id: it was never applied.
+# Reads the answers to request ids of earlier ticks, as ANSWERS. Where an id has no row, it was never applied.
 FirstAnswers = Callable[[Collection[str]], pa.Table]
 
 _ENTRY = ["request_id", "subscription", "ledger_id", "entry_id"]
 
 
 def no_answers(request_ids: Collection[str]) -> pa.Table:
-    """Where nothing has been answered yet."""
+    """FirstAnswers where no command has been answered yet: no rows."""
     return ANSWERS.empty_table()
 
 
@@ -33,10 +33,10 @@ class Repeats:
     """Tells which commands of a tick are repeats, and answers them.
 
     Args:
-        remembered: the request ids of the tick that were found in the request log, and the bodies found there. The log
-            has hashes: an id under which nothing has been answered is not the one that was found.
-        first: the bodies of this tick's commands that came first, by request id.
-        answers: what was answered under the remembered ids, as ANSWERS.
+        remembered: by request id of this tick that is in the request log the bodies found there. The log has hashes: an
+            id without answers is not the one that was found.
+        first: by request id the body of this tick's first command with it.
+        answers: the answers to the remembered ids, as ANSWERS.
     """
 
     def __init__(self, remembered: Mapping[str, set[int]], first: Mapping[str, int], answers: pa.Table) -> None:
@@ -47,7 +47,10 @@ class Repeats:
         self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
 
     def of(self, commands: pa.Table) -> BoolArray:
-        """Which rows of COMMANDS are of repeats. A command that can't be applied at all is answered as it is."""
+        """Which rows of COMMANDS are repeats: bool, (rows,).
+
+        A command that has nothing to apply is none: it is answered as it is.
+        """
         is_repeat = pc.equal(commands["kind"], REPEAT)
         if self.known:
             is_known = pc.is_in(commands["request_id"], pa.array(list(self.known)))
@@ -56,15 +59,17 @@ class Repeats:
         return repeats
 
     def answer(self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
-        """The outcomes of repeats.
+        """Answers repeats.
 
         Args:
-            commands: a row for each subscription that a command is for now, with its name.
-            named: for each row which of the messages it is of that the commands name, numbered.
-            outcomes: what this tick has answered so far.
+            commands: COMMANDS that are repeats, a row for each subscription that the command is for now, with its name.
+            named: int64, (rows,): the number of the command's row before it was repeated for each subscription.
+            outcomes: the OUTCOMES of this tick so far.
+            tick: the tick's number.
 
         Returns:
-            What is told again, and outcomes of commands that say something else than the first with their id.
+            two tables of OUTCOMES: the first answers once more, and the answers to commands that say something else
+            than the first with their id.
         """
         of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
         own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))

@@ -1,4 +1,4 @@
-"""The request ids of commands that have been applied."""
+"""The log of request ids: which commands have been applied already."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from tracker.messages import Int64Array
 from tracker.store import Store
 
-KEPT_MILLIS = 24 * 3600 * 1000
-KEPT_REQUESTS = 1_000_000
+KEPT_MILLIS = 24 * 3600 * 1000  # how long an id is remembered
+KEPT_REQUESTS = 1_000_000  # how many ids are remembered
 
 _CHUNK_REQUESTS = 8_192
 _CHUNK_MILLIS = 3600 * 1000  # a chunk is forgotten as a whole
 
-# So long must be readable what was answered under a request id.
+# How long the answers to a request id must be readable, ms.
 ANSWERS_KEPT_MILLIS = KEPT_MILLIS + 2 * _CHUNK_MILLIS
 
 _TABLE = "requests"
@@ -26,10 +26,13 @@ _LIST = "requests_list"
 
 
 class RequestLog:
-    """Remembers request ids, for a day and of the newest million, and the body of the command of each.
+    """Remembers the newest million request ids for a day, and the body of the command of each.
 
     Both are hashes of 64 bits, so an id that is found here may be another one: the table `outcomes` has the ids.
     A body of 0 is not known.
+
+    Args:
+        store: where the log is kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -39,7 +42,15 @@ class RequestLog:
         self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
     def find(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
-        """Those of the ids that are remembered at a time, and the bodies of the commands that had them."""
+        """Finds ids that are remembered.
+
+        Args:
+            request_ids: the ids to look for.
+            now: ms since the epoch.
+
+        Returns:
+            by id found the bodies of the commands that had it.
+        """
         ids = list(dict.fromkeys(request_ids))
         if not self._chunks or not ids:
             return {}
@@ -58,7 +69,12 @@ class RequestLog:
         return {i: bodies[h] for i, h in zip(ids, hashes.tolist(), strict=True) if h in bodies}
 
     def add(self, bodies: Mapping[str, int], now: int) -> None:
-        """Remembers ids, with the bodies of their commands, from now on, a time in ms since the epoch."""
+        """Remembers ids from now on; the oldest beyond the limits are forgotten.
+
+        Args:
+            bodies: by id the body of its command, 64 bits.
+            now: ms since the epoch.
+        """
         if not bodies:
             return
         number, before, first = -1, _CHUNK_REQUESTS, now

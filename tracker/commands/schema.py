@@ -1,4 +1,4 @@
-"""Control commands: from the bytes on the control topic to rows that the shards apply."""
+"""The tables of control commands and their outcomes, and the limits of what a command may have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_BATCH_INDEX = 2**20 - 1
 MAX_REQUEST_ID_BYTES = 256
 MAX_NAME_BYTES = 1_024
 MAX_NAMES = 1_000
-MAX_MESSAGES = 100_000  # that one command names
+MAX_MESSAGES = 100_000  # messages that one command may name
 
 # A row is one message, or one whole entry, that a command names.
 COMMANDS = pa.schema(
@@ -78,17 +78,17 @@ OUTCOMES = pa.schema(
 
 @dataclass(frozen=True)
 class Switch:
-    """Pauses or resumes subscriptions of a topic."""
+    """A command that pauses or resumes subscriptions of a topic."""
 
     request_id: str
     topic: str
-    subscriptions: int  # bit i: that of number i
+    subscriptions: int  # bit i: the topic's subscription of number i
     is_paused: bool
 
 
 @dataclass(frozen=True)
 class SubscriptionRule:
-    """A subscription, as far as commands are concerned."""
+    """What decides which commands a subscription can have."""
 
     name: str
     is_cumulative: bool  # its consumers acknowledge cumulatively, so that no single message can be skipped
@@ -100,7 +100,11 @@ Routes = Mapping[str, Sequence[SubscriptionRule]]
 
 
 def command_positions(commands: pa.Table) -> pa.Table:
-    """The distinct (ledger_id, entry_id) that commands are to be applied to."""
+    """The distinct entries that COMMANDS are applied to; answers and repeats are applied to none.
+
+    Returns:
+        a table of ledger_id and entry_id, int64.
+    """
     applied = commands.filter(pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
     return applied.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
 

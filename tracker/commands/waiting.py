@@ -1,4 +1,4 @@
-"""Commands for messages that have not been seen yet."""
+"""Commands that wait for their message, because it has not come in yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ WAITING = COMMANDS.append(pa.field("tick", pa.int64()))
 
 
 class WaitingCommands:
-    """Rows of commands by ledger, until their message comes or can no longer come."""
+    """Keeps commands by ledger, until their message comes in or can no longer come.
+
+    Args:
+        store: where they are kept.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -31,10 +35,11 @@ class WaitingCommands:
         self._ledgers: dict[int, int] = {ledger: n for ledger, n in pairs.tolist()}  # noqa: C416
 
     def __len__(self) -> int:
+        """The number of commands' rows."""
         return sum(self._ledgers.values())
 
     def add(self, commands: pa.Table, tick: int) -> None:
-        """Keeps commands that came in this tick."""
+        """Adds COMMANDS that came in a tick."""
         if not commands.num_rows:
             return
         rows = commands.append_column("tick", pa.array([tick] * commands.num_rows, pa.int64()))
@@ -42,7 +47,7 @@ class WaitingCommands:
             self._put(ledger, concat([self._get(ledger), rows.take(pa.array(of_ledger))], WAITING))
 
     def take(self, messages: pa.Table) -> pa.Table:
-        """Removes and returns the commands for the entries that these messages are from."""
+        """Removes and returns the commands for the entries of some messages, as WAITING."""
         if not self._ledgers or not messages.num_rows:
             return WAITING.empty_table()
         taken = []
@@ -53,11 +58,11 @@ class WaitingCommands:
         return concat(taken, WAITING)
 
     def take_where(self, is_taken: Callable[[pa.Table], BoolArray]) -> pa.Table:
-        """Removes and returns the commands for which a function is true."""
+        """Removes and returns, as WAITING, the commands for which a function of such a table is true: bool, (rows,)."""
         return concat([self._take_where(ledger, is_taken) for ledger in list(self._ledgers)], WAITING)
 
     def wait_anew(self, topics: Collection[str], tick: int) -> None:
-        """Takes the commands for some topics as if they had come in this tick: their messages may have come since."""
+        """Dates the commands for some topics to this tick, because their messages may have been published until now."""
         for ledger in list(self._ledgers):
             rows = self._get(ledger)
             is_of = pc.is_in(rows["topic"], pa.array(sorted(topics), pa.string()))
