@@ -152,8 +152,7 @@ def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
         rows: with the columns ledger_id and entry_id.
         entries: with the columns ledger_id and entry_id.
     """
-    wanted = set(_entries(entries))
-    return where(rows, np.array([entry in wanted for entry in _entries(rows)], dtype=np.bool_))
+    return where(rows, is_among(rows, entries, ["ledger_id", "entry_id"]))
 
 
 def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Table:
@@ -194,10 +193,6 @@ def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray
 def as_int64(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Selects columns of integers and casts them to int64."""
     return pa.table({column: rows[column].cast(pa.int64()) for column in columns})
-
-
-def _entries(rows: pa.Table) -> Iterable[tuple[int, int]]:
-    return zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
 
 
 def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> Int64Array:

@@ -514,13 +514,19 @@ class Control:
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._margin
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
-        of_topic = self._subscriptions.names
-        names = pa.array([of_topic[topic][subscription] for topic in rows["topic"].to_pylist()], pa.string())
-        sequences = pa.array(np.full(n, sequence))
+        names, sequences = self._names_of(rows["topic"], subscription), pa.array(np.full(n, sequence))
         moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
         self._moves.append(moved)
         # As long as either row counts, this one has to say which.
         self._add_operations("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
+
+    def _names_of(self, topics: pa.ChunkedArray, subscription: int | str) -> pa.Array:
+        """The name of the subscription of a number, or a name for all, for each row of a column of topics."""
+        if isinstance(subscription, str):
+            return pa.repeat(subscription, len(topics))
+        encoded = topics.combine_chunks().dictionary_encode()
+        names = [self._subscriptions.names[topic][subscription] for topic in encoded.dictionary.to_pylist()]
+        return pa.array(names, pa.string()).take(encoded.indices)
 
     def _next_sequences(self, moment: Moment, n: int) -> Int64Array:
         """Sequences that rise, (n,): by them messages that are moved together keep their order."""
@@ -676,16 +682,12 @@ class Control:
         kept = np.flatnonzero(starts | ~collapsed)
         of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
         of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
-        names = [
-            subscription if isinstance(subscription, str) else self._subscriptions.names[topic][subscription]
-            for topic in of_command["topic"].to_pylist()
-        ]
         # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
         is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
         values = {
             **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
             "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
-            "subscription": pa.array(names, pa.string()),
+            "subscription": self._names_of(of_command["topic"], subscription),
             "partition": of_row["partition"],
             "ledger_id": of_row["ledger_id"],
             "entry_id": of_row["entry_id"],
