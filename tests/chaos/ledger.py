@@ -184,9 +184,7 @@ class Commands:
                 ledger.expect(name, number, EITHER if answer is None else NOT_MEANT if answer in done else DELIVERED)
 
 
-def follow_outcomes(
-    client: pulsar.Client, topic: str, commands: Commands, stopped: threading.Event
-) -> threading.Thread:
+def follow_outcomes(client: pulsar.Client, topic: str, commands: Commands, stopped: threading.Event) -> None:
     """Consumes the outcome topic, in a thread: a reader would pass over what the broker drops when it unloads it."""
 
     def run() -> None:

@@ -160,7 +160,7 @@ def test_cancel_and_acknowledge_take_messages_back_in_every_form(service: Servic
     due = 8.0
     for number, form in enumerate(forms):
         message, deliver_at = service.send(due, f"cancelled {number}")
-        fields = {"ledgerId": message.ledger_id, "entryId": message.entry_id}
+        fields: dict[str, Any] = {"ledgerId": message.ledger_id, "entryId": message.entry_id}
         done(service.post(service.plain, "cancelDelayedMessage", **form(fields | {"deliverAt": deliver_at})))
         message, _ = service.send(due, f"acknowledged {number}")
         fields = {"ledgerId": message.ledger_id, "entryId": message.entry_id, "subscriptionNames": "a,b"}
@@ -318,7 +318,7 @@ def test_an_index_gives_what_the_broker_gives(service: Service) -> None:
     for topic in compared:
         n = next(i for i in range(1_000) if of_broker(topic, i).status_code == 404)
         assert n >= 14
-        wait_until(lambda topic=topic, n=n: of_api(topic, n - 1).status_code == 200, 30, f"{topic}\n{service.job.log}")
+        wait_until(lambda topic=topic, n=n: of_api(topic, n - 1).status_code == 200, 30, f"{topic}\n{service.job.log}")  # type: ignore[misc]
         ledgers = set()
         for index in range(-2, n + 3):
             ours, theirs = of_api(topic, index), of_broker(topic, index)
@@ -397,13 +397,13 @@ def test_made_up_calls_are_answered_as_described(service: Service) -> None:
     codes = set()
     of_job = []
     for result in schema.get_all_operations():
-        operation = result.ok()
+        operation = result.ok()  # type: ignore[union-attr]
 
         @settings(
             max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
         )
         @given(case=operation.as_strategy(), is_known=st.sampled_from([True, True, False]))
-        def check(case: schemathesis.Case, is_known: bool) -> None:
+        def check(case: schemathesis.Case, is_known: bool) -> None:  # type: ignore[type-arg]
             if is_known:
                 case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
                 case.query.pop("subscriptionNames", None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ssl
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pulsar
 import pytest
 import yaml
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from admin.app import create_app
@@ -109,7 +110,7 @@ def test_a_command_says_which_role_sent_it(
     )
     commands = pulsar_client.subscribe(topic, "test", initial_position=pulsar.InitialPosition.Earliest)
     with TestClient(create_app(settings)) as http:
-        wait_until(lambda: http.app.state.control.is_connected, 30, "the API's connection")
+        wait_until(lambda: cast("FastAPI", http.app).state.control.is_connected, 30, "the API's connection")
         headers = {"Authorization": f"Bearer {token('ops-1')}"}
         answer = http.post(ACKNOWLEDGE, params={"ledgerId": 1, "entryId": 2}, headers=headers)
         assert answer.status_code == 504  # no job runs

@@ -33,7 +33,7 @@ class Warehouse:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "settings.yaml"
-        content = {
+        content: dict[str, Any] = {
             "warehouse": f"file:{folder}/warehouse",
             "pulsar": {"admin_url": "http://127.0.0.1:9"},
             "routes": [
@@ -84,7 +84,7 @@ class Warehouse:
         operation: str = "SKIP",
     ) -> None:
         for subscription in subscriptions:
-            more = {"subscription": subscription, "result": result, "operation": operation}
+            more: dict[str, Any] = {"subscription": subscription, "result": result, "operation": operation}
             sequence = len(self._rows["outcomes"]) + 1
             self._add("outcomes", topic, entry_id, batch_index=batch_index, sequence=sequence, **more)
 

@@ -85,17 +85,17 @@ def test_start_status_and_stop(delaylake: Run, own: EmbeddedBroker) -> None:
 
 def test_data_are_kept_across_a_kill_and_a_stop(own: EmbeddedBroker) -> None:
     own.start(port=0, http_port=0)
-    ports = [int(url.rsplit(":", 1)[1]) for url in (own.settings.service_url, own.settings.admin_url)]
+    port, http_port = (int(url.rsplit(":", 1)[1]) for url in (own.settings.service_url, own.settings.admin_url))
     exchange(own, [b"1", b"2"], [b"1", b"2"])
     own.kill()
     assert own.status().state == "stopped"
     with pytest.raises(BrokerError, match="no broker runs"):
         _ = own.settings
 
-    own.start(*ports)
+    own.start(port, http_port)
     exchange(own, [b"3"], [b"1", b"2", b"3"])
     assert own.stop()
-    own.start(*ports)
+    own.start(port, http_port)
     exchange(own, [], [b"1", b"2", b"3"])
 
 

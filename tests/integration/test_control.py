@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
@@ -239,7 +240,7 @@ def _outcome_topic_and_table_agree(
     client: pulsar.Client, job: Job, again: Counter[tuple[str, str, int, int, int, str]]
 ) -> None:
     reader = client.create_reader(job.settings.control.outcome_topic, pulsar.MessageId.earliest)
-    told = Counter()
+    told: Counter[Any] = Counter()
     while reader.has_message_available():
         o = ControlOutcome.FromString(reader.read_next(5_000).data())
         told[o.request_id, o.subscription, o.ledger_id, o.entry_id, o.batch_index, Result.Name(o.result)] += 1
@@ -301,7 +302,7 @@ def test_commands_read_long_before_their_messages_hold(
         counts = Counter(int(m.payload) for m in collector.received[f"{topic}-a"])
         assert set(counts) == set(range(n)) - taken
         assert max(counts.values()) == 1
-        last = {}
+        last: dict[Any, Any] = {}
         for row in job.rows("outcomes"):
             last.setdefault(row["request_id"], set()).add(row["result"])
         assert len(last) == n_commands

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pulsar
@@ -20,6 +21,8 @@ from tests.tokens import SECRET, encoded, token
 
 PAGES = ["/", "/ui/schedule", "/ui/messages", "/ui/control", "/ui/storage", "/ui/settings"]
 ATTACK = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+
+Scheme = Literal["light", "dark"]
 
 
 class Desk:
@@ -41,7 +44,7 @@ class Desk:
         sent = self.producer.send(text.encode(), {"deliverAt": due, **properties}, key)
         return f"{sent.ledger_id()}:{sent.entry_id()}"
 
-    def page(self, width: int = 1440, scheme: str = "light", url: str | None = None) -> Page:
+    def page(self, width: int = 1440, scheme: Scheme = "light", url: str | None = None) -> Page:
         context = self.browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, base_url=url or self.api.url
         )
@@ -176,7 +179,7 @@ def test_what_a_message_has_is_text_and_never_a_program(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_whole_and_can_be_used_by_everybody(desk: Desk, scheme: str) -> None:
+def test_every_page_is_whole_and_can_be_used_by_everybody(desk: Desk, scheme: Scheme) -> None:
     position = desk.send("looked at", 1800, "looked at")
     desk.search(desk.page(), id=position)
     for width in (1440, 390):

@@ -131,8 +131,8 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
         status = own_broker.status()
         own_broker.kill()
         shutil.rmtree(own_broker.data_dir)
-        ports = [int(str(u).rpartition(":")[2]) for u in (status.service_url, status.admin_url)]
-        own_broker.start(*ports)
+        port, http_port = (int(str(u).rpartition(":")[2]) for u in (status.service_url, status.admin_url))
+        own_broker.start(port, http_port)
         producer.send(b"in the new cluster")
         assert second.process is not None
         assert second.process.wait(RUN_SECONDS) == 1

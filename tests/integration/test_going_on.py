@@ -44,7 +44,7 @@ HOUR = 3_600_000
 
 
 def made(broker: EmbeddedBroker, topic: str, folder: Path) -> tuple[Settings, Tables]:
-    route = Route(source=topic, subscriptions=({"name": "a"}, {"name": "b"}))
+    route = Route(source=topic, subscriptions=({"name": "a"}, {"name": "b"}))  # type: ignore[arg-type]
     control = ControlSettings(topic=f"{topic}_control", outcome_topic=f"{topic}_outcomes")
     settings = Settings(
         pulsar=broker.settings,

@@ -175,7 +175,11 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
 
         cancel(pending[0])
         held.close()
-        wait_until(lambda: not read_status(job.settings.warehouse).troubles, 40, f"no topic that stands\n{job.log}")
+        wait_until(
+            lambda: not read_status(job.settings.warehouse).troubles,  # type: ignore[union-attr]
+            40,
+            f"no topic that stands\n{job.log}",
+        )
         assert delaylake("status", "--config", str(job.file)).returncode == 0
 
         # A second job on the same checkpoint is refused; the first ends cleanly and goes on where it ended.

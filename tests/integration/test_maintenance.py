@@ -50,7 +50,7 @@ def test_maintenance_beside_the_job_loses_doubles_and_stalls_nothing(
         producing.start()
         tables = Tables(job.settings.warehouse)
         for name in ("delayed_index", "deliveries"):
-            wait_until(lambda name=name: tables.written(name, APPLICATION) > 0, 60, f"{name} merged\n{job.log}")
+            wait_until(lambda name=name: tables.written(name, APPLICATION) > 0, 60, f"{name} merged\n{job.log}")  # type: ignore[misc]
         job.kill9()
         job.start()
         producing.join()

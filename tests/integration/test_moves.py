@@ -110,7 +110,7 @@ def test_messages_come_when_they_were_moved_to(
             changed = yaml.safe_load(job.file.read_text())
             changed["tracker"]["shards"] = 3
             job.file.write_text(yaml.safe_dump(changed))
-            command = [PROGRAM, "--config", job.file, "run"]
+            command = [str(PROGRAM), "--config", str(job.file), "run"]
             refused = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS)
             assert (refused.returncode, "the checkpoint is of 2 shards" in refused.stderr) == (1, True)
             job.rebuild()

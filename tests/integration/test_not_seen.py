@@ -70,8 +70,8 @@ class Watched:
             pulsar=broker.settings,
             warehouse=warehouse,
             checkpoint=f"file:{folder}/checkpoint",
-            control={"topic": f"{topic}_control"},
-            routes=[{"source": topic, "subscriptions": [{"name": "a"}]}],
+            control={"topic": f"{topic}_control"},  # type: ignore[arg-type]
+            routes=[{"source": topic, "subscriptions": [{"name": "a"}]}],  # type: ignore[arg-type]
         )
         self.tables = Tables(warehouse)
         self.tables.create()

@@ -105,7 +105,7 @@ def test_what_is_listed_and_not_taken_back_by_a_filter_is_what_comes(
         with served(job.settings) as api:
             wait_until(lambda: api.get("/readyz").status_code == 200, 20, "a ready API")
             orders = f"/admin/v2/{topic.replace('://', '/')}"
-            body = {"filter": {"key": "k2", "dueBefore": due + 10}}
+            body: dict[str, Any] = {"filter": {"key": "k2", "dueBefore": due + 10}}
             for s, operation in (("a", "skip"), ("x", "cancel")):
                 answer = api.post(f"{orders}/subscription/{s}/{operation}", json=body, timeout=90)
                 assert answer.json() == {"matched": 3, "applied": 3, "tooLate": 0}

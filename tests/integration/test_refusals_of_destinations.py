@@ -167,7 +167,7 @@ def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_u
     cluster: Cluster, topic: str, refuse: Change, lift: Change, reason: str
 ) -> None:
     settings = cluster.settings.model_copy(
-        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     refused, well = cluster.make(f"{topic}-a"), cluster.make(f"{topic}-b")
     what = release(topic, [f"{i}".encode() for i in range(ROWS)])
@@ -193,7 +193,7 @@ def test_a_destination_that_is_terminated_amid_a_release_and_made_anew_gets_the_
     cluster: Cluster, topic: str
 ) -> None:
     settings = cluster.settings.model_copy(
-        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     refused, well = cluster.make(f"{topic}-a"), cluster.make(f"{topic}-b")
     begin = now() + 1_000
@@ -219,7 +219,7 @@ def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other
     cluster: Cluster, topic: str
 ) -> None:
     settings = cluster.settings.model_copy(
-        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     there, _ = f"{topic}-a", cluster.make(f"{topic}-b")
     cluster.admin.put(f"{cluster.path(there)}/partitions", json=2).raise_for_status()
@@ -244,7 +244,7 @@ def test_a_message_that_is_too_large_for_the_broker_goes_to_the_rejects_topic_on
     cluster: Cluster, topic: str
 ) -> None:
     settings = cluster.settings.model_copy(
-        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     for name in ("a", "b", "rejects"):
         cluster.make(f"{topic}-{name}")

@@ -79,7 +79,7 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         keep, skip = (Counter(f"{what} {i}" for i in range(N)) for what in ("keep", "skip"))
         expected = {"a": early + keep, "b": early + keep + skip, "new": keep + skip}
         for name, all_of_it in expected.items():
-            wait_until(lambda n=name, m=all_of_it: arrived(f"{topic}-{n}") == m, 60, f"all of {name}\n{job.log}")
+            wait_until(lambda n=name, m=all_of_it: arrived(f"{topic}-{n}") == m, 60, f"all of {name}\n{job.log}")  # type: ignore[misc]
         # What went out before the new one was there is neither lost to it nor sent to it, also after a rebuild.
         assert job.terminate() == 0
         assert run_audit(job.settings).findings == {}

@@ -124,8 +124,8 @@ def test_nothing_grows_for_ever(tmp_path: Path) -> None:
     settings = Settings(
         warehouse=str(tmp_path / "warehouse"),
         checkpoint=str(tmp_path / "checkpoint"),
-        routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),
-        retention=retention,
+        routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),  # type: ignore[arg-type]
+        retention=retention,  # type: ignore[arg-type]
     )
     service = Service(settings)
     history: dict[int, dict[str, int]] = {}

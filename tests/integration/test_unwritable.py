@@ -123,7 +123,7 @@ def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_al
         admin.delete(paths[1], params={"force": "true"}).raise_for_status()
         collector.collect(f"{topic}-rejects")
         for name in ("b", "rejects"):
-            wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 600, 20, f"{name}\n{job.log}")
+            wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 600, 20, f"{name}\n{job.log}")  # type: ignore[misc]
             check_exactly_once(sent, collector.received[f"{topic}-{name}"])
         reasons = {m.properties["delaylake.reason"] for m in collector.received[f"{topic}-rejects"]}
         assert len(reasons) == 1

@@ -95,7 +95,7 @@ def test_a_message_of_another_route_is_wrong() -> None:
         (None, False, None),
     ],
 )
-def test_an_answer_says_whether_the_message_may_come(result: int | None, comes: bool, wrong: str | None) -> None:
+def test_an_answer_says_whether_the_message_may_come(result: Result | None, comes: bool, wrong: str | None) -> None:
     ledger, commands = Ledger(["a"], 1), Commands()
     ledger.send(0, DUE, ["a"])
     ledger.acknowledge(0)

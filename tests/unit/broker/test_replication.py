@@ -103,7 +103,8 @@ def test_where_the_brokers_cluster_is_not_told_every_entry_is_asked_for() -> Non
 
 
 def test_it_waits_for_a_broker_that_is_away_and_guesses_nothing() -> None:
-    admin, waits = FakeAdmin(["west", "east"], {1: "east"}), []
+    waits: list[float] = []
+    admin = FakeAdmin(["west", "east"], {1: "east"})
     admin.failures = 3
     assert origins(admin, waits).replicated_from("app", 1, 1) == "east"
     assert len(waits) == 3

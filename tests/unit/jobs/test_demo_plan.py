@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ def test_two_of_a_message_are_doubled(messages: list[Message]) -> None:
 @pytest.mark.parametrize("clock", ["published_at", "received_at"])
 def test_before_its_time_is_early_by_either_clock(messages: list[Message], clock: str) -> None:
     message = first(messages, is_delayed)
-    at = {clock: message.deliver_at - 1}
+    at: dict[str, Any] = {clock: message.deliver_at - 1}
     assert after_change(messages, message, lambda copy: [replace(copy, **at)]) == ["early by 1 ms"]
 
 

@@ -118,11 +118,11 @@ def test_what_is_mounted_exists_or_is_made_as_the_docs_say(settings: Settings) -
     assert {"ReadWriteMany"} == set(MANIFESTS["PersistentVolumeClaim", "delaylake"]["spec"]["accessModes"])
     text = (ROOT / "docs" / "deployment.md").read_text()
     secrets = dict(re.findall(r"kubectl create secret generic (\S+) --from-file=([^=\s]+)=", text))
-    keys = {"delaylake-pulsar": settings.pulsar.token_file}
     assert settings.auth.token_secret_key is not None
-    keys["delaylake-api"] = Path(local_path(settings.auth.token_secret_key.get_secret_value()))
+    of_api = Path(local_path(settings.auth.token_secret_key.get_secret_value()))
+    keys = {"delaylake-pulsar": settings.pulsar.token_file, "delaylake-api": of_api}
     assert secrets == {name: file.name for name, file in keys.items() if file}
-    assert PODS["api"][str(keys["delaylake-api"].parent)] == "secret delaylake-api"
+    assert PODS["api"][str(of_api.parent)] == "secret delaylake-api"
     for source in {source for pod in PODS.values() for source in pod.values()}:
         kind, name = source.split()
         kinds = {"config": "ConfigMap", "claim": "PersistentVolumeClaim"}
@@ -145,7 +145,7 @@ def test_ports_are_the_settings(settings: Settings) -> None:
 def test_probes_and_metrics_are_routes_that_need_no_token(settings: Settings, tmp_path: Path) -> None:
     auth = {**settings.auth.model_dump(), "token_secret_key": "data:;base64," + "a" * 44}
     pulsar = {"service_url": "pulsar://127.0.0.1:1", "admin_url": "http://127.0.0.1:1"}
-    made = Settings(warehouse=str(tmp_path), checkpoint=str(tmp_path), auth=auth, pulsar=pulsar)
+    made = Settings(warehouse=str(tmp_path), checkpoint=str(tmp_path), auth=auth, pulsar=pulsar)  # type: ignore[arg-type]
     probes = [API_CONTAINER[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
     with TestClient(create_app(made)) as client:
         codes = [client.get(probe["path"]).status_code for probe in probes]
@@ -254,7 +254,7 @@ def test_the_entry_point_lets_a_driver_finish(tmp_path: Path) -> None:
     submit = f'#!/bin/bash\ntrap "exit 99" TERM\necho "$@"\n{sys.executable} {program} run &\nwait $!\n'
     executable(tmp_path / "spark" / "bin" / "spark-submit", submit)
     variables = {"SPARK_HOME": str(tmp_path / "spark"), "SPARK_DRIVER_BIND_ADDRESS": "10.0.0.1"}
-    command = [ENTRY_POINT, "driver", "--class", "C", "local:///x.py"]
+    command = [str(ENTRY_POINT), "driver", "--class", "C", "local:///x.py"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}) as process:
         assert process.stdout is not None
         submitted = "--conf spark.driver.bindAddress=10.0.0.1 --deploy-mode client --class C local:///x.py\n"

@@ -24,7 +24,7 @@ def settings(folder: Path, **routes: list[str]) -> Settings:
     return Settings(
         warehouse=f"file:{folder}/warehouse",
         checkpoint=f"file:{folder}/checkpoint",
-        routes=[{"source": topics[t], "subscriptions": [{"name": n} for n in names]} for t, names in routes.items()],
+        routes=[{"source": topics[t], "subscriptions": [{"name": n} for n in names]} for t, names in routes.items()],  # type: ignore[arg-type]
     )
 
 

@@ -20,6 +20,7 @@ from recovery.importing import Importer, ImportFailedError
 from tests.fake_pulsar import FakeConsumer, batch, one
 from tests.messages import TOPIC, messages
 from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.queries.index_rows import to_index
 from warehouse.tables import Tables
 
 NOW = 1_800_000_000_000
@@ -29,9 +30,9 @@ NOW = 1_800_000_000_000
 def settings(tmp_path: Path) -> Settings:
     settings = Settings(
         warehouse=str(tmp_path / "warehouse"),
-        routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),
-        tracker={"max_delay_millis": 10**12},
-        pulsar={"max_message_size_bytes": 65_536},
+        routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),  # type: ignore[arg-type]
+        tracker={"max_delay_millis": 10**12},  # type: ignore[arg-type]
+        pulsar={"max_message_size_bytes": 65_536},  # type: ignore[arg-type]
     )
     Tables(settings.warehouse).create()
     return settings
@@ -131,9 +132,7 @@ def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: S
         return importing._as_imported(messages([(5, entry, NOW + entry) for entry in range(last + 1)]))
 
     importer = Importer(settings, TOPIC)
-    importer.tables.append(
-        "delayed_index", importing.to_index(imported(3), 0), {"x": importing._number(Position(5, 3))}
-    )
+    importer.tables.append("delayed_index", to_index(imported(3), 0), {"x": importing._number(Position(5, 3))})
     importer._append(imported(7), "x", importing._number(Position(5, 7)), is_by_position=True)
     for table in ("delayed_index", "entries"):
         assert [row["entry_id"] for row in rows(settings, table)] == list(range(8))

@@ -379,7 +379,7 @@ def test_subscriptions_are_numbered_as_in_their_route(found: list[tuple[str, str
             "subscription": pa.array([s for _, s in found], pa.string()),
         }
     )
-    expected = [names[t].index(s) if s in names.get(t, ()) else -1 for t, s in found]
+    expected = [names[t].index(s) if s and s in names.get(t, ()) else -1 for t, s in found]
     assert subscription_numbers(table, names).tolist() == expected
 
 

@@ -33,8 +33,8 @@ class Service:
         self.settings = Settings(
             warehouse=f"file:{folder}/warehouse",
             checkpoint=f"file:{folder}/checkpoint",
-            tracker={"shards": 1},
-            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],
+            tracker={"shards": 1},  # type: ignore[arg-type]
+            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],  # type: ignore[arg-type]
         )
         self.tables = Tables(self.settings.warehouse)
         self.tables.create()

@@ -30,7 +30,7 @@ def test_a_warehouse_of_an_earlier_release_goes_on(
 ) -> None:
     with tarfile.open(fixture) as archive:
         archive.extractall(tmp_path, filter="data")
-    route = Route(source=TOPIC, subscriptions=({"name": "billing"}, {"name": "audit"}))
+    route = Route(source=TOPIC, subscriptions=({"name": "billing"}, {"name": "audit"}))  # type: ignore[arg-type]
     settings = Settings(warehouse=f"file:{tmp_path}/warehouse", checkpoint=f"file:{tmp_path}/c", routes=(route,))
     tables, checkpoint = Tables(settings.warehouse), Checkpoint(tmp_path / "c")
     before = {name: tables.query(name, f"SELECT count(*) AS n FROM {name}")["n"][0].as_py() for name in SCHEMAS}

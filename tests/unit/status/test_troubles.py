@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from admin.dashboard.pages import _is_of
 from conf.settings import Settings
@@ -101,7 +100,7 @@ def test_status_names_each_trouble_and_exits_with_1(
 
 def test_a_reader_sees_the_troubles_of_its_own_topics() -> None:
     [route, _] = Settings(
-        routes=[
+        routes=[  # type: ignore[arg-type]
             {"source": ORDERS, "subscriptions": [{"name": "billing", "destination": f"{ORDERS}-b"}]},
             {"source": f"{ORDERS}2", "subscriptions": [{"name": "billing"}]},
         ]

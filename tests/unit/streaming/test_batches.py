@@ -64,8 +64,8 @@ class Job:
         self.settings = Settings(
             warehouse=f"file:{self.folder}/warehouse",
             checkpoint=f"file:{self.folder}/checkpoint",
-            tracker={"shards": 1},
-            routes=[
+            tracker={"shards": 1},  # type: ignore[arg-type]
+            routes=[  # type: ignore[arg-type]
                 {
                     "source": f"persistent://public/default/{topic}",
                     "subscriptions": [{"name": name} for name in names.split()],

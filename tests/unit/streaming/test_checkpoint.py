@@ -167,7 +167,7 @@ def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
     lanes = {
         Assignment("a", 0, tick, is_planned, b"").lane(n)
         for tick in range(64)
-        for is_planned in (0, 1)
+        for is_planned in (False, True)
         for n in (1, 64)
     }
     assert lanes <= set(lane_names())
@@ -193,7 +193,12 @@ def test_an_older_program_refuses_a_newer_warehouse(settings: Settings, tmp_path
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files and folders that the system was told to write to the disk."""
     paths: list[str] = []
-    monkeypatch.setattr(durable, "_sync", lambda path: (path.stat(), paths.append(path.name)))
+
+    def sync(path: Path) -> None:
+        path.stat()
+        paths.append(path.name)
+
+    monkeypatch.setattr(durable, "_sync", sync)
     return paths
 
 

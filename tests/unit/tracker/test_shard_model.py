@@ -81,7 +81,7 @@ class ShardModel(RuleBasedStateMachine):
     def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
         subscriptions = [{"name": name} for name in names]
-        made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])
+        made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])  # type: ignore[arg-type]
         before = self.routes
         # As an offset keeps them.
         self.routes = KnownRoutes.from_json(before.taken_on(made).to_json())
@@ -190,7 +190,7 @@ class ShardModel(RuleBasedStateMachine):
         """The outcomes of a command for one subscription, and what it does to the model."""
         if index >= len(entry.due):
             return [Result.INVALID]
-        results = []
+        results: list[int] = []
         for i in range(len(entry.due)) if index < 0 else [index]:
             pair = i, subscription
             is_late = entry.time(*pair) <= self.cutoff

@@ -34,7 +34,7 @@ def settings(folder: Path, **routes: list[str]) -> Settings:
     topics = {"t": TOPIC, "other": OTHER}
     return Settings(
         warehouse=f"file:{folder}",
-        routes=[{"source": topics[t], "subscriptions": [{"name": n} for n in names]} for t, names in routes.items()],
+        routes=[{"source": topics[t], "subscriptions": [{"name": n} for n in names]} for t, names in routes.items()],  # type: ignore[arg-type]
     )
 
 

@@ -36,7 +36,7 @@ class Warehouse:
         self.tables.create()
         self.settings = Settings(
             warehouse=str(folder),
-            routes=({"source": TOPIC, "subscriptions": [{"name": name} for name in SUBSCRIPTIONS]},),
+            routes=({"source": TOPIC, "subscriptions": [{"name": name} for name in SUBSCRIPTIONS]},),  # type: ignore[arg-type]
         )
         self._writes = 0
 
@@ -302,7 +302,7 @@ def test_as_a_naive_model_has_it(
                 warehouse.seal(batches(part))
         warehouse.cancel(cancels)
         warehouse.deliver(history["deliveries"])
-        wanted = {"subscription": subscription, "due_before": due_before}
+        wanted: dict[str, Any] = {"subscription": subscription, "due_before": due_before}
         found = warehouse.listed(limit, **wanted)
         assert [
             (m.deliver_at, m.ref.ledger_id, m.ref.entry_id, m.ref.batch_index, m.subscriptions) for m in found

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -88,7 +89,9 @@ class PendingModel(ShardModel):
                 found = concat(written, SCHEMAS[name])
                 if found.num_rows:
                     tables.append(name, placed(found), {"test": 1})
-            routes = [{"source": t, "subscriptions": [{"name": s} for s in SUBSCRIPTIONS]} for t in (TOPIC, OTHER)]
+            routes: list[Any] = [
+                {"source": t, "subscriptions": [{"name": s} for s in SUBSCRIPTIONS]} for t in (TOPIC, OTHER)
+            ]
             made = Settings(warehouse=tables.path("").rstrip("/"), checkpoint=folder, routes=tuple(routes))
             self.check(made, tables)
 

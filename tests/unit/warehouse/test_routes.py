@@ -22,7 +22,7 @@ def settings(*names: str, **others: list[str]) -> Settings:
     """Settings with a route for each topic; a subscription `a!` is exclusive, `a>t` goes to t."""
     routes = {TOPIC: list(names), **others}
     return Settings(
-        routes=[
+        routes=[  # type: ignore[arg-type]
             {"source": t, "subscriptions": [_subscription(n) for n in names]} for t, names in routes.items() if names
         ]
     )

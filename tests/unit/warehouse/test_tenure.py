@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ HOUR = 3_600_000
 
 
 def settings(folder: Path, *names: str) -> Settings:
-    route = {"source": TOPIC, "subscriptions": [{"name": name} for name in names]}
+    route: Any = {"source": TOPIC, "subscriptions": [{"name": name} for name in names]}
     return Settings(warehouse=f"file:{folder}/warehouse", checkpoint=f"file:{folder}/checkpoint", routes=(route,))
 
 
@@ -144,7 +145,7 @@ def test_a_subscription_that_a_rebuild_finds_new_gets_what_is_due_from_now_on(
     """Where nothing tells which were there before, all are taken to have been."""
     history = History(tmp_path, 3)
     if is_first_known:
-        history.change(KnownRoutes({}), *known(tmp_path, ("a",)), 0)
+        history.change(KnownRoutes({}), known(tmp_path, ("a",))[-1], 0)
     history.deliver("a", 0, 1)
     now = settings(tmp_path, "b", "a")
     assert history.rebuilt(now) == ([set(), set(), {"a", "b"}] if is_first_known else [{"b"}, {"b"}, {"a", "b"}])

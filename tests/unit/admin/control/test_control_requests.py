@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from admin.control.requests import Cancel, ControlRequest, RequestFactory, Window
 from broker.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 TOPIC = "persistent://public/default/orders"
-SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[list-item]
+SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[arg-type]
 
 
 def told(
-    result: int, subscription: str = "a", entry_id: int = 2, batch_index: int = -1, has_more: bool = False
+    result: Result, subscription: str = "a", entry_id: int = 2, batch_index: int = -1, has_more: bool = False
 ) -> ControlOutcome:
     return ControlOutcome(
         subscription=subscription,
@@ -32,7 +34,7 @@ def skip(*messages: MessageRef, subscriptions: tuple[str, ...] = ("a",)) -> Cont
     return next(requests(*subscriptions).skip(messages))
 
 
-def results(request: ControlRequest, *outcomes: ControlOutcome) -> list[str | None]:
+def results(request: ControlRequest, *outcomes: ControlOutcome) -> list[Any]:
     taken = [request.take(outcome) for outcome in outcomes]
     return [outcome and outcome.result for outcome in taken]
 
@@ -90,7 +92,7 @@ def test_many_messages_are_several_commands_with_ids_of_their_own() -> None:
     assert {r.command.issued_by for r in made} == {"tester"}
 
 
-def summed(result: int, n: int, subscription: str = "a") -> ControlOutcome:
+def summed(result: Result, n: int, subscription: str = "a") -> ControlOutcome:
     return ControlOutcome(
         subscription=subscription, ledger_id=-1, entry_id=-1, batch_index=-1, result=result, n_named=n
     )

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -155,12 +156,17 @@ def test_later_subscriptions_can_be_named(client: httpx.Client) -> None:
 
 def test_parameters_come_in_the_query_a_form_or_json(client: httpx.Client) -> None:
     given = {"ledgerId": "1", "entryId": "2", "deliverAt": "3"}
-    names = {"subscriptionNames": ["a", "nobody"]}
-    for content in ({"data": given}, {"json": given}, {"files": {k: (None, v) for k, v in given.items()}}):
+    names: dict[str, Any] = {"subscriptionNames": ["a", "nobody"]}
+    contents: list[dict[str, Any]] = [
+        {"data": given},
+        {"json": given},
+        {"files": {k: (None, v) for k, v in given.items()}},
+    ]
+    for content in contents:
         reason(client.post(CANCEL, **content), 503)
         assert "deliverAt" in reason(client.post(f"{CANCEL}?deliverAt=0", **content), 412)
     for content in ({"data": given | names}, {"json": given | names}):
-        assert "nobody" in reason(client.post(CANCEL, **content), 404)
+        assert "nobody" in reason(client.post(CANCEL, **content), 404)  # type: ignore[arg-type]
     assert "entryId" in reason(client.post(CANCEL, json={"ledgerId": 1, "entryId": False, "deliverAt": 3}), 412)
     for body in (b"{", b"[1]", b"nonsense", b"\xff\xfe"):
         reason(client.post(CANCEL, content=body), 412)

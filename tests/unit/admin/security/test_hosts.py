@@ -230,7 +230,7 @@ def test_no_page_of_another_site_logs_in_or_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["nonsense", "10.0.0.1/8", "*", ""])
 def test_a_trusted_proxy_is_an_address_or_a_network(value: str) -> None:
     with pytest.raises(ValidationError):
-        ApiSettings(trusted_proxies=(value,))
+        ApiSettings(trusted_proxies=(value,))  # type: ignore[arg-type]
 
 
 SPARK = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.testclient import TestClient
 
@@ -78,7 +78,7 @@ class Calls:
         self.refused = 0
 
     def routes(self) -> Iterator[tuple[RouteContext, str]]:
-        for route in iter_route_contexts(self._client.app.routes):
+        for route in iter_route_contexts(cast("FastAPI", self._client.app).routes):
             for method in sorted(route.methods or ()):
                 yield route, method
 

@@ -136,7 +136,7 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
         Line(
             f"topic {i}",
             "producer",
-            topic.create,  # type: ignore[arg-type]
+            topic.create,
             PATIENCE_SECONDS,
             **{"first_id": 1, "last_id": n, "most_id": 1_000, "wake": wake, **changes},
         )
@@ -154,7 +154,7 @@ def run(lines: list[Line], items: list[Item]) -> tuple[list[int], dict[int, str]
     for line in lines:
         line.open()
     try:
-        sent_at = send_on_time(items, build, refused.__setitem__, lines[0].wake, PauseWatch(lambda: None))  # type: ignore[arg-type]
+        sent_at = send_on_time(items, build, refused.__setitem__, lines[0].wake, PauseWatch(lambda: None))
     finally:
         for line in lines:
             line.close()

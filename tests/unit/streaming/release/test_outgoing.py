@@ -101,7 +101,7 @@ def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     """By which producer each row goes, and whether in a batch."""
     rows = rows.append_column("wants", pa.array([1] * rows.num_rows, pa.int64()))
     rows = rows.replace_schema_metadata({"sending": '{"lanes": 4, "batch_millis": 5}'})
-    settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))
+    settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))  # type: ignore[arg-type]
     release = Assignment("app", 0, 1, True, pack(rows))
     return [(s.producer, s.is_batched) for s in plan_release(settings, release, Attempt()).sends]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import UNKNOWN, Offset
@@ -28,7 +29,7 @@ ELSEWHERE = "persistent://public/default/elsewhere"
 
 
 def settings(*subscriptions: dict[str, str], topic: str = TOPIC) -> Settings:
-    return Settings(routes=[{"source": topic, "subscriptions": list(subscriptions)}])
+    return Settings(routes=[{"source": topic, "subscriptions": list(subscriptions)}])  # type: ignore[arg-type]
 
 
 A, B = {"name": "a"}, {"name": "b"}
@@ -73,7 +74,7 @@ def test_sequence_ids_and_producers_are_the_same_whatever_the_settings_say() -> 
 def test_subscriptions_of_the_same_name_and_destination_have_producers_of_their_own() -> None:
     """They fail, wait and are sent again each for itself; so do rejects, whatever a subscription is called."""
     shared = {"name": "rejects", "destination": f"{TOPIC}-rejects"}
-    routes = [{"source": topic, "subscriptions": [shared]} for topic in (TOPIC, OTHER)]
+    routes: Any = [{"source": topic, "subscriptions": [shared]} for topic in (TOPIC, OTHER)]
     both = Settings(routes=routes)
     of_topic = [
         messages([(1, i, 1_000 + i)], topic=topic, reason=r)
@@ -163,7 +164,7 @@ def test_a_task_that_spark_runs_again_is_no_first_attempt(
         return Sent(b"", 0)
 
     monkeypatch.setattr(sender, "_send", send)
-    monkeypatch.setattr(sender.TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: repetition))
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: repetition))
     list(send_releases(BEFORE.model_dump_json(), Attempt(is_first=True), [release([0b01])]))
     assert [attempt.is_first for attempt in attempts] == [is_first]
 

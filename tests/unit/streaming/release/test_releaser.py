@@ -115,8 +115,8 @@ class Job:
         self.lock = threading.Lock()
         settings = Settings(
             checkpoint=f"file:{folder}",
-            release={"lanes": 2, "retry_max_millis": 1_000, **changes},
-            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in names]}],
+            release={"lanes": 2, "retry_max_millis": 1_000, **changes},  # type: ignore[arg-type]
+            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in names]}],  # type: ignore[arg-type]
         )
         self.spark = Spark()
         self.releaser = Releaser(
@@ -346,7 +346,7 @@ def test_a_subscription_that_was_taken_out_while_it_could_not_be_written_is_let_
     make: Callable[..., Job],
 ) -> None:
     """Its destination's name is not the source topic's."""
-    both = known_routes(Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}]))
+    both = known_routes(Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}]))  # type: ignore[arg-type]
     job = make(names=["b"], routes=both)
     job.broken["a"] = "TopicTerminated"
     recorded = {TOPIC: {"a": {"since": 1, "open": [[1, 1]]}}}

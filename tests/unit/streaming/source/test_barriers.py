@@ -22,9 +22,9 @@ def receiver(topic: str, after: Position, end: Position) -> tuple[Receiver, Fake
         lambda: None,
         after,
         limits,
-        broker,
+        broker,  # type: ignore[arg-type]
         None,
-        lambda: None,  # type: ignore[arg-type]
+        lambda: None,
     )
     made._consumer = consumer = FakeConsumer([], end)
     return made, consumer

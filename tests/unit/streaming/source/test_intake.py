@@ -98,7 +98,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
 def settings(**routes: list[str]) -> Settings:
     return Settings(
         replicated="all",  # nobody answers where messages are from
-        routes=[
+        routes=[  # type: ignore[arg-type]
             {"source": f"persistent://public/default/{topic}", "subscriptions": [{"name": name} for name in names]}
             for topic, names in routes.items()
         ],
@@ -168,7 +168,7 @@ def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client
     intake.next_offset(last)
     for entry in range(6, 10):
         client.consumers[ORDERS].publish(one(entry, ledger=1))
-        wait_until(lambda e=entry: intake._receivers[ORDERS].last_received == Position(1, e), 5, "it came")
+        wait_until(lambda e=entry: intake._receivers[ORDERS].last_received == Position(1, e), 5, "it came")  # type: ignore[misc]
     new = intake.next_offset(last)
     [body] = [body for _, kind, body in intake.parts(last, new) if kind == MESSAGES]
     assert unpack(body).num_rows == 4

@@ -90,7 +90,7 @@ def test_it_begins_paused_where_the_last_word_was_a_pause(tmp_path: Path) -> Non
 
 
 def test_who_sends_it_waits_for_an_answer_of_each_subscription_and_one_for_later_ones() -> None:
-    settings = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}])
+    settings = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}])  # type: ignore[arg-type]
     [request] = [RequestFactory(settings, "me", TOPIC, ["*"]).cancel(Cancel(MessageRef(1, 2), 5))]
     assert list(request.command.subscriptions) == ["*"]
     for name, is_last in (("a", False), ("*", True)):

@@ -43,7 +43,7 @@ class Harness:
     ) -> None:
         self.broker: Any = broker or FakeBroker()
         limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20)
-        self.receiver = Receiver(SOURCE, FakeConsumer, after, limits, self.broker, details, lambda: None)
+        self.receiver = Receiver(SOURCE, FakeConsumer, after, limits, self.broker, details, lambda: None)  # type: ignore[arg-type]
         self.taken: list[pa.Table] = []
         self.position = after
 

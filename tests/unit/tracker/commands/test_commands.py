@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -45,15 +47,15 @@ def read(*commands: ControlCommand | bytes) -> Decoded:
 
 
 def cancel(ledger: int = 1, entry: int = 2, deliver_at: int = 3, **fields: object) -> ControlCommand:
-    values = {"request_id": "r", "topic": ORDERS, "issued_by": "me", "issued_at": 9, **fields}
-    return ControlCommand(  # type: ignore[arg-type]
+    values: dict[str, Any] = {"request_id": "r", "topic": ORDERS, "issued_by": "me", "issued_at": 9, **fields}
+    return ControlCommand(
         cancel=CancelDelayedMessage(ledger_id=ledger, entry_id=entry, deliver_at=deliver_at), **values
     )
 
 
 def skip(*entries: SkipEntry, **fields: object) -> ControlCommand:
-    values = {"request_id": "r", "topic": ORDERS, **fields}
-    return ControlCommand(skip=SkipMessages(entries=entries), **values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"request_id": "r", "topic": ORDERS, **fields}
+    return ControlCommand(skip=SkipMessages(entries=entries), **values)
 
 
 @pytest.mark.parametrize("names", [["*"], ["*", "shared"], ["shared", "*", "nobody"]])

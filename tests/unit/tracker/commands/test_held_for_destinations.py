@@ -68,7 +68,7 @@ def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it
     assert sent(service.step(10, messages([(1, 0, 5), (1, 1, 5), (1, 2, 30), (1, 3, 40)]))) == [(0, 3), (1, 3)]
 
     # Release 1 did not arrive at b, and no bucket has its messages: now one does.
-    stuck = {"b": {"open": [[1, 0]]}}
+    stuck: dict[str, Any] = {"b": {"open": [[1, 0]]}}
     effects = service.step(30, confirmed=1, unwritable=stuck)
     assert sent(effects) == [(2, 1)]
     copies = [row for row in effects.bucket.to_pylist() if row["deliver_at"] == 5]
@@ -89,7 +89,7 @@ def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it
 
 def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
     service = Service()
-    stuck = {"b": {"open": []}}
+    stuck: dict[str, Any] = {"b": {"open": []}}
     service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=stuck)
     for cutoff in range(5, 70, 5):
         service.step(cutoff, unwritable=stuck)
@@ -111,7 +111,7 @@ def test_nothing_that_was_held_back_comes_before_its_time() -> None:
 
 def test_what_several_shards_held_back_is_in_order_together_also_what_came_late() -> None:
     shards = [Service(), Service()]
-    stuck = {"b": {"open": []}}
+    stuck: dict[str, Any] = {"b": {"open": []}}
     late = [messages([(1, 100 + n, 7 + n)]) for n in range(2)]
     for n, shard in enumerate(shards):
         shard.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(n, 50, 2)]), unwritable=stuck)
@@ -129,7 +129,7 @@ def test_what_several_shards_held_back_is_in_order_together_also_what_came_late(
 
 def test_the_order_outlives_long_outages() -> None:
     service = Service()
-    stuck = {"b": {"open": []}}
+    stuck: dict[str, Any] = {"b": {"open": []}}
     times = [1_000, 2_000, 3_600_000, 7_200_000, 86_400_000, 86_500_000, 86_500_010]
     entries = [3, 2, 6, 1, 0, 5, 4]
     for entry, time in zip(entries, times, strict=True):
@@ -142,7 +142,7 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
     service = Service()
     rows = messages([(1, 0, 5), (1, 1, 30)])
     service.step(10, rows)
-    stuck = {"b": {"open": [[1, 0]]}}
+    stuck: dict[str, Any] = {"b": {"open": [[1, 0]]}}
     service.step(30, confirmed=1, unwritable=stuck)
     requests = commands([command(f"r{entry}", 1, entry, [1]) for entry in (0, 1)])
     effects = service.step(
@@ -160,7 +160,7 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
 
 def test_one_that_is_paused_too_stays_so() -> None:
     service = Service()
-    stuck = {"b": {"open": []}}
+    stuck: dict[str, Any] = {"b": {"open": []}}
     service.step(0, messages([(1, 0, 5)]), unwritable=stuck)
     pause = commands([])
     service.step(1, unwritable=stuck, commands=pause, request_ids={"p": 0}, switches=[Switch("p", TOPIC, 2, True)])
@@ -191,7 +191,7 @@ def rejected(effects: Effects) -> list[int]:
 def test_what_is_rejected_after_a_while_is_what_was_handed_out_held_back_and_comes_due(confirmed: int) -> None:
     service = Service()
     assert sent(service.step(10, messages([(1, 0, 5), (1, 1, 30), (1, 2, 40), (1, 3, 50)]))) == [(0, 3)]
-    stuck = {"b": {"open": [[1, 0]]}}
+    stuck: dict[str, Any] = {"b": {"open": [[1, 0]]}}
     assert sent(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
 
     effects = service.step(40, confirmed=confirmed, unwritable=REJECTS, back={TOPIC}, kept=held(concat(service.stored)))
@@ -233,7 +233,7 @@ def test_while_the_topic_of_rejects_is_unwritable_the_table_alone_has_them_and_n
     service = Service()
     bad = with_columns(messages([(1, 0, 5), (1, 1, 5)]), reason=pa.array(["bad", None]))
     assert sorted(sent(service.step(10, bad))) == [(0, 0), (1, 3)]
-    stuck = {"": {"open": [[1, 0]]}}
+    stuck: dict[str, Any] = {"": {"open": [[1, 0]]}}
     kept: list[pa.Table] = []
     for entry in range(2, 30):
         rows = with_columns(messages([(1, entry, 0)]), reason=pa.array(["bad"]))

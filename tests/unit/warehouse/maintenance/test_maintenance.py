@@ -83,7 +83,7 @@ def test_a_table_of_an_earlier_release_gets_the_columns_that_came_since(tmp_path
 
 
 def make(folder: Path, **retention: int) -> tuple[Settings, Tables]:
-    route = Route(source=TOPIC, subscriptions=({"name": "a"}, {"name": "b"}))
+    route = Route(source=TOPIC, subscriptions=({"name": "a"}, {"name": "b"}))  # type: ignore[arg-type]
     made = Settings(
         warehouse=f"file:{folder}/warehouse",
         checkpoint=f"file:{folder}/checkpoint",

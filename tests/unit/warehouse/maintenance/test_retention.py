@@ -47,7 +47,7 @@ class Entry:
     """An entry as the job would have left it in the tables."""
 
     def __init__(self, number: int, topic: str, messages: list[tuple[int, Any]], age: int) -> None:
-        self.position = {"topic": topic, "ledger_id": number // 4, "entry_id": number % 4}
+        self.position: dict[str, Any] = {"topic": topic, "ledger_id": number // 4, "entry_id": number % 4}
         self.published = NOW - age
         self.messages = messages
 
