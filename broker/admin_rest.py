@@ -32,8 +32,6 @@ _REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
 
 _MOST_REDIRECTS = 5
 
-_NOTHING = (404, 500)  # what is answered for an entry of a ledger that is gone, and for one that its ledger has not
-
 
 class NotToldError(NoAnswerError):
     """The broker answers, and has an entry, but tells nothing of it.
@@ -188,19 +186,8 @@ class AdminClient:
         Raises:
             NotToldError: the broker has it, and does not tell, asked twice.
         """
-        path = _entry_path(topic, ledger_id, entry_id)
-        response = self._answer(path)
-        if response is None:
-            time.sleep(_AGAIN_SECONDS)
-            response = self._answer(path)
-        if response is None:
-            self._check_gone(topic, ledger_id, entry_id)
-            return None
-        if response.status_code == 404:
-            return None
-        if response.status_code != 200:
-            raise self._refused(response)
-        return response.headers, response.content
+        response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
+        return None if response is None else (response.headers, response.content)
 
     def replication_clusters(self, topic: str) -> list[str]:
         """The clusters that a topic is replicated between: by its own policy, else by its namespace's."""
@@ -258,25 +245,37 @@ class AdminClient:
         Raises:
             NoAnswerError: the broker tells nothing of this entry (a NotToldError where that is certain), or of none.
         """
-        response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
-        if response.status_code == 500:  # also while the topic moves to another broker
-            time.sleep(_AGAIN_SECONDS)
-            response = self._request("HEAD", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
-        if response.status_code == 500:
-            self._check_gone(topic, ledger_id, entry_id)
-        if response.status_code in _NOTHING:
-            return None
-        if response.status_code != 200:
-            raise self._refused(response)
-        return _broker_entry(response.headers)
+        response = self._of_entry("HEAD", topic, ledger_id, entry_id, _ENTRY_SECONDS)
+        return None if response is None else _broker_entry(response.headers)
 
-    def _answer(self, path: str) -> httpx.Response | None:
-        """What is answered for an entry; None: nothing in time, or 500, as also while its topic moves."""
-        try:
-            response = self._request("GET", path, timeout=_CONTENT_SECONDS)
-        except NoAnswerError:
-            return None
-        return None if response.status_code == 500 else response
+    def _of_entry(
+        self, method: str, topic: str, ledger_id: int, entry_id: int, timeout_seconds: float
+    ) -> httpx.Response | None:
+        """The broker's answer for an entry; None: the broker does not have the entry.
+
+        Asked once more where the broker answers 500: so it does for an entry that the ledger does not have, and while
+        the topic moves to another broker. A GET is repeated where no answer comes in time, too.
+
+        Raises:
+            NotToldError: the broker has the entry, and was asked twice.
+        """
+        for attempt in range(2):
+            if attempt:
+                time.sleep(_AGAIN_SECONDS)
+            try:
+                response = self._request(method, _entry_path(topic, ledger_id, entry_id), timeout=timeout_seconds)
+            except NoAnswerError:
+                if method != "GET":
+                    raise
+                continue
+            if response.status_code == 404:  # the ledger is gone
+                return None
+            if response.status_code == 200:
+                return response
+            if response.status_code != 500:
+                raise self._refused(response)
+        self._check_gone(topic, ledger_id, entry_id)
+        return None
 
     def _check_gone(self, topic: str, ledger_id: int, entry_id: int) -> None:
         """Makes sure that an entry of which the broker tells nothing is one that it does not have.

@@ -30,6 +30,10 @@ class MessageIdError(DelayLakeError):
     """A message id can't be read. The message is one line."""
 
 
+class NumberError(MessageIdError):
+    """A part of a message id is no whole number."""
+
+
 @dataclass(frozen=True)
 class MessageRef:
     """A message, or with batch_index -1 an entry. Partition -1: none, or not known."""
@@ -63,7 +67,7 @@ def parse_triplet(text: str) -> MessageRef:
     parts = text.strip().split(":")
     try:
         numbers = [parse_number(part) for part in parts]
-    except ValueError:
+    except NumberError:
         raise MessageIdError(f"no message id: {text[:80]!r} (ledger:entry[:batchIndex])") from None
     if len(numbers) == 2:
         return message_ref(numbers[0], numbers[1], -1, -1)
@@ -159,11 +163,11 @@ def parse_number(part: str) -> int:
     """Reads a whole number of at most 19 digits.
 
     Raises:
-        ValueError: it is none.
+        NumberError: it is none.
     """
     digits = part[1:] if part[:1] == "-" else part
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
-        raise ValueError(part)
+        raise NumberError(f"no whole number of at most 19 digits: {part[:80]!r}")
     return int(part)
 
 

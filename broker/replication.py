@@ -10,6 +10,7 @@ from collections.abc import Callable
 from broker.admin_rest import AdminClient, NotToldError
 from broker.client import PulsarError
 from broker.not_told import NotTold
+from conf.errors import DelayLakeError
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ _GIVEN_NAME = re.compile(r"(.+)-\d+-\d+")
 
 _POLICY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
+
+
+class NotWantedError(DelayLakeError):
+    """A question was given up: whoever asked has stopped."""
 
 
 class Origins:
@@ -54,7 +59,7 @@ class Origins:
             producer: the name of the entry's producer.
 
         Raises:
-            InterruptedError: nobody wants the answer any more.
+            NotWantedError: nobody wants the answer any more.
         """
         while True:
             try:
@@ -70,7 +75,7 @@ class Origins:
                     "%s: where %d:%d was published is not known yet: %s", self._topic, ledger_id, entry_id, error
                 )
             if self._wait(_RETRY_SECONDS):
-                raise InterruptedError("nobody wants to know any more")
+                raise NotWantedError(f"{self._topic}: where {ledger_id}:{entry_id} was published is not asked any more")
 
     def _ask(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
         if self._last[0] != (ledger_id, entry_id):

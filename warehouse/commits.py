@@ -43,7 +43,8 @@ def commit_next(
     properties = CommitProperties(
         app_transactions=[Transaction(name, number) for name, number in transactions.items()], max_commit_retries=0
     )
-    for attempt in range(_ATTEMPTS):
+    attempts = 0
+    while True:
         table.update_incremental()
         if not is_wanted(table):
             return False
@@ -51,14 +52,14 @@ def commit_next(
         try:
             write(properties)
         except CommitFailedError:
-            if attempt == _ATTEMPTS - 1:
+            attempts += 1
+            if attempts == _ATTEMPTS:
                 raise
             continue
         _sync_version(table.table_uri, version)
         if table.version() < version:
             table.update_incremental()
         return True
-    raise AssertionError
 
 
 def remove_torn_commits(uri: str) -> list[str]:

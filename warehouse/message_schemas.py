@@ -16,6 +16,7 @@ import pulsar
 import pyarrow as pa
 
 from broker.admin_rest import AdminClient
+from conf.errors import DelayLakeError
 from warehouse.tables import MESSAGE_SCHEMAS as TABLE
 from warehouse.tables import Tables, exists, literal
 
@@ -122,8 +123,8 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
 _PLAIN = pulsar.schema.BytesSchema().schema_info()
 
 
-class UnknownSchema(Exception):
-    """A message's schema is not in the table."""
+class UnknownSchema(DelayLakeError):
+    """A message's schema is not in the table `schemas`."""
 
 
 class DestinationSchemas:

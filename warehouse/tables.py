@@ -419,7 +419,7 @@ class Tables:
             version: the table's version to read; the newest where not given.
         """
         table = self._open(name) if version is None else self._open_version(name, version)
-        return run_sql(QueryBuilder().register(name, table), sql)
+        return run_sql(query_builder({name: table}), sql)
 
     def sql(self, sql: str) -> pa.Table:
         """The rows of a query over the newest versions of all tables."""
@@ -440,10 +440,7 @@ class Tables:
         yield _without_views(pa.Table.from_batches(batches, schema))
 
     def _all(self) -> QueryBuilder:
-        builder = QueryBuilder()
-        for name in SCHEMAS:
-            builder.register(name, self._open(name))
-        return builder
+        return query_builder({name: self._open(name) for name in SCHEMAS})
 
     def _open(self, name: str) -> DeltaTable:
         with self._lock:
@@ -469,11 +466,10 @@ class Snapshot:
     """
 
     def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
-        self._builder = QueryBuilder()
-        self._tables: dict[str, DeltaTable] = {}
-        for name, version in versions.items():
-            self._tables[name] = DeltaTable(f"{local_path(warehouse)}/{name}", version=version)
-            self._builder.register(name, self._tables[name])
+        self._tables = {
+            name: DeltaTable(f"{local_path(warehouse)}/{name}", version=version) for name, version in versions.items()
+        }
+        self._builder = query_builder(self._tables)
 
     @property
     def versions(self) -> dict[str, int]:
@@ -514,6 +510,24 @@ def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
 def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
     """The condition that a column is in one of some ranges, as SQL; empty where there are none."""
     return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
+
+
+def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = False) -> QueryBuilder:
+    """Makes a QueryBuilder that runs SQL over versions of tables.
+
+    Args:
+        tables: by the names that queries call them.
+        has_large_joins: joins are divided however small a side is: for queries that join whole tables.
+    """
+    builder = QueryBuilder()
+    if has_large_joins:
+        # By default a join gathers one side whole, and copies its texts again and again: 17 GB for 1.7 million
+        # messages.
+        for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
+            builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
+    for name, table in tables.items():
+        builder.register(name, table)
+    return builder
 
 
 def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:

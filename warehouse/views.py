@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from conf.settings import Settings, local_path
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.commands.moves import HELD_MILLIS
 from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
-from warehouse.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, run_sql
+from warehouse.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
@@ -120,12 +120,12 @@ class Warehouse:
     """
 
     def __init__(self, settings: Settings, as_of: int | None = None) -> None:
-        self._builder = QueryBuilder()
         # `entries` first: what it has is in the other tables already, also while the job runs.
-        for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
-            self._builder.register(name, _table(settings, name, as_of))
+        names = sorted(SCHEMAS, key=lambda name: name != "entries")
+        tables = {name: _table(settings, name, as_of) for name in names}
         if exists(settings.warehouse, MESSAGE_SCHEMAS):
-            self._builder.register(MESSAGE_SCHEMAS, _table(settings, MESSAGE_SCHEMAS, as_of))
+            tables[MESSAGE_SCHEMAS] = _table(settings, MESSAGE_SCHEMAS, as_of)
+        self._builder = query_builder(tables)
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
         missed = Tenures.of(settings.warehouse)

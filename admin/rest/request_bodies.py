@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from admin.control.requests import Cancel
-from broker.message_ids import MAX_INT64, MessageRef, message_ref, parse, parse_base64, parse_number
+from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
 from tracker.schedule import MAX_TIME_MILLIS
 
@@ -173,7 +173,7 @@ def _int64(given: Mapping[str, object], name: str, least: int) -> int:
     try:
         # Not isinstance: true is no number.
         number = value if type(value) is int else parse_number(value) if isinstance(value, str) else None
-    except ValueError:
+    except NumberError:
         number = None
     if number is None:
         raise BadRequest(f"{name} is needed" if value is None else f"{name} must be a whole number")

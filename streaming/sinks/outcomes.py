@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from broker.client import connect
 from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
+from streaming.release.attempt import Generation
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS
 from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
 from tracker.messages import int64, typed, where
@@ -52,7 +53,7 @@ class OutcomePublisher:
         self._settings = settings
         self._topic = settings.control.outcome_topic
         self._first_name = self._name = f"{application}-outcomes-batched"
-        self._names = 1
+        self._generation = Generation(0, 0)
         self._troubles = troubles or Troubles()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
@@ -158,8 +159,8 @@ class OutcomePublisher:
                 continue
             producer.close()
             text = f"somebody else has published as {self._name}, up to the sequence id {self._published}"
-            self._name = f"{self._first_name}-{self._names}"
-            self._names += 1
+            self._generation = Generation(self._generation.number + 1, most_tick)
+            self._name = self._generation.name(self._first_name)
             _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
             self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
         return self._producer

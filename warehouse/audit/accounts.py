@@ -160,29 +160,27 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
         AuditError: a table is missing, or there are no routes.
     """
     import pyarrow as pa
-    from deltalake import DeltaTable, QueryBuilder
+    from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     from warehouse.audit.broker_comparison import compare, read_broker
     from warehouse.missing_routes import missing_routes
-    from warehouse.tables import SCHEMAS, Tables, literal
+    from warehouse.tables import SCHEMAS, Tables, literal, query_builder
     from warehouse.tenure import Tenures
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
     broker = read_broker(settings)  # before the tables, so that they have all that was acknowledged then
     tables = Tables(settings.warehouse)
-    builder = QueryBuilder()
-    # By default a join gathers one side whole, and copies its texts again and again: 17 GB for 1.7 million messages.
-    for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
-        builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
     # `entries` first: what it has is in the other tables already, also while the job runs. Each is opened once, so
     # that all queries see one version of it.
+    opened: dict[str, DeltaTable] = {}
     for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
         try:
-            builder.register(name, DeltaTable(tables.path(name)))
+            opened[name] = DeltaTable(tables.path(name))
         except TableNotFoundError:
             raise AuditError(f"no table {name} in the warehouse {settings.warehouse}: has the job run?") from None
+    builder = query_builder(opened, has_large_joins=True)
 
     def rows(sql: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = pa.table(builder.execute(sql).read_all()).to_pylist()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from conf.settings import Settings
 from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
@@ -22,7 +22,7 @@ from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.pending import are_cancelled, are_moved_on
-from warehouse.tables import SCHEMAS, Tables, run_sql
+from warehouse.tables import SCHEMAS, Tables, query_builder, run_sql
 from warehouse.tenure import Tenures
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
@@ -74,10 +74,9 @@ class Retention:
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A request that comes again is answered from here, and a rebuild takes the ids from here.
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
-        self._builder = QueryBuilder()
         # `entries` first: what it has is in the other tables already, also while the job runs.
-        for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
-            self._builder.register(name, DeltaTable(tables.path(name)))
+        names = sorted(SCHEMAS, key=lambda name: name != "entries")
+        self._builder = query_builder({name: DeltaTable(tables.path(name)) for name in names})
         newest = self._query("SELECT max(sent_at) AS t FROM deliveries")["t"][0].as_py() or 0
         self._horizons["deliveries"] = min(self._horizons["deliveries"], newest - _LAST_DELIVERIES_MILLIS)
         self._last: pa.Table | None = None

@@ -11,7 +11,7 @@ from broker import replication
 from broker.admin_rest import NotToldError
 from broker.client import PulsarError
 from broker.not_told import NotTold
-from broker.replication import Origins
+from broker.replication import NotWantedError, Origins
 from tests.messages import batches, messages
 from tracker.messages import concat
 from tracker.shard import Intake, Shard, Tick
@@ -109,7 +109,7 @@ def test_it_waits_for_a_broker_that_is_away_and_guesses_nothing() -> None:
     assert origins(admin, waits).replicated_from("app", 1, 1) == "east"
     assert len(waits) == 3
     admin.failures = 3
-    with pytest.raises(InterruptedError):
+    with pytest.raises(NotWantedError):
         origins(admin, waits, gives_up=True).replicated_from("app", 1, 1)
     assert len(waits) == 4
 
