@@ -1,4 +1,4 @@
-"""The part of Pulsar's admin REST API that is used here."""
+"""A client for the part of Pulsar's admin REST API that delaylake uses."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _MOST_REDIRECTS = 5
 
 
 class NotToldError(NoAnswerError):
-    """The broker answers, and has an entry, but tells nothing of it.
+    """The broker has an entry, and returns neither its metadata nor its content.
 
     So it is with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some brokers
-    where it is encrypted and compressed (they take what is encrypted for what is compressed, and never answer).
+    where the entry is encrypted and compressed (they decompress the encrypted bytes, and never answer).
     """
 
 
 @dataclass(frozen=True)
 class BrokerEntry:
-    """What the broker tells of an entry of a topic, beside its payload."""
+    """The metadata of an entry of a topic, as the admin API returns them: without the payload."""
 
     batch_size: int
     publish_time: int | None  # ms since the epoch; None: no year up to 9999, or not told
@@ -113,6 +113,7 @@ class AdminClient:
         self.close()
 
     def close(self) -> None:
+        """Closes the connections."""
         self._http.close()
 
     def health(self) -> bool:
@@ -149,6 +150,7 @@ class AdminClient:
         return int(self._body(response)["partitions"])
 
     def create_partitioned_topic(self, topic: str, partitions: int) -> None:
+        """Creates a partitioned topic with a number of partitions; PulsarError where there is such a topic."""
         response = self._request("PUT", f"{_path(topic)}/partitions", json=partitions)
         if response.status_code not in (200, 204):
             raise self._refused(response)
@@ -179,12 +181,12 @@ class AdminClient:
         return None if index is None else int(index)
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
-        """An entry of a topic or partition: what the broker says of it, and its content, decompressed.
+        """The headers that describe an entry of a topic or partition, and its content, decompressed.
 
-        None: it is gone. A batch is its messages, each with its metadata, one after another.
+        None: the entry is gone. A batch is its messages, each with its metadata, one after another.
 
         Raises:
-            NotToldError: the broker has it, and does not tell, asked twice.
+            NotToldError: the broker has the entry, was asked twice, and does not tell.
         """
         response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
         return None if response is None else (response.headers, response.content)
@@ -207,7 +209,7 @@ class AdminClient:
         return found["type"], found["data"], found.get("properties") or {}
 
     def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
-        """The version of a topic's schema that these are, made where there is none."""
+        """Registers a schema with a topic; returns its version, which is the old one where the topic has the schema."""
         content = {"type": kind, "schema": definition, "properties": properties}
         found = self._body(self._request("POST", f"{_schemas_path(topic)}/schema", json=content))
         return int(found["version"]["version"])
@@ -230,20 +232,20 @@ class AdminClient:
         )
 
     def has_room(self, topic: str, subscription: str) -> bool:
-        """Whether a topic partition's subscription has no consumer of which the broker thinks that it takes no more."""
+        """Whether the broker may send to every consumer of a topic partition's subscription: all have permits left."""
         found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
 
     def connections(self, topic: str, subscription: str) -> list[str]:
-        """For each consumer of a topic partition's subscription a text that is another after a reconnection."""
+        """For each consumer of a topic partition's subscription a text that differs after a reconnection."""
         found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
-        """What the broker tells of an entry of a topic or partition, but for its content; None: it does not have it.
+        """The metadata of an entry of a topic or partition; None: the broker does not have the entry.
 
         Raises:
-            NoAnswerError: the broker tells nothing of this entry (a NotToldError where that is certain), or of none.
+            NoAnswerError: the broker does not answer for this entry; a NotToldError where it certainly has the entry.
         """
         response = self._of_entry("HEAD", topic, ledger_id, entry_id, _ENTRY_SECONDS)
         return None if response is None else _broker_entry(response.headers)

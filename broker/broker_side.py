@@ -1,4 +1,4 @@
-"""What the broker says of a source topic that its consumer can't see."""
+"""A source topic as the broker has it: facts that the consumer does not get, from the admin API."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from broker.position import START, Position
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a subscription is."""
+    """A subscription's cursor in a topic partition, and the entries that the topic has."""
 
-    acknowledged: Position  # all up to here is
-    next_read: Position  # what was before has been sent to the consumer
+    acknowledged: Position  # every entry up to this one is acknowledged
+    next_read: Position  # every entry before this one has been sent to the consumer
     end: Position  # the topic's last entry
     ledgers: dict[int, int]  # the entries of each ledger that the topic still has
 
@@ -34,7 +34,7 @@ class BrokerSide:
         self._subscription = subscription
 
     def last_index(self, topic: str, position: Position) -> int | None:
-        """The broker entry index of an entry's last message, or None where it keeps none."""
+        """The broker entry index of an entry's last message; None: the broker keeps no indexes."""
         return self._admin.message_index(topic, position.ledger_id, position.entry_id)
 
     def is_first_chunk(self, topic: str, position: Position) -> bool:
@@ -46,7 +46,11 @@ class BrokerSide:
         return entry is not None and entry.is_first_chunk
 
     def cursor(self, topic: str) -> Cursor:
-        """How far the subscription is."""
+        """The subscription's cursor in a topic partition.
+
+        Raises:
+            PulsarError: there is no such topic or subscription.
+        """
         found = self._admin.internal_stats(topic)
         if found is None or self._subscription not in found.next_read:
             raise PulsarError(f"{topic} has no subscription {self._subscription}")

@@ -53,10 +53,10 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
 
 
 def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None:
-    """What decrypts messages; None: no key is set.
+    """The reader of the private key that decrypts messages; None: no key is set.
 
     Raises:
-        PulsarError: there is no such key.
+        PulsarError: there is no file of the key.
     """
     import pulsar
 
@@ -73,7 +73,13 @@ def subscribe(
 ) -> pulsar.Consumer:
     """The job's consumer of a topic partition: durable, exclusive, from the beginning.
 
-    What it can't decrypt it acknowledges and does not hand over.
+    Messages that it can't decrypt it acknowledges and does not hand over.
+
+    Args:
+        key_reader: decrypts messages; None: no key is set.
+
+    Raises:
+        pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
     """
     import pulsar
 

@@ -26,7 +26,7 @@ class JarsError(DelayLakeError):
 
 
 def cache_folder() -> Path:
-    """`$DELAYLAKE_CACHE`, else `$XDG_CACHE_HOME/delaylake`, else `~/.cache/delaylake`."""
+    """The folder of all JARs: `$DELAYLAKE_CACHE`, else `$XDG_CACHE_HOME/delaylake`, else `~/.cache/delaylake`."""
     if own := os.environ.get("DELAYLAKE_CACHE"):
         return Path(own).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "delaylake"

@@ -35,7 +35,7 @@ class KeyEncodings:
         self._not_told = NotTold()
 
     def of(self, key: str, producer: str, ledger_id: int, entry_id: int, batch_index: int) -> str | None:
-        """BASE64, where the key is bytes, of which the client has the base64; None: it is text, or nobody can tell.
+        """BASE64 where a message's key is bytes, which the client gives as base64; None: text, or not known.
 
         Args:
             batch_index: in the entry; -1: the entry is one message.

@@ -17,13 +17,13 @@ class NewClusterError(DelayLakeError):
 
 
 def check_topics(admin: AdminClient, positions: Mapping[str, str]) -> None:
-    """Whether topic partitions still have, or have had, the entries that were read of them.
+    """Checks that topic partitions have, or once had, the entries that were read of them.
 
     Args:
         positions: by topic partition the last entry that was read.
 
     Raises:
-        NewClusterError: one never had them.
+        NewClusterError: a topic partition never had them.
         PulsarError: the broker does not answer.
     """
     for name, position in positions.items():

@@ -10,7 +10,7 @@ _SILENT_SECONDS = 600.0
 
 
 class NotTold:
-    """Of which producers of one topic partition the broker is not asked for a while. Not safe in several threads.
+    """Producers of one topic partition that the broker is not asked about for a while. Not safe in several threads.
 
     What makes the broker tell nothing of an entry is mostly its producer's way to publish: encrypted and compressed.
     After three entries in a row of which it told nothing, a producer's next ones are taken without a question for ten
@@ -36,5 +36,5 @@ class NotTold:
             self._silent_until[producer] = self._clock() + _SILENT_SECONDS
 
     def remove(self, producer: str) -> None:
-        """Notes that it told something."""
+        """Notes that the broker told something of an entry of a producer."""
         self._in_a_row.pop(producer, None)

@@ -1,4 +1,4 @@
-"""Where an entry is: of which topic partition, and where in it."""
+"""Positions of entries in topic partitions, and sets of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Position(NamedTuple):
-    """An entry of a topic partition."""
+    """The position of an entry in a topic partition. Positions compare in the topic's order."""
 
     ledger_id: int
     entry_id: int
@@ -19,15 +19,17 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
+        """Reads a position as `str` writes it: `ledger:entry`."""
         ledger_id, entry_id = text.split(":")
         return cls(int(ledger_id), int(entry_id))
 
     def follows(self, other: Position) -> bool:
-        """Whether nothing can be between this and the other, before it."""
+        """Whether this is the very next entry after the other, in the same ledger."""
         return self.ledger_id == other.ledger_id and self.entry_id == other.entry_id + 1
 
     @property
     def next(self) -> Position:
+        """The position after this one in the same ledger, whether there is an entry or not."""
         return Position(self.ledger_id, self.entry_id + 1)
 
 
@@ -61,7 +63,7 @@ class EntrySet:
 
     @property
     def last(self) -> Position:
-        """The one farthest in the topic; START where there is none."""
+        """The last entry, in the topic's order; START: the set is empty."""
         return self._lasts[-1] if self._lasts else START
 
     @property
@@ -70,7 +72,7 @@ class EntrySet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def gaps(self, after: Position) -> list[tuple[Position, Position]]:
-        """The entries about each place beyond one where some may be missing, ascending."""
+        """For each place after an entry where others may be missing, the entries before and behind it, ascending."""
         ends = [max(last, after) for last in (START, *self._lasts)]
         return [
             (last, first)
@@ -79,6 +81,7 @@ class EntrySet:
         ]
 
     def add(self, position: Position) -> None:
+        """Adds an entry, whether or not it is in the set."""
         if position not in self:
             self.add_run(position, position)
 

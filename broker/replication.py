@@ -1,4 +1,4 @@
-"""Where messages were published: here, or in another cluster from which Pulsar replicated them."""
+"""The cluster in which messages were published: this one, or another from which Pulsar replicated them."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Origins:
     def replicated_from(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
         """The cluster in which an entry was published; None: in this one.
 
-        Waits until the broker answers. What the broker no longer has, and of what it tells nothing though it answers,
-        counts as this cluster's: delivered twice, perhaps, and not by nobody.
+        Waits until the broker answers. An entry that the broker no longer has, or tells nothing of, counts as this
+        cluster's: its messages may be delivered in both clusters, but not in none.
 
         Args:
             producer: the name of the entry's producer.

@@ -169,6 +169,7 @@ class EmbeddedBroker:
             self._wait_until_gone(process.pid)
 
     def status(self) -> BrokerStatus:
+        """The broker's state, process id and URLs now."""
         process = self._running()
         if process is None:
             return BrokerStatus("stopped", str(self.data_dir))

@@ -1,0 +1,1 @@
+"""A checkpoint rebuilt from the Delta tables, and messages imported in bulk."""

@@ -1,4 +1,4 @@
-"""What commands have done to messages, by `delayed_index` and `outcomes`, in the terms of the tracker."""
+"""The changes that commands have made to messages, read from `delayed_index` and `outcomes` as the tracker's rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _WRITTEN_ROWS = 50_000  # at once
 
 @dataclass(frozen=True)
 class Changes:
-    """What the shards keep of commands."""
+    """The rows that the shards keep of commands."""
 
     taken: pa.Table  # TAKEN
     moved: pa.Table  # MOVED
@@ -79,7 +79,14 @@ class Changes:
 
 @dataclass(frozen=True)
 class Commands:
-    """What commands have done, by the tables: moves, what they have taken back, and the rows of what they changed."""
+    """The changes that the tables have of commands; subscriptions are numbers.
+
+    Attributes:
+        moves: the last move of each message.
+        done: messages, and whole entries, that were cancelled or skipped and not restored.
+        delays: the DELAY rows of all entries that commands have changed.
+        now: ms since the epoch.
+    """
 
     moves: pa.Table
     done: pa.Table
@@ -87,7 +94,7 @@ class Commands:
     now: int
 
     def changes(self, delivered: Delivered) -> Changes:
-        """What of it the shards keep, by what has been delivered."""
+        """The rows that the shards keep of these commands, given the messages that have been delivered."""
         moves, done, delays = self.moves, self.done, self.delays
         # What comes again as it came first does not stay.
         kept = where(delays, (int64(delays, "is_unbooked") == 0) | (int64(delays, "sequence") > 0))
@@ -113,7 +120,7 @@ def find_commands(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Commands:
-    """Finds what commands have done, as far as the subscriptions of the routes are concerned.
+    """Finds the messages that commands have moved, cancelled or skipped, for the subscriptions of the routes.
 
     Args:
         names: for each source topic the names of its subscriptions.

@@ -1,4 +1,4 @@
-"""What has been delivered: by `deliveries`, and by the destinations where nobody came to write it down."""
+"""The messages that have been delivered: those in `deliveries`, and those that only the destinations have."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ DONE = pa.schema([*list(TAKEN)[:-1], ("deliver_at", pa.int64())])
 
 
 class Delivered:
-    """What has been delivered to the subscriptions of the routes.
+    """The messages that have been delivered to the subscriptions of the routes.
 
     Args:
         names: for each source topic the names of its subscriptions.
         booked: by topic partition the last entry that does not come again from the source topics.
-        tenures: what was handed out while a subscription was not there counts as delivered to it.
+        tenures: messages handed out while a subscription was not there count as delivered to it.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Delivered:
 
     @property
     def unbooked(self) -> pa.Table:
-        """What of it comes again from the source topics, as DONE."""
+        """The delivered messages that come again from the source topics, as DONE."""
         return concat(self._unbooked, DONE)
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows of `deliveries`; of subscriptions that no route has they are passed over."""
+        """Adds rows of `deliveries`; rows of subscriptions that no route has are passed over."""
         numbers = subscription_numbers(rows, self._names)
         for number in np.unique(numbers[numbers >= 0]).tolist():
             self._messages.add(number, *message_ids(where(rows, numbers == number)))
@@ -95,16 +95,16 @@ class Delivered:
             self._unbooked.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
-        """Which messages have been delivered to a topic's subscription of a number."""
+        """A mask of the messages that have been delivered to the subscription of a number."""
         return self._messages.contains(number, *message_ids(rows))
 
     def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
-        """For each number of a subscription, which of the messages have been delivered to it."""
+        """For each number of a subscription a mask of the messages that have been delivered to it."""
         for number in self._messages.subscriptions:
             yield number, self.contains(number, rows)
 
     def missed(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
-        """For each number of a subscription that was away at some time, which rows are of messages handed out then.
+        """For each number of a subscription that was away at some time a mask of the messages handed out then.
 
         Args:
             rows: as of `Tenures.were_missed`.
@@ -121,7 +121,12 @@ def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
 
 
 def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
-    """Which rows are of entries that come again from the source topics."""
+    """A mask of the rows whose entries come again from the source topics.
+
+    Args:
+        rows: with topic, partition, ledger_id and entry_id.
+        booked: by topic partition the last entry that does not come again.
+    """
     if not rows.num_rows:
         return np.zeros(0, np.bool_)
     topics = rows["topic"].combine_chunks().dictionary_encode()
@@ -151,7 +156,7 @@ def read_delivered(
     tenures: Tenures,
     on_progress: OnProgress,
 ) -> Delivered:
-    """What `deliveries` has."""
+    """Reads the messages that the table `deliveries` has."""
     delivered = Delivered(names, booked, tenures)
     n = 0
     for rows in tables.stream(_DELIVERIES):
@@ -169,15 +174,15 @@ def write_missing_deliveries(
     overdue: Mapping[tuple[str, int], int],
     on_progress: OnProgress,
 ) -> int:
-    """Writes down what the destinations hold and `deliveries` does not; returns how many.
+    """Adds to `deliveries` the messages that only the destinations have; returns how many.
 
     They are read from the time on at which that can have been sent: a message is sent when it is due, and after it was
     published.
 
     Args:
-        delivered: what `deliveries` has, and then the destinations, too.
+        delivered: the messages that `deliveries` has; those of the destinations are added.
         booked: by topic partition the last entry that does not come again from the source topics.
-        overdue: of each subscription that lacks something booked that is due, since when.
+        overdue: for each subscription that lacks a booked message that is due, since when: ms since the epoch.
     """
     found: list[pa.Table] = []
     n = 0

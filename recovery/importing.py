@@ -91,7 +91,7 @@ class Imported:
 
 
 class Importer:
-    """Appends to the tables, which are there, what is to be of a route's source topic. A rebuild has to follow.
+    """Appends messages to the tables, which must exist, as a route's source topic's. A rebuild has to follow.
 
     Raises:
         ImportFailedError: there is no such route.
@@ -111,7 +111,7 @@ class Importer:
         self.done = Imported()
 
     def check(self, files: Iterable[Path], topic: str | None) -> None:
-        """Whether files, and what another topic holds, can be imported: nothing is written before all of it can be.
+        """Checks that files and another topic can be imported, so that nothing is written unless all of it can be.
 
         Raises:
             ImportFailedError: a file can't be read or has other columns, or the topic is the source of a route, which
@@ -137,7 +137,7 @@ class Importer:
         A file is known by its name, size and footer. Its number stands for a ledger, and a row's number for an entry.
 
         Raises:
-            ImportFailedError: it can't be read.
+            ImportFailedError: the file can't be read.
         """
         with _errors_of(path):
             ledger = _FIRST_LEDGER_OF_FILES + _digest(self._topic, path)
@@ -151,13 +151,13 @@ class Importer:
             first += rows.num_rows
 
     def topic(self, name: str) -> None:
-        """Imports what another topic holds now, as its subscription `delaylake-import` has not acknowledged it.
+        """Imports the messages of another topic that its subscription `delaylake-import` has not acknowledged yet.
 
         Messages are scheduled by their properties, as those of a source topic are.
 
         Raises:
-            ImportFailedError: it stops answering.
-            pulsar.PulsarException: it can't be read.
+            ImportFailedError: the broker stops answering.
+            pulsar.PulsarException: the topic can't be read.
         """
         client = connect(self._settings.pulsar)
         admin = AdminClient(self._settings.pulsar)

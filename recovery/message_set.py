@@ -22,11 +22,11 @@ class MessageSet:
 
     @property
     def subscriptions(self) -> list[int]:
-        """The subscriptions that there are messages of, ascending."""
+        """The numbers of the subscriptions that have messages here, ascending."""
         return sorted({subscription for subscription, _ in self._bits})
 
     def add(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array) -> None:
-        """Adds messages, whether they are there already or not."""
+        """Adds messages to those of a subscription, whether they are there already or not."""
         codes = _codes(entry_ids, batch_indexes)
         for ledger, rows in by_ledger(ledger_ids):
             self._bits.setdefault((subscription, ledger), BitMap64()).update(codes[rows])
@@ -34,7 +34,7 @@ class MessageSet:
     def contains(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """Which of the messages are there."""
+        """A mask of the messages that are in the set for a subscription."""
         found = np.zeros(len(ledger_ids), np.bool_)
         if not self._bits:
             return found

@@ -30,6 +30,9 @@ def rebuild_checkpoint(
 ) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings; returns counts of what was found.
 
+    Args:
+        discards_checkpoint: a checkpoint that is there is moved aside.
+
     Raises:
         RebuildError: the job runs, a checkpoint is there and is not to be discarded, or tables are missing.
     """
@@ -47,6 +50,10 @@ def import_and_rebuild(
     """Rebuilds the checkpoint after something was brought into the tables; returns counts of what was found.
 
     Without a checkpoint no job starts when this was interrupted.
+
+    Args:
+        discards_checkpoint: a checkpoint that is there is moved aside.
+        bring_in: appends to the tables.
 
     Raises:
         RebuildError: the job runs, or a checkpoint is there and is not to be discarded.

@@ -1,4 +1,4 @@
-"""Since when something may have been sent that is not written down: a lane may have been stuck for hours."""
+"""The time since which messages may have been sent and not written down: a lane may have been stuck for hours."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def first_overdue(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Times:
-    """The least time of delivery of what each subscription wants, is due, and is not written down as delivered.
+    """For each subscription the least time of delivery of a message that it wants and that is due, ms since the epoch.
 
-    Of what is booked, nothing was sent before that and not written down, for nothing is sent early. A subscription that
-    is not named in what is returned wants nothing that is due.
+    Messages in `deliveries` do not count. No other booked message was sent before that time, for nothing is sent early.
+    A subscription that is not in the result wants no message that is due.
 
     Args:
         names: for each source topic the names of its subscriptions.
-        control: knows what has been taken back and moved.
+        control: knows the messages that have been taken back and moved.
         commands: the same, and moves that no row tells of yet.
-        delivered: what is written down.
-        now: ms since the epoch. What is due soon counts as due, for clocks differ.
+        delivered: the messages that `deliveries` has.
+        now: ms since the epoch. Messages due soon count as due, for clocks differ.
     """
     first: Times = {}
 
@@ -82,7 +82,7 @@ def first_overdue(
 
 
 def wants_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
-    """For each row the subscriptions that still want it, as bits; and what has been delivered, as DONE."""
+    """For each row a mask of the subscriptions, by number, that still want it; and the delivered rows, as DONE."""
     wants = control.wants(rows)
     found = []
     for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):

@@ -1,4 +1,4 @@
-"""The state anew from the Delta tables alone, where the checkpoint is lost."""
+"""Rebuilds the state from the Delta tables alone, where the checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def rebuild(
 ) -> dict[str, int]:
     """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
 
-    Entries that are not booked come again from the source topics, where they have not been acknowledged. So what the
-    delayed index has of them is removed, and what was delivered of them is kept in mind. Of what was delivered besides
-    only that is kept in mind of which a row will be loaded again.
+    Entries that are not booked come again from the source topics, where they have not been acknowledged. So their rows
+    in the delayed index are removed, and those of their messages that were delivered are remembered. Of other delivered
+    messages only those are remembered of which a row will be loaded again.
 
-    Memory is in proportion to what commands have changed, and to what has been delivered: a bit or so a message.
+    Memory is in proportion to the messages that commands have changed, and to the delivered ones: a bit or so each.
 
     Args:
         now: ms since the epoch; the time where not given.
@@ -228,11 +228,12 @@ def count_sealed(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Sealed:
-    """Counts what waits in buckets.
+    """Counts the messages that wait in buckets.
 
     Args:
-        control: knows what has been taken back and moved.
-        since: of what was due before, no subscription wants anything; ms since the epoch.
+        control: knows the messages that have been taken back and moved.
+        delivered: the messages that have been delivered.
+        since: no subscription wants a message that was due before; ms since the epoch.
         now: ms since the epoch.
     """
     first = now

@@ -1,0 +1,1 @@
+"""The running job's status, its troubles, and its metrics."""

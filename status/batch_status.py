@@ -1,4 +1,4 @@
-"""What the job tells of a batch."""
+"""A batch's figures, from which the job's status is made."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """A batch, as the shards tell it: their counts added up."""
+    """The figures of one batch; counts are summed over the shards."""
 
     tick: int
-    now: int
-    lookahead_millis: int = 0
+    now: int  # ms since the epoch
+    lookahead_millis: int = 0  # how long before its time a message is handed out
     sending: int = 0  # releases that are being sent
     counts: dict[str, int] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class ClockSteps:
         self._last: float | None = None
 
     def look(self) -> int:
-        """By how much the clock was set since the last look, ms: below 0 back, 0 not at all.
+        """The ms by which the clock was set since the last look: below 0 back, 0 not at all.
 
         A machine that slept has a clock that was set ahead.
         """

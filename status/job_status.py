@@ -1,4 +1,4 @@
-"""What the running job tells of itself: a small file in the warehouse, written every second or so.
+"""The running job's status: a small file in the warehouse, written every second or so.
 
 Whoever reads it judges by its age, too: a job that was killed or hangs says nothing more.
 """
@@ -48,7 +48,7 @@ _POINTS = 180  # a quarter of an hour
 
 @dataclass(frozen=True)
 class Point:
-    """What happened in some seconds before `at`, ms since the epoch. Lateness is that of planned messages."""
+    """Rates and lateness in the few seconds before `at`, ms since the epoch. Lateness is that of planned messages."""
 
     at: int
     taken_per_second: float
@@ -65,6 +65,7 @@ class Lateness:
     sum_millis: int = 0
 
     def with_values(self, millis: np.ndarray) -> Lateness:
+        """This histogram with further messages: how late each was, ms."""
         places = np.searchsorted(LATENESS_MILLIS, millis)
         counts = np.bincount(places, minlength=len(self.counts)) + np.array(self.counts)
         return Lateness(counts.tolist(), self.sum_millis + int(millis.sum()))
@@ -122,7 +123,7 @@ _STATUS = TypeAdapter(JobStatus)
 
 
 def read_status(warehouse: str) -> JobStatus | None:
-    """What the job of a warehouse told last; None: nothing that can be read."""
+    """The status that the job of a warehouse wrote last; None: there is none that can be read."""
     try:
         return _STATUS.validate_json(_read(warehouse))
     except (OSError, ValidationError):
@@ -165,11 +166,13 @@ def _object_storage(warehouse: str) -> PyFileSystem:
 
 
 class StatusWriter:
-    """Collects what the job does, and writes it down every second. A context manager.
+    """Collects the job's figures, and writes them as its status every second. A context manager.
 
     That a status can't be written is logged, and never stops the job.
 
     Args:
+        warehouse: a folder or URI.
+        max_in_flight: with more messages than this handed to the senders, the source topics are not read.
         troubles: gives the troubles of now.
         steps: compares the machine's clocks.
     """
@@ -220,11 +223,12 @@ class StatusWriter:
         self._write()
 
     def routes(self, routes: dict[str, Any]) -> None:
-        """Notes all routes that the job's checkpoint has had."""
+        """Notes all routes that the job's checkpoint has had, as `KnownRoutes.to_json` gives them."""
         with self._lock:
             self._values["routes"] = routes
 
     def batch(self, status: BatchStatus) -> None:
+        """Adds the figures of a batch that has ended."""
         counts = status.counts
         with self._lock:
             self._state = "running"
@@ -246,6 +250,7 @@ class StatusWriter:
                 self._totals[name] += counts[name]
 
     def deliveries(self, rows: pa.Table) -> None:
+        """Adds messages that were delivered: rows of the table `deliveries`."""
         late = rows["sent_at"].to_numpy() - rows["deliver_at"].to_numpy()
         is_short = np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False), dtype=np.bool_)
         with self._lock:
@@ -255,7 +260,7 @@ class StatusWriter:
             self._point_late.append(late[~is_short])
 
     def status(self) -> JobStatus:
-        """The job now."""
+        """The job's status now."""
         with self._lock:
             if time.monotonic() - self._point_began >= _POINT_SECONDS:
                 self._end_point()

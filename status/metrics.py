@@ -35,13 +35,14 @@ class JobCollector(Collector):
     """Gives a job's status as metrics; without one only that it is down.
 
     Args:
-        status: the newest.
+        status: gives the newest; None: there is none.
     """
 
     def __init__(self, status: Callable[[], JobStatus | None]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
+        """The metrics of the newest status."""
         status = self._status()
         now = time.time_ns() // 1_000_000
         is_up = status is not None and status.state == "running" and status.trouble(now) is None

@@ -1,4 +1,4 @@
-"""What is not as it should be while the job runs: what `delaylake status`, metrics and dashboard name."""
+"""Troubles: faults that the running job lives with, named by `delaylake status`, metrics and dashboard."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Trouble:
 
 
 class Troubles:
-    """The troubles of now, of one process. Safe in several threads.
+    """The current troubles of one process. Safe in several threads.
 
     Args:
         file: where another process reads them with `follow`; written at each change. None: nobody does.
@@ -75,9 +75,9 @@ class Troubles:
                 self._write()
 
     def follow(self, file: Path) -> None:
-        """From now on also tells of the troubles that another process writes to a file, in place of an earlier one.
+        """From now on also has the troubles that another process writes to a file, in place of an earlier process.
 
-        What that one did not see it will not see any more: it is told further.
+        Entries that the earlier process did not see stay named: nobody reports them again.
         """
         with self._lock:
             for trouble in self._told:

@@ -63,7 +63,7 @@ def commit_next(
 
 
 def remove_torn_commits(uri: str) -> list[str]:
-    """Removes from the end of a table's log what a loss of power has left incomplete: nobody was told of it.
+    """Removes the incomplete commits that a loss of power has left at the end of a table's log: nobody knows of them.
 
     Returns:
         the files that were removed.
@@ -100,7 +100,7 @@ def _is_whole(commit: Path) -> bool:
 
 
 def sync_checkpoint(table: DeltaTable) -> None:
-    """Has the log's checkpoint of a table's version on the disk, before older parts of the log are deleted."""
+    """Writes the log's checkpoint of a table's version to the disk, before older parts of the log are deleted."""
     if not is_object_storage(table.table_uri):
         log = Path(local_path(table.table_uri)) / "_delta_log"
         sync([log / f"{table.version():020}.checkpoint.parquet", log / "_last_checkpoint"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_durably(file: Path, content: str) -> None:
-    """Writes a file; whoever reads it, after a crash too, sees the old content or the new one, whole."""
+    """Writes a file and its folder; a reader, also after a crash, sees the old content or the new one, whole."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(content)

@@ -53,7 +53,7 @@ class PauseWatch:
             self._last[-1] = since
 
     def turn(self) -> None:
-        """To be called in each turn of the loop, before it does anything."""
+        """Looks at the clocks: to be called in each turn of the loop, before it does anything."""
         now = [clock() for clock in self._clocks]
         is_after_pause = max(new - old for new, old in zip(now, self._last, strict=True)) > self._seconds
         self._last = now

@@ -48,7 +48,7 @@ class KnownRoutes:
 
     @staticmethod
     def from_json(recorded: Mapping[str, Any]) -> KnownRoutes:
-        """Of what `to_json` gave."""
+        """Reads the routes that `to_json` wrote."""
         return KnownRoutes(
             {
                 topic: KnownRoute(tuple(KnownSubscription(*s) for s in route["subscriptions"]), route["is_missing"])
@@ -57,7 +57,7 @@ class KnownRoutes:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As an offset has it."""
+        """The routes as JSON, as an offset has them."""
         return {
             topic: {
                 "is_missing": route.is_missing,
@@ -67,7 +67,7 @@ class KnownRoutes:
         }
 
     def taken_on(self, settings: Settings) -> KnownRoutes:
-        """With the settings' routes: a new subscription gets the next number, one that is back its old one.
+        """These routes with those of the settings: a new subscription gets the next number, one that is back its old.
 
         Raises:
             RoutesError: a topic has had too many subscriptions.
@@ -93,7 +93,7 @@ class KnownRoutes:
 
     @property
     def subscriptions(self) -> Subscriptions:
-        """What the subscriptions' numbers mean."""
+        """The subscriptions of each source topic by number."""
         names = {topic: [s.name for s in route.subscriptions] for topic, route in self.routes.items()}
         removed = {
             topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.is_removed)
@@ -122,7 +122,7 @@ class KnownRoutes:
 
     @property
     def gone(self) -> frozenset[tuple[str, str]]:
-        """Topics and subscriptions to which nothing goes out now."""
+        """Topics and subscriptions to which no messages go out now."""
         every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
         return frozenset(every.difference(self._open()))
 
@@ -161,7 +161,7 @@ def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
 
 
 def changes(before: KnownRoutes, after: KnownRoutes) -> list[str]:
-    """What has changed in the routes, a line each.
+    """The differences between routes, a line each.
 
     Args:
         after: `before` with the settings' routes taken on.

@@ -43,6 +43,7 @@ def version_bytes(version: int) -> bytes:
 
 
 def version_number(version: bytes) -> int:
+    """The number of a schema version that messages carry."""
     return int.from_bytes(version[:_VERSION_BYTES], "big", signed=True)
 
 
@@ -128,7 +129,7 @@ class UnknownSchema(DelayLakeError):
 
 
 class DestinationSchemas:
-    """What a sender's producers are given, for each destination and schema of a source topic."""
+    """The schemas of a sender's producers, for each destination and schema of a source topic."""
 
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
@@ -139,7 +140,7 @@ class DestinationSchemas:
         """A source topic's schema, registered with a destination; that of plain bytes where its type can't be carried.
 
         Raises:
-            UnknownSchema: it was not kept.
+            UnknownSchema: the table `schemas` does not have it.
             PulsarError: the broker does not answer, or the destination does not take it.
         """
         key = (destination, topic, version)
@@ -195,6 +196,7 @@ class KeyValueProducer:
         self.last_sequence_id = self._inner.last_sequence_id
 
     def send_async(self, message: _pulsar.Message, callback: Any) -> None:
+        """Hands over a message whose payload is encoded already; `callback` gets the result and the message id."""
         self._configuration.schema(_PLAIN)
         try:
             self._inner.send_async(message, callback)

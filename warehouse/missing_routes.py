@@ -1,4 +1,4 @@
-"""Topics that have messages which wait, and no route any more: known by what the job tells of itself."""
+"""Topics that have pending messages and no route any more: known by the job's status."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
 
 
 class MissingRoutesWatch:
-    """Counts what waits for topics without a route every half a minute or so, and tells of it. A context manager.
+    """Counts the pending messages of topics without a route every half a minute or so. A context manager.
 
     Args:
         routes: the missing ones, by topic.
@@ -67,7 +67,7 @@ class MissingRoutesWatch:
         self._stopped.set()
 
     def check(self) -> None:
-        """Counts now."""
+        """Counts them now, and begins or ends the topics' troubles."""
         for topic in self._topics:
             try:
                 n = self._count(topic)

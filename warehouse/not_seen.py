@@ -34,10 +34,10 @@ _MAX_NOT_TOLD = 64  # of a gap: each takes seconds
 
 @dataclass(frozen=True)
 class NotSeen:
-    """What a gap turned out to be.
+    """The entries of a gap, as the broker tells of them.
 
     Attributes:
-        rows: what was not seen, an entry a row, as REJECTS.
+        rows: those that the job was not handed, an entry a row, as REJECTS.
         passed: how many entries are nothing to deliver: markers, aborted, or parts of a chunked message.
     """
 
@@ -48,7 +48,7 @@ class NotSeen:
 def find_not_seen(
     admin: AdminClient, source: SourceTopic, gap: Gap, index_of: Callable[[Position], int | None]
 ) -> NotSeen:
-    """Asks the broker what is missing in a gap.
+    """Asks the broker which entries are missing in a gap.
 
     Args:
         index_of: the index of an entry's last message where the gap does not know it and the broker has it no more.
@@ -100,7 +100,7 @@ def find_not_seen(
 
 
 def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
-    """Writes to `rejects` what was not seen and is not there yet; returns how many rows.
+    """Writes entries that were not seen to `rejects`, unless they are there; returns how many rows.
 
     Not a part of a batch: what the broker says of a gap is not the same at each replay. What makes it happen once is
     the position, and that one process does this.

@@ -1,4 +1,4 @@
-"""What is pending: one rule, as SQL for those who ask the tables, and on columns for those who have rows.
+"""The rule by which a message is pending: as SQL over the tables, and on columns for rows in memory.
 
 A row of `delayed_index` (operation DELAY) is pending for a subscription when
 
@@ -40,7 +40,7 @@ GROUP BY topic, subscription, ledger_id, entry_id, batch_index
 
 
 def join_commands(commands: str, row: str, on: str = "true", batch_index: str | None = None) -> str:
-    """Joins what a row's message was named by: `one`, and its entry: `whole`, as the conditions below need them.
+    """SQL that joins the commands for a row's message (`one`) and its entry (`whole`): the conditions below need both.
 
     Args:
         commands: a table or view with the columns of LAST_COMMANDS, or with several of each.
@@ -58,22 +58,22 @@ def join_commands(commands: str, row: str, on: str = "true", batch_index: str | 
 
 
 def last(column: str) -> str:
-    """The greater of what a message and its entry have in a column, -1 where neither has anything."""
+    """SQL for the greater value of a message and its entry in a column, -1 where both are null."""
     return f"greatest(coalesce(one.{column}, -1), coalesce(whole.{column}, -1))"
 
 
 def is_cancelled(suffix: str = "") -> str:
-    """The condition that a message is cancelled. `suffix`: of the columns `cancelled` and `restored`."""
+    """SQL condition: a message is cancelled. `suffix`: of the columns `cancelled` and `restored`."""
     return f"{last(f'cancelled{suffix}')} > {last(f'restored{suffix}')}"
 
 
 def is_moved_on(sequence: str, suffix: str = "") -> str:
-    """The condition that a message has a later row than the one with a sequence; null: the row that it came with."""
+    """SQL condition: a message has a later row than the one with a sequence; null: the row that it came with."""
     return f"{last(f'moved{suffix}')} > coalesce({sequence}, 0)"
 
 
 def are_cancelled(rows: pa.Table, cancels: pa.Table, restores: pa.Table, keys: Sequence[str] = ()) -> BoolArray:
-    """Which rows are of messages that are cancelled.
+    """A mask of the rows whose messages are cancelled.
 
     Args:
         rows: with ledger_id, entry_id, batch_index and the keys.
@@ -85,7 +85,12 @@ def are_cancelled(rows: pa.Table, cancels: pa.Table, restores: pa.Table, keys: S
 
 
 def are_moved_on(rows: pa.Table, moves: pa.Table) -> BoolArray:
-    """Which rows are of messages that have a later row."""
+    """A mask of the rows whose messages have a later row.
+
+    Args:
+        rows: with ledger_id, entry_id, batch_index and sequence.
+        moves: the same: MOVE rows.
+    """
     own = rows["sequence"].fill_null(0).to_numpy()
     moved: BoolArray = _last_sequences(rows, moves, ()) > own
     return moved

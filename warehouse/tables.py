@@ -247,7 +247,7 @@ class Tables:
         self._epoch = self.newest_epoch() if epoch is None else epoch
 
     def check_epoch(self, max_age_seconds: float = 0) -> None:
-        """Whether this may still write, and send.
+        """Checks that this may still write, and send.
 
         Args:
             max_age_seconds: a check that long ago will do.
@@ -329,6 +329,7 @@ class Tables:
             raise FencedError(self._warehouse, self._epoch, newest)
 
     def path(self, name: str) -> str:
+        """A table's folder or URI."""
         return f"{local_path(self._warehouse)}/{name}"
 
     def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
@@ -400,7 +401,7 @@ class Tables:
         )
 
     def written(self, name: str, app: str) -> int:
-        """The number of a writer's last write; -1: none."""
+        """The number of a writer's (an application id's) last write; -1: none."""
         return _number(self._open(name), app)
 
     def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
@@ -473,6 +474,7 @@ class Snapshot:
 
     @property
     def versions(self) -> dict[str, int]:
+        """By table the version that is read."""
         return {name: int(table.version()) for name, table in self._tables.items()}
 
     def written_at(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Since when a subscription is in the settings: what was handed out before is not its, nor what was while it was out.
+"""Since when a subscription is in the settings: messages handed out before, or while it was out, are not for it.
 
 The table `subscription_changes` has, for each time that a topic's subscriptions changed, a row for each of them, with
 up to where messages had been handed out by then. What it does not tell of is taken to have been there always.
@@ -27,7 +27,7 @@ Changes = dict[str, dict[str, Any]]
 
 
 def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions: Mapping[str, str]) -> Changes:
-    """What has become of the subscriptions of those topics where it is not the same as before.
+    """The changes of subscriptions, for each topic whose subscriptions are not the same as before.
 
     Args:
         after: `before` with the settings' routes taken on.
@@ -129,7 +129,7 @@ class Tenures:
 
     @staticmethod
     def of(warehouse: str) -> Tenures:
-        """What a warehouse tells of them."""
+        """Reads the tenures that a warehouse has written down."""
         if not exists(warehouse, TABLE):
             return Tenures()
         return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
@@ -139,7 +139,7 @@ class Tenures:
         return [name for of, name in self._absences if of == topic]
 
     def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
-        """Which rows of a topic's messages are of such as were handed out while a subscription was not there.
+        """A mask of the rows whose messages were handed out while a topic's subscription was not there.
 
         Args:
             rows: with topic, partition, ledger_id, entry_id and deliver_at; and `subscription`, where a row may be for

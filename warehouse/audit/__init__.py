@@ -1,0 +1,1 @@
+"""The audit: whether every message is accounted for, by the tables and by the broker."""

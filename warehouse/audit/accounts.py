@@ -147,6 +147,7 @@ class Audit:
 
     @property
     def is_clean(self) -> bool:
+        """Whether nothing was found that must not be."""
         return not self.findings
 
 

@@ -1,4 +1,4 @@
-"""What the broker took, compared with what the tables have: the part of an audit that the tables alone can't tell."""
+"""The entries of the broker compared with those of the tables: the part of an audit that needs the broker."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ComparedTopic:
     """A topic partition. Numbers of entries, from the first one that the tables still have.
 
     Attributes:
-        entries: what the broker has stored.
-        booked: what of it is in the table `entries`.
-        not_booked: what comes after that, and is read or written down yet.
+        entries: those that the broker has stored.
+        booked: those of them that the table `entries` has.
+        not_booked: those after the booked ones, which are still to be read or written down.
         no_message: markers, aborted messages, and parts of chunked messages but for their last one.
-        not_seen: what is between booked ones, or acknowledged, and was not taken in.
-        not_known: what is missing in the tables and in the broker, or was not asked about.
+        not_seen: those between booked ones, or acknowledged, that were not taken in.
+        not_known: those missing in the tables and in the broker, or that were not asked about.
         trimmed: booked ones that the broker no longer has, with which nothing can be compared.
     """
 
@@ -63,7 +63,7 @@ class Comparison:
 
     Attributes:
         problem: why they could not be compared; None: they were.
-        not_seen: (topic, position) of what was not taken in.
+        not_seen: (topic, position) of the entries that were not taken in.
     """
 
     problem: str | None = None
@@ -80,7 +80,7 @@ class BrokerState:
 
 
 def read_broker(settings: Settings) -> BrokerState:
-    """Reads what the broker has: before the tables are read, which then have all that was acknowledged."""
+    """Reads the entries that the broker has: before the tables are read, which then have every acknowledged one."""
     try:
         return BrokerState(_read_broker(settings))
     except PulsarError as error:
@@ -88,7 +88,7 @@ def read_broker(settings: Settings) -> BrokerState:
 
 
 def compare(settings: Settings, broker: BrokerState, query: Query) -> Comparison:
-    """Compares the tables with what the broker had some time before they were read."""
+    """Compares the tables with the entries that the broker had before the tables were read."""
     if broker.problem is not None:
         return Comparison(broker.problem)
     horizon = time.time_ns() // 1_000_000 - settings.retention.entries_millis

@@ -41,7 +41,7 @@ class Run:
 
     @property
     def size(self) -> float:
-        """In full files."""
+        """The rows or bytes in full files (FILE_ROWS, FILE_BYTES), whichever is more."""
         return max(sum(f.rows for f in self.files) / FILE_ROWS, sum(f.n_bytes for f in self.files) / FILE_BYTES)
 
     @property
@@ -51,7 +51,7 @@ class Run:
 
 
 def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[list[DataFile]]:
-    """Which files are to be merged with each other.
+    """Chooses the files that are to be merged with each other.
 
     Args:
         now: nobody reads slices of what was due before, so that it is merged only while files are small; ms since the

@@ -31,7 +31,7 @@ class MaintenanceError(DelayLakeError):
 
 
 class UnderWayError(MaintenanceError):
-    """Somebody else does it."""
+    """Another process maintains or rebuilds the tables now."""
 
 
 @dataclass

@@ -54,15 +54,16 @@ class Excess:
     """A file with rows that can go: all of them, or so many that it is worth writing the others anew."""
 
     file: DataFile
-    goes: BoolArray
+    goes: BoolArray  # for each row of the file whether it can go
 
     @property
     def rows(self) -> int:
+        """The number of rows that can go."""
         return int(self.goes.sum())
 
 
 class Retention:
-    """Finds what can go, in the versions of the tables that are the newest when this is made.
+    """Finds rows that can go, in the versions of the tables that are the newest when this is made.
 
     Args:
         now: ms since the epoch.
@@ -197,7 +198,7 @@ def removed_rows(table: TableFiles, excess: Sequence[Excess]) -> pa.Table:
 
 
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
-    """Removes what can go, in one commit; files of which nothing stays are not read.
+    """Removes the rows that can go, in one commit; files of which no row stays are not read.
 
     Returns:
         whether it was done; False where the files were removed in the meantime.

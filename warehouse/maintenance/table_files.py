@@ -90,6 +90,7 @@ class TableFiles:
 
     @property
     def table(self) -> DeltaTable:
+        """The Delta table at this version."""
         return self._table
 
     def update(self) -> None:
@@ -126,7 +127,7 @@ class TableFiles:
         return typed(rows, self._schema)
 
     def write(self, rows: pa.Table, run: str, changes_data: bool = False) -> AddAction:
-        """Writes a file that no version has yet; returns what `replace` adds it by."""
+        """Writes a file that no version has yet; returns the action by which `replace` adds it."""
         path = f"run-{run}-{uuid.uuid4().hex[:12]}.parquet"
         integers = [f.name for f in self._schema if pa.types.is_integer(f.type) and f.name not in _DICTIONARY]
         with self._files.open_output_stream(path) as stream:

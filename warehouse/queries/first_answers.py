@@ -1,4 +1,4 @@
-"""What commands were answered, from the table `outcomes`, for those that come again."""
+"""The first answers to commands, from the table `outcomes`, for commands that come again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPEATED = "the request id has been applied"
 
 
 def find_first_answers(tables: Tables, version: int | None, request_ids: Collection[str], now: int) -> pa.Table:
-    """What was answered under request ids in the last day, as ANSWERS.
+    """The answers that request ids got in the last day, as ANSWERS.
 
     Args:
         version: of the table `outcomes`: all batches before this one are in it; None: the newest.

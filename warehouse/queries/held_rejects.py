@@ -1,4 +1,4 @@
-"""What was rejected while the topic for that could not be written: the table `rejects` keeps it for the topic."""
+"""Messages rejected while the rejects topic could not be written: the table `rejects` keeps them for the topic."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from warehouse.tables import Tables, literal
 
 
 def find_rejects(tables: Tables, version: int, since: Mapping[str, int]) -> pa.Table:
-    """What is to go to topics of rejects now, as messages, in the order in which it was rejected.
+    """The messages that are to go to rejects topics now, in the order in which they were rejected.
 
     Args:
         version: of the table `rejects`.
-        since: by source topic the first tick of which the topic of rejects has nothing.
+        since: by source topic the first tick of which the rejects topic has no messages.
     """
     of_topics = " OR ".join(f"(topic = {literal(topic)} AND batch_id >= {tick})" for topic, tick in since.items())
     # Never told there, or told by who sends, at a time of its own.

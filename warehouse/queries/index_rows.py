@@ -27,7 +27,7 @@ _MAX_RANGES = 50
 
 
 def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[int, int]]:
-    """How many rows of a version of the delayed index are due from one time to before another.
+    """Counts the rows of a version of the delayed index that are due from `start` to before `end`, ms since the epoch.
 
     Returns:
         (slot, rows), ascending, where there are any.
@@ -42,7 +42,7 @@ def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[i
 
 
 def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table:
-    """The messages of a version of the delayed index that are due from one time to before another."""
+    """The messages of a version of the delayed index that are due from `start` to before `end`, ms since the epoch."""
     rows = tables.query(
         "delayed_index",
         f"SELECT * FROM delayed_index WHERE deliver_at >= {start} AND deliver_at < {end} "  # noqa: S608
@@ -94,11 +94,12 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
 
 
 def in_index_or_unbooked(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
-    """Which rows are of entries that the delayed index has due after a time, or that are not booked yet.
+    """A mask of the rows whose entries the delayed index has due after a time, or that are not booked yet.
 
     Args:
         versions: of the tables LOOKED_UP.
         rows: with ledger_id and entry_id.
+        after: ms since the epoch.
     """
     condition = f"{_near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
     sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
@@ -108,10 +109,11 @@ def in_index_or_unbooked(tables: Tables, versions: list[int], rows: pa.Table, af
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
-    """Sealed rows of messages that were held back, as messages.
+    """Sealed rows of messages held back for paused subscriptions, as messages.
 
     Args:
-        subscriptions: topics and their subscriptions for which they were.
+        version: of the delayed index.
+        subscriptions: topics and their subscriptions for which messages were held back.
     """
     own = [f"(topic = {literal(topic)} AND subscription = {literal(name)})" for topic, name in subscriptions]
     condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
@@ -157,7 +159,7 @@ def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
-    """What was taken back, and given back, as CANCEL and RESTORE rows of the delayed index."""
+    """Cancelled and restored messages as CANCEL and RESTORE rows of the delayed index."""
     n = cancels.num_rows
     values = {
         "bucket_id": pa.array([bucket_id] * n, pa.int64()),

@@ -1,4 +1,4 @@
-"""What waits: the pending messages of a topic, listed, counted and summed up by SQL over the Delta tables.
+"""The pending messages of a topic, listed, counted and summed up by SQL over the Delta tables.
 
 A message is pending for a subscription when it is in the delayed index, nothing took it back there, and it has not been
 delivered. What is due in the future has not been delivered, so `deliveries` is read only for what is overdue. The job
@@ -86,7 +86,7 @@ class UnknownTopicError(PendingError):
 
 
 class State(StrEnum):
-    """What has become of a message that is not delivered yet."""
+    """The state of a message that is not delivered yet."""
 
     WAITING = "waiting"  # to be delivered, or held back
     HELD = "held"  # held back, because the subscription was paused when it came due
@@ -94,7 +94,7 @@ class State(StrEnum):
 
 
 class PendingFilter(BaseModel):
-    """Which of a topic's pending messages are meant: those to which all that is given applies. Times are ms."""
+    """A filter for a topic's pending messages: all conditions given must hold. Times are ms since the epoch."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -116,7 +116,7 @@ class PendingFilter(BaseModel):
 
     @property
     def is_selective(self) -> bool:
-        """Whether it says anything about messages, not only about the subscription."""
+        """Whether the filter has conditions on messages, not only on the subscription."""
         return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
 
     @property
@@ -153,6 +153,7 @@ class PendingMessage:
         return self.deliver_at >= HELD_MILLIS
 
     def to_json(self) -> dict[str, Any]:
+        """The message as JSON, as the admin API and `--json` give it."""
         return {
             "messageId": str(self.ref),
             "ledgerId": self.ref.ledger_id,
@@ -187,6 +188,7 @@ class Page:
     cursor: str | None
 
     def to_json(self) -> dict[str, Any]:
+        """The page as JSON, as the admin API gives it."""
         return {
             "version": self.version,
             "asOf": self.as_of,
@@ -221,11 +223,13 @@ class _Cursor(BaseModel):
 
 
 class Pending:
-    """What of one topic is pending, as one version of the tables has it.
+    """The pending messages of one topic that match a filter, in one version of the tables.
 
     Args:
         topic: as a route names it, or a partition of it.
-        now: what is due later has not been delivered, ms since the epoch.
+        wanted: the filter; None: all.
+        cursor: of an earlier page, whose versions of the tables are read again; None: the newest are.
+        now: messages due later have not been delivered; ms since the epoch.
 
     Raises:
         PendingError: there is no such route or subscription, or the tables can't be read.
@@ -341,7 +345,7 @@ class Pending:
         return pa.concat_tables(found)
 
     def count(self) -> int:
-        """How many messages there are."""
+        """How many pending messages match the filter."""
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
