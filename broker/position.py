@@ -72,7 +72,7 @@ class EntrySet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def gaps(self, after: Position) -> list[tuple[Position, Position]]:
-        """For each place after an entry where others may be missing, the entries before and behind it, ascending."""
+        """For each place after an entry where others may be missing, the entries on both sides of it, ascending."""
         ends = [max(last, after) for last in (START, *self._lasts)]
         return [
             (last, first)

@@ -1,0 +1,1 @@
+"""The Spark streaming job: source, stateful operator, release and sinks, over one checkpoint."""

@@ -47,12 +47,15 @@ class DelayedDeliverySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The source's name: the format of `spark.readStream`."""
         return "delaylake"
 
     def schema(self) -> StructType:
+        """The columns of the rows that the source gives."""
         return INPUT_SCHEMA
 
     def streamReader(self, schema: StructType) -> DelayedDeliveryReader:
+        """A reader with the source's options."""
         return DelayedDeliveryReader(self.options)
 
 
@@ -63,21 +66,27 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         self._options = dict(options)
 
     def initialOffset(self) -> dict[str, Any]:
+        """The offset before the first batch."""
         return self._reader.initial_offset()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        """The end of the next batch; `limit` is not used."""
         return self._reader.next_offset(start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The parts of the batch between two offsets."""
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
+        """Notes that the batches up to an offset are done."""
         self._reader.commit(end)
 
     def stop(self) -> None:
+        """Stops reading the topics."""
         if "_reader" in self.__dict__:
             self._reader.stop()
 
@@ -101,12 +110,14 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         self._options = shard_keys, settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Takes Spark's state of a task's shards."""
         # Spark's side of the state ends without a word when the disk is full: the task would wait for ever, and with it
         # the query. Failed, it is run again.
         handle._statefulProcessorApiClient._client_socket.settimeout(_STATE_SECONDS)
         self._state = handle.getMapState("tracker", _KEY, _VALUE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Applies a batch's rows to the shard of a key; gives the shard's output rows."""
         return self._operator.apply(key[0], rows)
 
     @cached_property

@@ -54,6 +54,7 @@ class BatchInput:
             return None
 
     def write(self, end: Offset, received: Received) -> None:
+        """Keeps the messages and commands of the batch that ends with an offset."""
         messages, commands = map(pack, received)
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(end)

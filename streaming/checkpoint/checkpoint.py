@@ -100,6 +100,7 @@ class Checkpoint:
             )
 
     def write_version(self) -> None:
+        """Writes down that this version of the program has written the checkpoint."""
         self._write("version", VERSION)
 
     def newest_offset(self) -> Offset | None:

@@ -62,9 +62,11 @@ class Offset:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> Offset:
+        """Reads an offset that `to_json` wrote."""
         return cls(**offset)
 
     def to_tick(self) -> Tick:
+        """The tick of the batch that ends with this offset, as the shards get it."""
         sending = json.dumps(
             {
                 "lanes": self.lanes,

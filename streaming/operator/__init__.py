@@ -1,0 +1,1 @@
+"""Spark's stateful operator: the tracker of each shard over Spark's state."""

@@ -76,6 +76,7 @@ class SparkStore:
         self._seen: dict[tuple[str, int, int], bytes | None] = {}
 
     def get(self, table: str, key: Key) -> bytes | None:
+        """The value of a key in a table; None: there is none."""
         full = (table, *key)
         if full not in self._seen:
             found = self._state.getValue(full)
@@ -83,11 +84,13 @@ class SparkStore:
         return self._seen[full]
 
     def put(self, table: str, key: Key, value: bytes) -> None:
+        """Sets the value of a key in a table."""
         full = (table, *key)
         self._seen[full] = value
         self._state.updateValue(full, (value,))
 
     def remove(self, table: str, key: Key) -> None:
+        """Removes a key from a table."""
         full = (table, *key)
         self._seen[full] = None
         self._state.removeKey(full)

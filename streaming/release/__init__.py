@@ -1,0 +1,1 @@
+"""Releases: planned, sent to the destinations at their times, and written down."""

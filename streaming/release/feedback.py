@@ -33,11 +33,13 @@ class FeedbackFile:
         self._read: tuple[tuple[int, int], Feedback] = ((0, 0), Feedback())
 
     def write(self, feedback: Feedback) -> None:
+        """Replaces the feedback in the file."""
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(feedback)))
         temporary.replace(self._path)
 
     def read(self) -> Feedback:
+        """The feedback in the file; an empty one where there is no file."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:

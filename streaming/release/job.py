@@ -29,10 +29,12 @@ class Job:
 
     @property
     def rows(self) -> int:
+        """The number of rows to be sent."""
         return len(self.due)
 
     @property
     def first_due(self) -> int:
+        """When the first row is due, ms since the epoch."""
         return int(self.due[0])
 
     def rows_due(self, millis: int) -> int:
@@ -41,6 +43,7 @@ class Job:
 
 
 def job_of(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:
+    """Makes the job of a tick's assignments, of all its shards."""
     tables = [unpack(assignment.body) for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
     lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))

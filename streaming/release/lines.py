@@ -103,6 +103,7 @@ class Line:
 
     @property
     def has_failed(self) -> bool:
+        """Whether the line has failed: it takes no more messages."""
         return bool(self.error)
 
     @property
@@ -114,6 +115,7 @@ class Line:
 
     @property
     def takes_messages(self) -> bool:
+        """Whether messages may be handed over now: its producer is there, and those of `others` are or have failed."""
         if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
             return False
         if self.others and all(line.producer is not None or line.error for line in self.others):
@@ -152,6 +154,7 @@ class Line:
             return
 
     def fail(self, error: str, is_refused: bool = False) -> None:
+        """Ends the line with an error, unless it has failed already."""
         if not self.error:
             self.is_refused = is_refused
             self.error = error

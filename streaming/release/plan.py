@@ -27,6 +27,8 @@ _BATCH_BYTES = 100_000
 
 @dataclass(slots=True)
 class PlannedSend:
+    """A message that a plan sends. Times are ms since the epoch."""
+
     due: int
     sequence_id: int
     topic: str
@@ -44,6 +46,8 @@ class PlannedSend:
 
 @dataclass(frozen=True)
 class Plan:
+    """The messages of one assignment: where, when, and under which names they are sent."""
+
     tick: int
     is_planned: bool
     rows: pa.Table

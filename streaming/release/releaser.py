@@ -134,6 +134,7 @@ class Releaser:
 
     @property
     def lookahead_millis(self) -> int:
+        """How long before its time a message is handed out, ms."""
         return self._feedback.lookahead_millis
 
     @property

@@ -1,0 +1,1 @@
+"""The batch's outputs: tables, outcome topic and releases."""

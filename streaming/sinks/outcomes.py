@@ -130,6 +130,7 @@ class OutcomePublisher:
             self.close()
 
     def close(self) -> None:
+        """Closes the connection to the broker."""
         if self._client is not None:
             self._client.close()
             self._client = self._producer = None

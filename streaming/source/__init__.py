@@ -1,0 +1,1 @@
+"""Spark's source: source and control topics are read, and batches are cut."""

@@ -170,6 +170,7 @@ class Intake:
             self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
 
     def stop(self) -> None:
+        """Stops all receivers and the watch, and closes the connection."""
         self._stopped.set()
         self._to_acknowledge.put({})
         for receiver in [*self._receivers.values(), *self._replayed.values()]:

@@ -104,12 +104,15 @@ class SourceReader:
         self._options = options
 
     def initial_offset(self) -> dict[str, Any]:
+        """The offset before the first batch: that of a rebuild, or an empty one."""
         return (self._rebuilt.offset or Offset()).to_json()
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
+        """The end of the batch after an offset."""
         return self._intake.next_offset(Offset.from_json(start)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The parts of the batch between two offsets."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.tick == last.tick:
             return []
@@ -132,6 +135,7 @@ class SourceReader:
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part, one record batch each."""
         if isinstance(partition, SegmentPart):
             rows = read_segment(self._tables, partition.version, partition.start, partition.end)
             parts = split(rows, SEGMENT, self._shard_keys)
@@ -199,9 +203,11 @@ class SourceReader:
         return find_held(self._tables, version, chosen)
 
     def commit(self, end: dict[str, Any]) -> None:
+        """Notes that the batches up to an offset are done."""
         self._intake.commit(Offset.from_json(end))
 
     def stop(self) -> None:
+        """Stops reading the topics."""
         if "_intake" in self.__dict__:
             self._intake.stop()
 

@@ -1,0 +1,1 @@
+"""Consumers of topic partitions, and the messages that they receive as columns."""

@@ -131,6 +131,7 @@ class Receiver:
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread that receives."""
         self._thread.start()
 
     @property
@@ -279,6 +280,7 @@ class Receiver:
             _log.warning("%s: acknowledging %s again failed: %s", self.source.name, last, error)
 
     def stop(self) -> None:
+        """Tells the thread to end; does not wait for it."""
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()

@@ -75,9 +75,11 @@ class SourceWatch:
         self._thread = threading.Thread(target=self._run, name="watch source topics", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Ends the thread, and waits some seconds for it."""
         self._stopped.set()
         self._wake.set()
         if self._thread.is_alive():

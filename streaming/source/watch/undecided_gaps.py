@@ -54,6 +54,7 @@ class UndecidedGaps:
             return {source for source, _ in self._gaps}
 
     def add(self, gaps: Iterable[SourceGap]) -> None:
+        """Adds gaps, and writes them to the file; gaps beyond the most that are kept are lost at a stop."""
         with self._lock:
             n = len(self._gaps)
             self._gaps |= dict.fromkeys(gaps)
