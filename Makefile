@@ -28,7 +28,7 @@ test: setup browser ## the test suite
 	@$(PY) -m pytest -m "not chaos" -n 2 --dist loadfile
 
 test-fast: setup ## what needs no broker and no Spark, with few examples of each property
-	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2
+	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
 
 lint: setup ## ruff, mypy, and who imports whom
 	@$(PY) -m ruff check .
