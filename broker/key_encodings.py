@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 
 from broker.admin_rest import AdminClient, NotToldError
-from broker.not_told import NotTold
+from broker.silent_producers import NotTold
 from tracker.wire.entry_pb2 import SingleMessageMetadata
 
 _log = logging.getLogger(__name__)

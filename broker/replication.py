@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from broker.admin_rest import AdminClient, NotToldError
 from broker.client import PulsarError
-from broker.not_told import NotTold
+from broker.silent_producers import NotTold
 from conf.errors import DelayLakeError
 
 _log = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from broker.admin_rest import AdminClient
-from broker.broker_side import BrokerSide
 from broker.client import NoAnswerError, connect, crypto_key_reader, subscribe
 from broker.continuity import Continuity, Gap, missing_ranges, positions_in
 from broker.position import START, Position, SourceTopic
+from broker.topic_questions import BrokerSide
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from status.troubles import NOT_SEEN_REASON
@@ -48,9 +48,9 @@ from tracker.messages import (
 )
 from tracker.schedule import MAX_TIME_MILLIS, TOO_FAR
 from warehouse.message_schemas import SchemaKeeper
-from warehouse.not_seen import find_not_seen
 from warehouse.queries.index_rows import to_index, to_rejects
 from warehouse.tables import REJECTS, OnProgress, Tables
+from warehouse.unseen_entries import find_not_seen
 
 _ROWS_AT_ONCE = 1_000_000
 _MESSAGES_AT_ONCE = 100_000

@@ -25,7 +25,7 @@ from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
-from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tracker import MemoryStore
 from tracker.commands.apply import Control
 from tracker.commands.rebuilt import Rebuilt

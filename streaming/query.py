@@ -25,7 +25,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.operator.schemas import OUTPUT_SCHEMA
-from streaming.parts import shard_keys
+from streaming.operator_input import shard_keys
 from streaming.release.feedback import FeedbackFile
 from streaming.release.releaser import Releaser
 from streaming.sinks.batch_sink import BatchSink

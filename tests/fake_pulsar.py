@@ -9,9 +9,9 @@ from typing import Any
 
 import pulsar
 
-from broker.broker_side import Cursor
 from broker.client import PulsarError
 from broker.position import START, Position
+from broker.topic_questions import Cursor
 from tracker.wire.message_id_pb2 import MessageIdData
 
 

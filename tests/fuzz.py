@@ -80,7 +80,7 @@ class Fuzz:
             producer["chunk"] = self.chance.choice([0, 50_000, 1_000_000]) if not producer["batch"] else 0
         for producer, key in zip(self.producers, (STRANGERS, OWN, OWN, OWN), strict=False):
             producer["encrypted"] = {self.chance.choice(["key", "käse"]): self.public_key(key).as_uri()}
-        # What these are, the broker tells of no other ones: see warehouse/not_seen.py.
+        # What these are, the broker tells of no other ones: see warehouse/unseen_entries.py.
         self.producers[0] |= {"compression": "NONE", "chunk": 0}
         self.weights = [1, *[5] * (len(self.producers) - 1)]
 

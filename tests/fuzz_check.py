@@ -15,7 +15,7 @@ from broker.client import subscribe
 from streaming.source.receiving.chunk_builder import batch_size_of
 from tests.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.schedule import MAX_TIME_MILLIS
-from warehouse.not_seen import NOT_TOLD
+from warehouse.unseen_entries import NOT_TOLD
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
-from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tracker.commands.rebuilt import MOVED, TAKEN
 from tracker.commands.schema import COMMANDS
 from tracker.messages import int64, typed

@@ -15,8 +15,8 @@ import pyarrow as pa
 from conf.settings import Settings, rejects_topic
 from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Assignment, Attempt, Failed
-from streaming.release.lines import REFUSALS, Line
 from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, ROW_BITS, Target, producer_name, schema_suffix
+from streaming.release.producer_line import REFUSALS, Line
 from tracker.in_flight import PLACE, SENDING
 from tracker.messages import MESSAGES, unpack
 

@@ -21,9 +21,9 @@ from broker.client import connect
 from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, Failed, Generation, Sent
-from streaming.release.lines import Line, send_on_time
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
 from streaming.release.plan import Plan, PlannedSend, by_time, plan_release
+from streaming.release.producer_line import Line, send_on_time
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, pack, typed, with_columns
 from warehouse.epoch import PauseWatch

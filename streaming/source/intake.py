@@ -19,17 +19,17 @@ import pulsar
 import pyarrow as pa
 
 from broker.admin_rest import AdminClient
-from broker.broker_side import BrokerSide
 from broker.client import PulsarError, connect, crypto_key_reader, subscribe
 from broker.new_cluster import NewClusterError, check_topics
 from broker.position import START, Position, SourceTopic
 from broker.replication import Origins
+from broker.topic_questions import BrokerSide
 from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
-from streaming.parts import MESSAGES, TICK, split
+from streaming.operator_input import MESSAGES, TICK, split
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends

@@ -21,7 +21,7 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.parts import (
+from streaming.operator_input import (
     ARROW_SCHEMA,
     COMMANDS,
     FOUND,

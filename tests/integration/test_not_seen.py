@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from broker.admin_rest import AdminClient
-from broker.broker_side import BrokerSide
 from broker.client import connect, subscribe
 from broker.jars import jars
 from broker.position import START, Position, SourceTopic
 from broker.standalone import EmbeddedBroker
+from broker.topic_questions import BrokerSide
 from conf.settings import Settings
 from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver

@@ -13,11 +13,11 @@ import pulsar
 import pytest
 
 from broker.admin_rest import AdminClient
-from broker.broker_side import BrokerSide
 from broker.jars import jars
 from broker.position import START, Position, SourceTopic
 from broker.replication import Origins
 from broker.standalone import EmbeddedBroker
+from broker.topic_questions import BrokerSide
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.conftest import RUN_SECONDS
 

@@ -17,8 +17,8 @@ from broker.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
 from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
-from warehouse.not_seen import GONE, find_not_seen
 from warehouse.tables import literal
+from warehouse.unseen_entries import GONE, find_not_seen
 
 _MAX_GAPS = 5_000  # of a topic partition, that the broker is asked about
 _ASKED_AT_ONCE = 4

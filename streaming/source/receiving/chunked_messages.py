@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from broker.broker_side import BrokerSide
 from broker.position import START, Position
+from broker.topic_questions import BrokerSide
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
-from broker.broker_side import BrokerSide
 from broker.client import PulsarError
 from broker.position import START, EntrySet, Position, SourceTopic
+from broker.topic_questions import BrokerSide
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import MessageDetails

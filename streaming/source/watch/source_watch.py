@@ -13,17 +13,17 @@ import pulsar
 import pyarrow as pa
 
 from broker.admin_rest import AdminClient
-from broker.broker_side import BrokerSide
 from broker.client import NoAnswerError, PulsarError
 from broker.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
+from broker.topic_questions import BrokerSide
 from conf.settings import Settings
 from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.standing import Standing
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
-from warehouse.not_seen import booked_index, find_not_seen, record
 from warehouse.tables import Tables
+from warehouse.unseen_entries import booked_index, find_not_seen, record
 
 _log = logging.getLogger(__name__)
 

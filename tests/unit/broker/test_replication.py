@@ -10,8 +10,8 @@ import pytest
 from broker import replication
 from broker.admin_rest import NotToldError
 from broker.client import PulsarError
-from broker.not_told import NotTold
 from broker.replication import NotWantedError, Origins
+from broker.silent_producers import NotTold
 from tests.messages import batches, messages
 from tracker.messages import concat
 from tracker.shard import Intake, Shard, Tick

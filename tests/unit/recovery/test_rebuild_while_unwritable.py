@@ -12,7 +12,7 @@ import pytest
 from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from streaming.parts import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tests.messages import TOPIC, messages
 from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import in_order, typed

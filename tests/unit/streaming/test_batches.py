@@ -14,8 +14,8 @@ import pyarrow as pa
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.operator.processor import BUCKET, CANCELS, OUTCOMES, RELEASE, SHORT_NOTICE, Operator
-from streaming.parts import MESSAGES as MESSAGE_PARTS
-from streaming.parts import TICK, split
+from streaming.operator_input import MESSAGES as MESSAGE_PARTS
+from streaming.operator_input import TICK, split
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.plan import plan_release
 from streaming.source.reader import SourceReader

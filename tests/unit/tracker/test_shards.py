@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streaming.parts import _spark_hash, shard_keys
+from streaming.operator_input import _spark_hash, shard_keys
 from tracker.shards import ENTRIES_TOGETHER, shard_of
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.broker_side import Cursor
 from broker.position import Position, SourceTopic
+from broker.topic_questions import Cursor
 from streaming.checkpoint.offset import Offset
 from streaming.source.barriers import Barriers
 from streaming.source.receiving.receiver import Limits, Receiver

@@ -10,17 +10,17 @@ import pytest
 
 from broker import admin_rest
 from broker.admin_rest import AdminClient, NotToldError
-from broker.broker_side import BrokerSide
 from broker.client import PulsarError
 from broker.continuity import Gap
 from broker.position import START, Position, SourceTopic
+from broker.topic_questions import BrokerSide
 from conf.settings import PulsarSettings
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.fake_pulsar import FakeBroker, FakeConsumer, one
 from tests.harness import now
-from warehouse.not_seen import NOT_TOLD, find_not_seen
+from warehouse.unseen_entries import NOT_TOLD, find_not_seen
 
 TOPIC = "persistent://public/default/t"
 SOURCE = SourceTopic(TOPIC, TOPIC, -1)

@@ -25,7 +25,7 @@ from status.troubles import STANDING, Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
-from streaming.parts import MESSAGES, TICK
+from streaming.operator_input import MESSAGES, TICK
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.intake import Intake
 from tests.fake_pulsar import batch, one

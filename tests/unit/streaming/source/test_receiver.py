@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streaming.source.receiving.receiver
-from broker.broker_side import Cursor
 from broker.position import START, EntrySet, Position, SourceTopic
+from broker.topic_questions import Cursor
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import NotKnownYet
 from streaming.source.receiving.receiver import Limits, Receiver

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from broker.admin_rest import AdminClient, BrokerEntry, TopicLedgers
-from broker.broker_side import BrokerSide, Cursor
 from broker.client import NoAnswerError, PulsarError
 from broker.continuity import Gap
 from broker.position import Position, SourceTopic
+from broker.topic_questions import BrokerSide, Cursor
 from conf.settings import Settings
 from status.troubles import NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver
@@ -24,8 +24,8 @@ from streaming.source.watch.standing import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from tests.fake_pulsar import FakeBroker, FakeConsumer
 from warehouse.epoch import FencedError
-from warehouse.not_seen import find_not_seen
 from warehouse.tables import REJECTS, Tables
+from warehouse.unseen_entries import find_not_seen
 
 ORDERS = "persistent://public/default/orders"
 ALERTS = "persistent://public/default/alerts"

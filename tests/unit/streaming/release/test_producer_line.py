@@ -11,7 +11,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from streaming.release.lines import Line, send_on_time
+from streaming.release.producer_line import Line, send_on_time
 from warehouse.epoch import PauseWatch
 
 PATIENCE_SECONDS = 0.3
