@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     import pulsar
 
 
+# For producers that count their sequence ids themselves and live long. A partition that a topic gets later may be sent
+# to before its producer is connected; when it is, the client would count from its beginning again, and the broker drop
+# as many messages as repeated. With a number to begin with it goes on counting.
+FIRST_SEQUENCE_ID = 0
+
+
 class PulsarError(DelayLakeError):
     """Pulsar can't be reached, or refused a request."""
 

@@ -22,6 +22,7 @@ from recovery.delivered import (
     write_missing_deliveries,
 )
 from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
+from recovery.waiting_commands import find_waiting_skips
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
@@ -38,6 +39,8 @@ from warehouse.missing_routes import with_missing_routes
 from warehouse.tables import OnProgress, Tables
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
+
+_REBUILT_TICK = 0  # in which commands came that waited before the rebuild, see `Control.rebuild`
 
 # By ledger the last entry in a table.
 _LAST = f"""
@@ -102,7 +105,7 @@ def rebuild(
         REBUILT_TAKEN: changes.taken,
         REBUILT_DELIVERED: done,
         REBUILT_MOVED: changes.moved,
-        REBUILT_WAITING: changes.waiting,
+        REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting_skips(tables, names)]),
     }
     for name, rows in kept.items():
         pq.write_table(rows, folder / f"{name}.parquet")
@@ -112,6 +115,9 @@ def rebuild(
         positions={name: str(p) for name, p in booked.items()},
         routes=known_routes(known).taken_on(settings).to_json(),
         changed=changed,
+        # All that is published by the start comes in before a command that waits is told that its message does not.
+        barriers=[[_REBUILT_TICK, {route.source: None for route in settings.routes}]],
+        passed=_REBUILT_TICK - 1,
     )
     meta = {
         "offset": offset.to_json(),

@@ -157,13 +157,15 @@ class AsyncControlClient:
     def _read_outcomes(self) -> None:
         import pulsar
 
-        from broker.client import connect
+        from broker.client import FIRST_SEQUENCE_ID, connect
 
         client = connect(self._settings.pulsar, operation_timeout_seconds=_OPERATION_SECONDS)
         try:
             # First the reader, so that no outcome is missed.
             reader = client.create_reader(self._settings.control.outcome_topic, pulsar.MessageId.latest)
-            self._producer = client.create_producer(self._settings.control.topic, max_pending_messages=_MAX_PENDING)
+            self._producer = client.create_producer(
+                self._settings.control.topic, max_pending_messages=_MAX_PENDING, initial_sequence_id=FIRST_SEQUENCE_ID
+            )
             self._reader = reader
             connected_at = time.monotonic()
             while not self._stopped.is_set():

@@ -16,7 +16,7 @@ from admin.control.requests import (
     RequestFactory,
     Window,
 )
-from broker.client import connect
+from broker.client import FIRST_SEQUENCE_ID, connect
 from broker.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.wire.delaylake_pb2 import ControlOutcome
@@ -40,7 +40,9 @@ class ControlClient:
         self._client = connect(settings.pulsar, operation_timeout_seconds=10)
         try:
             self._outcomes = self._client.create_reader(settings.control.outcome_topic, pulsar.MessageId.latest)
-            self._producer = self._client.create_producer(settings.control.topic, block_if_queue_full=True)
+            self._producer = self._client.create_producer(
+                settings.control.topic, block_if_queue_full=True, initial_sequence_id=FIRST_SEQUENCE_ID
+            )
         except pulsar.PulsarException as error:
             self._client.close()
             raise ControlError(f"no connection to Pulsar at {settings.pulsar.service_url}: {error}") from error

@@ -132,7 +132,7 @@ def send(
     from rich.console import Console
     from rich.progress import Progress
 
-    from broker.client import PulsarError, connect
+    from broker.client import FIRST_SEQUENCE_ID, PulsarError, connect
 
     ids = [""] * total
     failures: list[str] = []
@@ -153,7 +153,9 @@ def send(
 
     client = connect(settings, log_file=log_file, operation_timeout_seconds=CONNECT_TIMEOUT_SECONDS)
     try:
-        producer = client.create_producer(topic, batching_enabled=batch, block_if_queue_full=True)
+        producer = client.create_producer(
+            topic, batching_enabled=batch, block_if_queue_full=True, initial_sequence_id=FIRST_SEQUENCE_ID
+        )
         console = Console(stderr=True)
         with Progress(console=console, disable=not console.is_terminal or total < SHOW_PROGRESS_FROM) as progress:
             task = progress.add_task("sending", total=total)

@@ -20,7 +20,7 @@ import pulsar
 import yaml
 
 from broker.admin_rest import AdminClient
-from broker.client import connect
+from broker.client import FIRST_SEQUENCE_ID, connect
 from broker.standalone import EmbeddedBroker
 from streaming.release.producer_names import NAMES_FILE
 from tests.chaos.ledger import Commands, Ledger, Receivers, follow_outcomes, payload
@@ -188,6 +188,7 @@ class World:
                 topic,
                 producer_name=f"chaos-{i}",
                 batching_enabled=bool(i),
+                initial_sequence_id=FIRST_SEQUENCE_ID,
                 send_timeout_millis=0,
                 block_if_queue_full=True,
                 max_pending_messages=20_000,
@@ -195,7 +196,9 @@ class World:
             )
             for i, topic in enumerate(sources)
         }
-        commander = self.client.create_producer(CONTROL, send_timeout_millis=0, block_if_queue_full=True)
+        commander = self.client.create_producer(
+            CONTROL, initial_sequence_id=FIRST_SEQUENCE_ID, send_timeout_millis=0, block_if_queue_full=True
+        )
         began = time.monotonic()
         while not self._stopped_sending.is_set() and self.number < self._size:
             wanted = min(self._size, int((time.monotonic() - began) * self.rate))
