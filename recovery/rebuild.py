@@ -29,7 +29,7 @@ from streaming.checkpoint.prepared import FOLDER
 from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
 from tracker import MemoryStore
 from tracker.commands.apply import Control
-from tracker.commands.rebuilt import Rebuilt
+from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
 from tracker.shards import shard_of
@@ -39,8 +39,6 @@ from warehouse.missing_routes import with_missing_routes
 from warehouse.tables import OnProgress, Tables
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
-
-_REBUILT_TICK = 0  # in which commands came that waited before the rebuild, see `Control.rebuild`
 
 # By ledger the last entry in a table.
 _LAST = f"""
@@ -116,8 +114,8 @@ def rebuild(
         routes=known_routes(known).taken_on(settings).to_json(),
         changed=changed,
         # All that is published by the start comes in before a command that waits is told that its message does not.
-        barriers=[[_REBUILT_TICK, {route.source: None for route in settings.routes}]],
-        passed=_REBUILT_TICK - 1,
+        barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
+        passed=REBUILT_TICK - 1,
     )
     meta = {
         "offset": offset.to_json(),

@@ -190,8 +190,8 @@ def _stream(target: Target, question: Pending, limit: int | None) -> Response:
     """All entries of a listing, or so many of them, as messages DelayedIndex, each after its length."""
     tables = question.entries(_STREAMED_AT_ONCE)
     first = next(tables, None)
-    if first is not None and target.partition < 0 and int64(first, "partition").max() >= 0:
-        raise AdminError(405, "the topic is partitioned: name a partition")  # a DelayedIndex has none
+    if first is not None:
+        _check_partition(target, first)  # a DelayedIndex has none
     kind = CANCEL if question.is_of_cancelled else DELAY
 
     def parts() -> Iterator[bytes]:
@@ -349,8 +349,7 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
         rows = (await asyncio.to_thread(question.rows, tried + min(left, _MOST_MATCHED), NAMED.names)).slice(tried)
         if not rows.num_rows:
             break
-        if target.partition < 0 and int64(rows, "partition").max() >= 0:
-            raise AdminError(405, "the topic is partitioned: name a partition")
+        _check_partition(target, rows)
         if tried and time.monotonic() > deadline:
             raise AdminError(
                 504, f"{n - left:,} of {n:,} were skipped in {timeout_seconds:g} s: call again for the rest"
@@ -364,6 +363,16 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
         if tally.results["APPLIED"] > before:
             deadline = time.monotonic() + timeout_seconds
     return tally
+
+
+def _check_partition(target: Target, rows: pa.Table) -> None:
+    """Refuses a partitioned topic as a whole.
+
+    Args:
+        rows: messages of the topic, at least one.
+    """
+    if target.partition < 0 and int64(rows, "partition").max() >= 0:
+        raise AdminError(405, "the topic is partitioned: name a partition")
 
 
 def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:

@@ -260,13 +260,12 @@ class Releaser:
         while not self._stopped.is_set():
             checked_at = self._check_epoch()
             attempt = Attempt(
-                self._unwritable.targets,
-                None,
-                arrived,
-                arrived_to,
-                self._names.generations,
-                is_first,
-                _PATIENCE_SECONDS,
+                skipped=self._unwritable.targets,
+                done=arrived,
+                arrived_to=arrived_to,
+                generations=self._names.generations,
+                is_first=is_first,
+                patience_seconds=_PATIENCE_SECONDS,
             )
             is_first = False
             try:
@@ -366,7 +365,12 @@ class Releaser:
         if self._has_stopped:
             return "stopped"
         checked_at = self._check_epoch()
-        attempt = Attempt(frozenset(), frozenset({part.target}), part.done, part.arrived_to, self._names.generations)
+        attempt = Attempt(
+            only=frozenset({part.target}),
+            done=part.done,
+            arrived_to=part.arrived_to,
+            generations=self._names.generations,
+        )
         sent = self._run(part.job, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]
         if failed:

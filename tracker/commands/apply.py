@@ -15,7 +15,7 @@ from tracker.buckets.chunks import Chunks
 from tracker.commands.cancelled import Compression, TakenBack
 from tracker.commands.match import each_subscription, entry_results, match, results_of, rows_of, runs, times_of
 from tracker.commands.moves import HELD_MILLIS, Moved
-from tracker.commands.rebuilt import Rebuilt, take_back
+from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt, take_back
 from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.request_log import RequestLog
 from tracker.commands.schema import (
@@ -446,7 +446,7 @@ class Control:
             sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
             self._moved.put(subscription, *message_ids(moved), sequences, times, int64(moved, "until"))
         self._paused = dict(rebuilt.paused)
-        self._waiting.add(rebuilt.waiting, 0)
+        self._waiting.add(rebuilt.waiting, REBUILT_TICK)
         self._unwanted_moves = rebuilt.unwanted
         self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
 

@@ -16,6 +16,9 @@ from tracker.messages import int64, where
 # were read before.
 REBUILT_KEPT_MILLIS = 24 * 3600 * 1000
 
+# The tick in which commands came that waited before the rebuild: earlier than any of the new checkpoint's.
+REBUILT_TICK = 0
+
 # Messages that a subscription is not to get (again); batch_index -1: the whole entry. `until`: ms since the epoch.
 TAKEN = pa.schema(
     [

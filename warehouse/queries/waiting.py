@@ -39,6 +39,8 @@ _HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDa
 
 # The order of a listing, of one topic. Ascending.
 _ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
+# Of these, one of an entry at a time at which messages of it are due.
+_ENTRY = ["deliver_at", "ledger_id", "entry_id", "partition"]
 _SHOWN = (
     *_ORDER,
     "subscription",
@@ -302,12 +304,12 @@ class Pending:
         before: tuple[int, ...] | None = None
         rows = self._rows(rows_at_once, _ORDER, after)
         while rows.num_rows:
-            keys = [rows[name].to_numpy() for name in ("deliver_at", "ledger_id", "entry_id", "partition")]
+            keys = [rows[name].to_numpy() for name in _ENTRY]
             is_new = np.ones(rows.num_rows, np.bool_)
             is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
             is_new[0] = before != tuple(int(key[0]) for key in keys)
             before = tuple(int(key[-1]) for key in keys)
-            yield rows.select(["deliver_at", "ledger_id", "entry_id", "partition"]).filter(pa.array(is_new))
+            yield rows.select(_ENTRY).filter(pa.array(is_new))
             if rows.num_rows < rows_at_once:
                 return
             last = rows.slice(rows.num_rows - 1).to_pylist()[0]
