@@ -50,7 +50,7 @@ class Attempt:
 
     skipped: frozenset[Target] = frozenset()  # destinations that can't be written now
     only: frozenset[Target] | None = None  # None: all others
-    done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
+    done: frozenset[tuple[int, str, str]] = frozenset()  # as `Sent.done`
     arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of others, as `Failed` has it
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
     is_first: bool = False  # no attempt was made before, but by Spark itself
@@ -77,8 +77,9 @@ class Sent:
 
     deliveries: bytes  # rows of the table `deliveries`, packed
     ready_at: int  # when it could have sent the first row, ms since the epoch; 0: never
-    done: tuple[tuple[str, str], ...] = ()  # topics and producers' names whose messages have arrived
+    done: tuple[tuple[int, str, str], ...] = ()  # ticks, topics and producers' names whose messages have arrived
     failed: tuple[Failed, ...] = ()
     skipped: frozenset[Target] = frozenset()  # those of the attempt that have messages in the release
-    # Messages that the client does not take, packed, with the subscription and the reason; they are not delivered.
-    refused: bytes = b""
+    # By release (tick, is planned) messages that the client does not take, packed, with the subscription and the
+    # reason; they are not delivered.
+    refused: Mapping[tuple[int, bool], bytes] = field(default_factory=dict)

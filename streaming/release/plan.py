@@ -114,7 +114,7 @@ def plan_release(
             name = producer_name(assignment.application, topic, subscription, assignment.shard, lane, is_batched)
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
                 name += schema_suffix(topic, version)
-            if (destination, name) in attempt.done:
+            if (assignment.tick, destination, name) in attempt.done:
                 continue
             was_at = due if was_due[row] is None else was_due[row]
             send = PlannedSend(
@@ -235,9 +235,28 @@ def java_string_hash(text: str) -> int:
 
 
 def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
-    """The messages of all plans by when they are handed over; what was held back by when it would have been."""
+    """The messages of all plans by when they are handed over; what was held back by when it would have been.
+
+    Those of one producer stay in the order of their sequence ids, also where the plans are of several ticks.
+    """
+    plans = sorted(plans, key=lambda plan: plan.tick)
+    if plans and plans[0].tick < plans[-1].tick:
+        _not_before_earlier_ticks(plans)
     pending = [(send, plan) for plan in plans for send in plan.sends]
     if any(plan.has_held for plan in plans):
         pending.sort(key=lambda p: p[0].was_at)
     pending.sort(key=lambda p: p[0].at)
     return pending
+
+
+def _not_before_earlier_ticks(plans: list[Plan]) -> None:
+    """Puts off what is due before another message of its producer that has a lower sequence id.
+
+    Args:
+        plans: by tick.
+    """
+    last: dict[tuple[str, str], tuple[int, int]] = {}
+    for plan in plans:
+        for send in plan.sends:
+            key = (send.topic, send.producer)
+            last[key] = send.at, send.was_at = max((send.at, send.was_at), last.get(key, (0, 0)))

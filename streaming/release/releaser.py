@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from status.troubles import Troubles
 from streaming.release.attempt import Assignment, Attempt, Failed, Sent
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.job import Job, job_of
-from streaming.release.naming import Target
+from streaming.release.naming import ROW_BITS, Target
 from streaming.release.producer_names import ProducerNames
 from streaming.release.sender import can_write, send_releases
 from streaming.release.unwritable import Part, Unwritable
@@ -112,7 +112,7 @@ class Releaser:
             _destinations(routes),
             settings.release.retry_max_millis / 1000,
             self._settle,
-            self._send_part,
+            self._send_parts,
             self._probe,
             self._is_on_its_way,
             self._confirm_now,
@@ -254,7 +254,7 @@ class Releaser:
     def _send(self, job: Job) -> _Done | None:
         """Sends a job until all of it has arrived, or is left to its destinations; None: told to stop."""
         result = _Done(job, DELIVERIES.empty_table())
-        arrived: frozenset[tuple[str, str]] = frozenset()
+        arrived: frozenset[tuple[int, str, str]] = frozenset()
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
         while not self._stopped.is_set():
@@ -269,15 +269,16 @@ class Releaser:
             )
             is_first = False
             try:
-                sent = self._run(job, attempt, checked_at)
+                tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
+                sent = self._run(job.assignments, tasks, attempt, checked_at)
             except Exception as error:
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", job.tick, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)
                 continue
-            arrived |= {key for one in sent for key in one.done}
+            arrived |= {line for one in sent for line in one.done}
             result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
-            result.refused = concat([result.refused, *(unpack(one.refused) for one in sent if one.refused)])
+            result.refused = concat([result.refused, _refused(sent, (job.tick, job.is_planned))])
             failed = [one for s in sent for one in s.failed]
             _note_arrived(arrived_to, failed)
             others = self._names.renew(failed, job.tick)
@@ -313,11 +314,10 @@ class Releaser:
     def _has_stopped(self) -> bool:
         return self._stopped.is_set()
 
-    def _run(self, job: Job, attempt: Attempt, checked_at: float) -> list[Sent]:
+    def _run(self, assignments: Sequence[Assignment], tasks: int, attempt: Attempt, checked_at: float) -> list[Sent]:
         started = time.time_ns() // 1_000_000
-        tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
         sent: list[Sent] = (
-            self._spark.sparkContext.parallelize(job.assignments, tasks)
+            self._spark.sparkContext.parallelize(assignments, tasks)
             .mapPartitions(
                 functools.partial(
                     send_releases, self._settings_json, attempt, epoch=self._tables.epoch, checked_at=checked_at
@@ -356,33 +356,45 @@ class Releaser:
                 )
             )
 
-    def _send_part(self, part: Part) -> str:
-        """Sends what a release has for one destination; returns why it has not arrived, or an empty text."""
+    def _send_parts(self, parts: list[Part]) -> str:
+        """Sends what releases have for one destination, in one task, and writes it down when all of it has arrived.
+
+        Args:
+            parts: the oldest first.
+
+        Returns:
+            why it has not arrived; an empty text: it has.
+        """
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
-        name = f"{self._writer_name(part.job.lane)}:{part.target[0]}:{part.target[1]}"
-        if part.job.tick <= self._tables.written("deliveries", name):
+        [target] = {part.target for part in parts}
+        names = {part.release: f"{self._writer_name(part.job.lane)}:{target[0]}:{target[1]}" for part in parts}
+        written = {name: self._tables.written("deliveries", name) for name in set(names.values())}
+        parts = [part for part in parts if part.job.tick > written[names[part.release]]]
+        if not parts:
             return ""
         if self._has_stopped:
             return "stopped"
         checked_at = self._check_epoch()
         attempt = Attempt(
-            only=frozenset({part.target}),
-            done=part.done,
-            arrived_to=part.arrived_to,
+            only=frozenset({target}),
+            done=frozenset().union(*(part.done for part in parts)),
+            arrived_to=_merged(part.arrived_to for part in parts),
             generations=self._names.generations,
         )
-        sent = self._run(part.job, attempt, checked_at)
+        sent = self._run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]
         if failed:
-            _note_arrived(part.arrived_to, failed)
-            self._names.renew(failed, part.job.tick)
+            for part in parts:
+                _note_arrived(part.arrived_to, failed)
+                _note_done(part.arrived_to, [line for one in sent for line in one.done])
+            self._names.renew(failed, parts[-1].job.tick)
             return failed[0].reason
+        for part in parts:
+            if not self._write_refused(_refused(sent, part.release), names[part.release], part.job.tick):
+                return "stopped"
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
-        refused = concat(unpack(one.refused) for one in sent if one.refused)
-        if not self._write_refused(refused, name, part.job.tick):
-            return "stopped"
         if rows.num_rows:
-            self._tables.append("deliveries", rows, {name: part.job.tick})
+            self._tables.append("deliveries", rows, {names[part.release]: part.job.tick for part in parts})
             self._on_deliveries(rows)
         return ""
 
@@ -565,6 +577,24 @@ def _note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Faile
     for one in failed:
         key = (one.topic, one.producer)
         arrived_to[key] = max(arrived_to.get(key, -1), one.arrived_to)
+
+
+def _note_done(arrived_to: dict[tuple[str, str], int], done: Iterable[tuple[int, str, str]]) -> None:
+    """Also of producers all of whose messages of a tick have arrived, while another's have not."""
+    for tick, topic, producer in done:
+        arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), ((tick + 1) << ROW_BITS) - 1)
+
+
+def _merged(arrived_to: Iterable[Mapping[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for of_part in arrived_to:
+        for key, sequence_id in of_part.items():
+            found[key] = max(found.get(key, -1), sequence_id)
+    return found
+
+
+def _refused(sent: Iterable[Sent], release: tuple[int, bool]) -> pa.Table:
+    return concat(unpack(one.refused[release]) for one in sent if release in one.refused)
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:

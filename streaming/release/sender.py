@@ -139,7 +139,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     return Sent(
         pack(_deliveries([pending[i] for i in taken], [sent_at[i] for i in taken])),
         max((line.opened_at for line in lines.values()), default=0),
-        tuple(key for key, line in lines.items() if not line.has_failed),
+        tuple({(pending[i][1].tick, pending[i][0].topic, pending[i][0].producer) for i in arrived}),
         failed,
         frozenset(target for plan in plans for target in plan.skipped),
         _refused(not_taken),
@@ -162,7 +162,6 @@ def _lines(
                 functools.partial(_producer, settings, client, send, plan, generation.name(send.producer)),
                 attempt.patience_seconds,
                 first_id=send.first_id,
-                most_id=((plan.tick + 1) << ROW_BITS) - 1,
                 is_first_attempt=attempt.is_first,
                 wake=wake,
                 target=(plan.columns["topic"][send.row], send.subscription or ""),
@@ -173,6 +172,7 @@ def _lines(
             )
         send.line = lines[key]
         send.line.last_id = send.first_id
+        send.line.most_id = ((plan.tick + 1) << ROW_BITS) - 1
     of_topic: dict[str, list[Line]] = {}
     for line in lines.values():
         line.others = of_topic.setdefault(line.topic, [])
@@ -206,10 +206,15 @@ def _position(columns: dict[str, list[Any]], row: int) -> str:
     return ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
 
 
-def _refused(messages: list[tuple[PlannedSend, Plan, str]]) -> bytes:
-    """Messages that the client does not take, with the reason, packed."""
-    if not messages:
-        return b""
+def _refused(messages: list[tuple[PlannedSend, Plan, str]]) -> dict[tuple[int, bool], bytes]:
+    """By release the messages that the client does not take, with the reason, packed."""
+    of_release: dict[tuple[int, bool], list[tuple[PlannedSend, Plan, str]]] = {}
+    for message in messages:
+        of_release.setdefault((message[1].tick, message[1].is_planned), []).append(message)
+    return {release: _packed(some) for release, some in of_release.items()}
+
+
+def _packed(messages: list[tuple[PlannedSend, Plan, str]]) -> bytes:
     rows = concat([typed(plan.rows.slice(send.row, 1), MESSAGES) for send, plan, _ in messages])
     names = [send.subscription for send, *_ in messages]
     reasons = [_reason(send, why) for send, _, why in messages]

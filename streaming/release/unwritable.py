@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_DELAY_SECONDS = 1.0
 _POLL_SECONDS = 0.1
+_ROWS_AT_ONCE = 20_000  # one task has all of them in memory
 
 Release = tuple[int, bool]  # tick, is planned
 
@@ -29,8 +31,13 @@ class Part:
 
     job: Job
     target: Target
-    done: frozenset[tuple[str, str]] = frozenset()  # topics and producers' names whose messages have arrived
+    done: frozenset[tuple[int, str, str]] = frozenset()  # as `attempt.Sent` has it; that is not part of it
     arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)  # of others, as `attempt.Failed` has it
+
+    @property
+    def release(self) -> Release:
+        """Of which it is a part."""
+        return self.job.tick, self.job.is_planned
 
 
 @dataclass
@@ -46,15 +53,17 @@ class _Stuck:
 class Unwritable:
     """The destinations that can't be written, and what was handed out for them.
 
-    Each is tried again in a thread of its own, at longer and longer intervals: first what was handed out for it, in
-    order; when all of that has arrived, or if there is nothing, when it takes a producer, it is writable again. Until
-    then nothing more is handed out for it, so that it gets everything in order. Safe in several threads.
+    Each is tried again in a thread of its own, at longer and longer intervals: first what was handed out for it, the
+    releases together and so by when it was due; when all of that has arrived, or if there is nothing, when it takes a
+    producer, it is writable again. Until then nothing more is handed out for it, so that it gets everything in order.
+    Safe in several threads.
 
     Args:
         destinations: by subscription, and by source topic and "" for its rejects, the topic's name.
         retry_max_seconds: the longest time between two attempts.
         settle: waits until what has a part for the first time, and what is older in its lane, has been tried.
-        send: tries a part again, and writes down what has arrived. Returns why it did not; empty: all has.
+        send: tries parts for one destination again, together, the oldest first, and writes them down when all have
+            arrived. Returns why they have not; empty: they have.
         probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
         is_on_its_way: whether something for a subscription may still be in a lane, of before it was held back.
         on_change: is told that `recorded` is another one.
@@ -67,7 +76,7 @@ class Unwritable:
         destinations: Mapping[Target, str],
         retry_max_seconds: float,
         settle: Callable[[Part], None],
-        send: Callable[[Part], str],
+        send: Callable[[list[Part]], str],
         probe: Callable[[str], str],
         is_on_its_way: Callable[[Target], bool],
         on_change: Callable[[], None],
@@ -144,7 +153,7 @@ class Unwritable:
             if reason:
                 self._tell(stuck, reason)
             for part in parts:
-                stuck.parts.setdefault((part.job.tick, part.job.is_planned), part)
+                stuck.parts.setdefault(part.release, part)
         self._on_change()
 
     def has(self, release: Release, target: Target) -> bool:
@@ -201,21 +210,33 @@ class Unwritable:
             return
 
     def _try(self, target: Target, stuck: _Stuck) -> str:
-        """Sends what is open, the oldest first; without any, tries whether the destination takes a producer."""
+        """Sends what is open; without any, tries whether the destination takes a producer."""
         while not self._stopped.is_set():
-            part = self._oldest(stuck)
-            if part is None or stuck.rejects:
+            parts = self._oldest(stuck)
+            if not parts or stuck.rejects:
                 return "" if target in self._gone else self._probe(stuck.destination)
-            self._settle(part)
-            if part is not self._oldest(stuck):
-                continue  # an older one has come to it meanwhile
-            if reason := self._send(part):
+            for part in parts:
+                self._settle(part)
+            if parts != self._oldest(stuck):
+                continue  # others have come to them meanwhile
+            if reason := self._send(parts):
                 return reason
             with self._lock:
-                stuck.parts.pop((part.job.tick, part.job.is_planned), None)
+                for part in parts:
+                    stuck.parts.pop(part.release, None)
             self._on_change()
         return ""
 
-    def _oldest(self, stuck: _Stuck) -> Part | None:
+    def _oldest(self, stuck: _Stuck) -> list[Part]:
+        """What is sent together: all that is open, or of very much the oldest ticks."""
         with self._lock:
-            return stuck.parts[min(stuck.parts)] if stuck.parts else None
+            parts = [stuck.parts[release] for release in sorted(stuck.parts)]
+        chosen: list[Part] = []
+        rows = 0
+        for _, of_tick in itertools.groupby(parts, lambda part: part.job.tick):
+            added = list(of_tick)
+            rows += sum(part.job.rows for part in added)
+            if chosen and rows > _ROWS_AT_ONCE:
+                break
+            chosen += added
+        return chosen

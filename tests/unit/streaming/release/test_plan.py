@@ -189,3 +189,20 @@ def test_what_several_shards_held_back_goes_out_in_the_order_in_which_it_was_due
     for plan in plans:
         ids = [send.sequence_id for send, of in pending if of is plan]
         assert ids == sorted(ids)
+
+
+def test_what_several_ticks_have_for_a_producer_goes_in_the_order_of_sequence_ids_and_never_early() -> None:
+    """Ticks 1 and 3 share a producer, tick 2 has another."""
+    due = {1: [1_000, 1_400], 2: [1_100, 1_300], 3: [1_200, 1_250, 1_500]}
+    sending = Offset(lanes=2, batch_millis=5, routes=known_routes(BEFORE).to_json()).to_tick().sending
+    plans = []
+    for tick, times in reversed(due.items()):
+        rows = messages([(tick, i, at) for i, at in enumerate(times)])
+        rows = rows.append_column("wants", pa.repeat(1, len(times))).replace_schema_metadata({SENDING: sending})
+        plans.append(plan_release(BEFORE, Assignment("app", 0, tick, False, pack(rows)), Attempt()))
+    pending = by_time(plans)
+    assert [send.due for send, _ in pending] == [1_000, 1_100, 1_300, 1_400, 1_200, 1_250, 1_500]
+    assert [send.at for send, _ in pending] == [1_000, 1_100, 1_300, 1_400, 1_400, 1_400, 1_500]
+    for producer in {send.producer for send, _ in pending}:
+        ids = [send.sequence_id for send, _ in pending if send.producer == producer]
+        assert ids == sorted(ids)

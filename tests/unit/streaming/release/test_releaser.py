@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,8 +16,11 @@ import pytest
 from conf.settings import Settings
 from status.troubles import Troubles
 from streaming.release import releaser as release
+from streaming.release import unwritable
 from streaming.release.attempt import Assignment, Attempt, Failed, Sent
 from streaming.release.feedback import Feedback
+from streaming.release.naming import ROW_BITS
+from streaming.release.plan import by_time, plan_release
 from streaming.release.releaser import Releaser
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
@@ -103,6 +107,8 @@ class Job:
         self.feedback = Recorded()
         self.broken: dict[str, str] = {}  # by subscription why its destination can't be written
         self.refused: dict[str, str] = {}  # by subscription why the client does not take its messages
+        self.is_short_well = False  # short notice arrives there
+        self.told: list[dict[tuple[str, str], int]] = []  # up to where it has arrived, in each attempt
         self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
         self.arrived_to = -1  # of what is sent to them
         self.known: list[int] = []  # what of that each attempt was told
@@ -111,9 +117,10 @@ class Job:
         self.slow: set[int] = set()  # ticks whose releases take their time, as the first one of a run does
         self.probed: list[str] = []
         self.attempts: list[tuple[int, frozenset[str]]] = []
+        self.sent: list[tuple[int, str, int]] = []  # due, producer and sequence id of what has arrived at `a`
         self.troubles = Troubles()
         self.lock = threading.Lock()
-        settings = Settings(
+        self.settings = settings = Settings(
             checkpoint=f"file:{folder}",
             release={"lanes": 2, "retry_max_millis": 1_000, **changes},  # type: ignore[arg-type]
             routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in names]}],  # type: ignore[arg-type]
@@ -139,31 +146,39 @@ class Job:
     ) -> Iterator[Sent]:
         while self.is_stuck.is_set() and not self.releaser._stopped.wait(0.05):
             pass
+        self.told.append(dict(attempt.arrived_to))
+        assignments = list(assignments)
+        plans = [plan_release(self.settings, assignment, attempt) for assignment in assignments]
+        if "a" not in self.broken:
+            pending = [send for send, _ in by_time(plans) if send.subscription == "a"]
+            self.sent += [(send.due, send.producer, send.sequence_id) for send in pending]
         for assignment in assignments:
             if assignment.tick in self.slow and attempt.only is None:
                 self.releaser._stopped.wait(2.5)
             rows = unpack(assignment.body)
             delivered, failed, done, skipped, refused = [], [], [], set(), []
             for number, name in enumerate(NAMES):
-                target, line = (TOPIC, name), (f"{TOPIC}-{name}", "producer")
+                target, line = (TOPIC, name), (f"{TOPIC}-{name}", assignment.lane(2))
                 chosen = [row for row in rows.to_pylist() if row["wants"] >> number & 1]
-                if not chosen or line in attempt.done or (attempt.only is not None and target not in attempt.only):
+                done_line = (assignment.tick, *line)
+                if not chosen or done_line in attempt.done or (attempt.only is not None and target not in attempt.only):
                     continue
                 if target in attempt.skipped:
                     skipped.add(target)
-                elif name in self.broken:
+                elif name in self.broken and not (self.is_short_well and not assignment.is_planned):
                     failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to))
                     self.known.append(attempt.arrived_to.get(line, -1))
                 elif name in self.refused:
-                    done.append(line)
+                    done.append(done_line)
                     refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
                 else:
-                    done.append(line)
+                    done.append(done_line)
                     delivered += [{**row, "subscription": name, "batch_id": assignment.tick} for row in chosen]
             with self.lock:
                 self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
             table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
-            not_taken = pack(pa.Table.from_pylist(refused, schema=MESSAGES)) if refused else b""
+            release = (assignment.tick, assignment.is_planned)
+            not_taken = {release: pack(pa.Table.from_pylist(refused, schema=MESSAGES))} if refused else {}
             yield Sent(pack(table), now(), tuple(done), tuple(failed), frozenset(skipped), not_taken)
 
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
@@ -232,6 +247,78 @@ def test_one_that_refuses_leaves_the_others_alone_and_gets_its_own_in_order_late
     job.submit(7, [7])
     job.has_confirmed(7)
     assert sorted(name for tick, name, _ in job.tables.delivered if tick == 7) == NAMES
+
+
+def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence_id(make: Callable[..., Job]) -> None:
+    """A tick's short notice is due before, among and after its planned rows, and those of the ticks around."""
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    chance = random.Random(7)
+    for tick in range(1, 7):
+        bodies = []
+        for is_planned, times in ((False, range(200)), (True, range(50, 150))):
+            due = sorted(100 * tick + chance.choice(times) for _ in range(20))
+            rows = messages([(tick, 20 * is_planned + i, at) for i, at in enumerate(due)])
+            rows = rows.append_column("wants", pa.repeat(3, 20)).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+            bodies.append((0, tick, is_planned, pack(rows)))
+        job.releaser.submit(tick, 1, 1, 1, bodies, job.feedback.last.unwritable or {})
+    wait_until(lambda: len(job.open("a") or []) == 12, 5, "all are open")
+    job.submit(7)
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    delivered = [tick for tick, name, _ in job.tables.delivered if name == "a"]
+    assert sorted(delivered) == [tick for tick in range(1, 7) for _ in range(40)]
+    assert len(job.sent) == 240
+    due = [at for at, *_ in job.sent]
+    assert due == sorted(due)
+    for producer in {producer for _, producer, _ in job.sent}:
+        ids = [sequence_id for _, of, sequence_id in job.sent if of == producer]
+        assert ids == sorted(ids)
+
+
+def test_of_very_much_the_oldest_ticks_are_sent_first_and_each_as_a_whole(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unwritable, "_ROWS_AT_ONCE", 5)
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    rows = messages([(1, i, 1) for i in range(2)]).append_column("wants", pa.repeat(3, 2))
+    body = pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))
+    for tick in range(1, 4):
+        both = [(0, tick, is_planned, body) for is_planned in (False, True)]
+        job.releaser.submit(tick, 1, 1, 1, both, job.feedback.last.unwritable or {})
+    wait_until(lambda: len(job.open("a") or []) == 6, 5, "all are open")
+    job.submit(4)
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert [sequence_id >> ROW_BITS for *_, sequence_id in job.sent] == [1] * 4 + [2] * 4 + [3] * 4
+    written = [rows["subscription"].to_pylist() for name, rows in job.tables.appended if name == "deliveries"]
+    assert [len(names) for names in written if "a" in names] == [4, 4, 4]
+
+
+def test_what_is_sent_together_is_written_down_together_and_what_has_arrived_of_it_is_known(
+    make: Callable[..., Job],
+) -> None:
+    """Else it would come again where the destination's topic is made anew before the rest arrives."""
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    rows = [
+        messages([(1, i, 1)]).append_column("wants", pa.array([3])).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+        for i in range(2)
+    ]
+    job.releaser.submit(1, 1, 1, 1, [(0, 1, bool(i), pack(rows[i])) for i in range(2)], {})
+    wait_until(lambda: len(job.open("a") or []) == 2, 5, "both are open")
+    job.is_short_well, job.arrived_to = True, 7
+    job.submit(2)
+    short, planned = (f"{TOPIC}-a", "short1"), (f"{TOPIC}-a", "planned1")
+    wait_until(lambda: job.told[-1] == {short: (2 << ROW_BITS) - 1, planned: 7}, 10, "it is told what has arrived")
+    job.has_confirmed(2)
+    assert sorted(job.tables.delivered) == [(1, "b", 0), (1, "b", 1)]
+    assert job.open("a") == [1, 1]
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert sorted(job.tables.delivered) == [(1, name, i) for name in NAMES for i in range(2)]
+    assert {f"app:{lane}:{TOPIC}:a" for lane in ("short1", "planned1")} <= job.tables.versions.keys()
 
 
 def test_what_has_arrived_of_a_release_is_told_to_each_further_attempt(make: Callable[..., Job]) -> None:
