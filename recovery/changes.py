@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from broker.position import Position
 from recovery.delivered import Delivered, is_unbooked
 from recovery.message_set import MessageSet
+from recovery.waiting_commands import WAITING
 from tracker.commands.moves import HELD_MILLIS
 from tracker.commands.rebuilt import MOVED, REBUILT_KEPT_MILLIS, TAKEN
 from tracker.commands.schema import COMMANDS, RESCHEDULE
@@ -33,7 +34,12 @@ from warehouse.tables import DELAYED_INDEX, OnProgress, Tables
 
 _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
 
-_CANCELLED = f"{_CHANGED}, deliver_at FROM delayed_index WHERE operation = 'CANCEL'"
+# A command that goes on waiting has not taken anything back.
+_CANCELLED = f"""
+{_CHANGED}, deliver_at FROM (SELECT * FROM delayed_index WHERE operation = 'CANCEL') AS c
+LEFT ANTI JOIN ({WAITING}) AS w ON w.topic = c.topic AND w.subscription = c.subscription
+    AND w.ledger_id = c.ledger_id AND w.entry_id = c.entry_id AND w.batch_index = c.batch_index
+"""  # noqa: S608
 
 # Only what was applied: ALREADY_APPLIED says that another row does.
 _ANSWERED = f"""

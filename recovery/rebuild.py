@@ -22,7 +22,7 @@ from recovery.delivered import (
     write_missing_deliveries,
 )
 from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
-from recovery.waiting_commands import find_waiting_skips
+from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
@@ -103,7 +103,7 @@ def rebuild(
         REBUILT_TAKEN: changes.taken,
         REBUILT_DELIVERED: done,
         REBUILT_MOVED: changes.moved,
-        REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting_skips(tables, names)]),
+        REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting(tables, names)]),
     }
     for name, rows in kept.items():
         pq.write_table(rows, folder / f"{name}.parquet")

@@ -4,43 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tracker.commands.schema import COMMANDS, SKIP
+from tracker.commands.schema import CANCEL, COMMANDS, RESCHEDULE
 from tracker.messages import subscription_numbers, typed, where
+from tracker.subscriptions import ALSO_LATER
 from warehouse.tables import Tables
 
-# The last answer to a skip of a whole entry may be one for each of its messages; a message that is an entry is named by
-# the index 0, too.
-_WAITING = f"""
-SELECT DISTINCT w.request_id, w.topic, w.subscription, w.partition, w.ledger_id, w.entry_id, w.batch_index, w.operation,
-       w.issued_by, w.issued_at
-FROM outcomes AS w LEFT ANTI JOIN (SELECT * FROM outcomes WHERE result <> 'WAITING') AS a
+# The rows of `outcomes` that say WAITING, and that no other answer has followed. The last answer to a skip of a whole
+# entry may be one for each of its messages; a message that is an entry is named by the index 0, too. Earlier versions
+# did not write down which time a command names: of a cancel `delayed_index` has it.
+WAITING = f"""
+SELECT * FROM outcomes AS w LEFT ANTI JOIN (SELECT * FROM outcomes WHERE result <> 'WAITING') AS a
     ON a.request_id = w.request_id AND a.subscription = w.subscription AND a.ledger_id = w.ledger_id
     AND a.entry_id = w.entry_id AND (a.batch_index = w.batch_index OR w.batch_index <= 0)
-WHERE w.result = 'WAITING' AND w.operation = '{SKIP.upper()}'
+WHERE w.result = 'WAITING'
+    AND (w.deliver_at IS NOT NULL OR w.operation NOT IN ('{CANCEL.upper()}', '{RESCHEDULE.upper()}'))
+"""  # noqa: S608
+
+_COMMAND = [
+    *("request_id", "topic", "partition", "ledger_id", "entry_id", "batch_index"),
+    *("operation", "deliver_at", "issued_by", "issued_at"),
+]
+
+# As they came.
+_COMMANDS = f"""
+SELECT {", ".join(_COMMAND)}, subscription FROM ({WAITING}) AS w GROUP BY {", ".join(_COMMAND)}, subscription
+ORDER BY min(batch_id), min(sequence), request_id, ledger_id, entry_id, batch_index, subscription
 """  # noqa: S608
 
 
-def find_waiting_skips(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table:
-    """Skips that were answered WAITING and nothing since; a cancel that waits has a row in `delayed_index`.
+def find_waiting(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table:
+    """The commands that were answered WAITING and nothing since, in the order in which they came.
 
     Args:
         tables: of the warehouse.
         names: for each source topic the names of its subscriptions, by number.
 
     Returns:
-        COMMANDS, one for each subscription that still has one.
+        COMMANDS, for the subscriptions that there are, and for later ones.
     """
-    rows = tables.sql(_WAITING)
+    rows = tables.sql(_COMMANDS)
     numbers = subscription_numbers(rows, names)
-    rows, numbers = where(rows, numbers >= 0), numbers[numbers >= 0]
-    n = rows.num_rows
-    given = ("request_id", "topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "issued_by")
+    is_later = pc.equal(rows["subscription"], ALSO_LATER).to_numpy(zero_copy_only=False)
+    is_later &= pc.is_in(rows["topic"], pa.array(list(names), pa.string())).to_numpy(zero_copy_only=False)
+    bits = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
+    columns = {"bits": bits, "also_later": is_later, "place": np.arange(len(bits))}
+    for name, values in columns.items():
+        rows = rows.append_column(name, pa.array(values))
+    of_commands = where(rows, (numbers >= 0) | is_later).group_by(_COMMAND, use_threads=False)
+    found = of_commands.aggregate([("bits", "sum"), ("also_later", "any"), ("place", "min")]).sort_by("place_min")
     values = {
-        **{name: rows[name] for name in (*given, "issued_at")},
-        "kind": pa.repeat(SKIP, n),
-        "subscriptions": pa.array(1 << numbers),
-        "deliver_at": pa.repeat(0, n),
+        **{name: found[name] for name in _COMMAND},
+        "kind": pc.utf8_lower(found["operation"]),
+        "deliver_at": pc.fill_null(found["deliver_at"], 0),
+        "subscriptions": found["bits_sum"],
+        "also_later": found["also_later_any"],
     }
     return typed(values, COMMANDS)

@@ -65,8 +65,8 @@ OUTCOMES = pa.schema(
         ("result", pa.string()),
         ("reason", pa.string()),
         ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, PAUSE, RESUME
-        ("deliver_at", pa.int64()),  # of a RESCHEDULE the new time
-        ("sequence", pa.int64()),  # rises with each command that is applied
+        ("deliver_at", pa.int64()),  # of a RESCHEDULE the new time; of a CANCEL that waits the time that it names
+        ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("applied_at", pa.int64()),

@@ -482,7 +482,7 @@ class Control:
         outcomes = [
             self._answer(where(commands, is_past), Result.TOO_LATE, "no such message is known, and its time is past"),
             self._answer(where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
-            self._answer(waiting, Result.WAITING, "no such message has come yet"),
+            self._let_wait(waiting, moment),
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
         taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
@@ -491,6 +491,23 @@ class Control:
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
         self._add_operations("CANCEL", rows, self.next_sequence(moment), due)
         return outcomes
+
+    def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
+        """Answers commands that wait, with all that a rebuild needs to know: in which order they came, and their times.
+
+        The rows of one command have one sequence.
+        """
+        told = self._answer(commands, Result.WAITING, "no such message has come yet")
+        if not told.num_rows:
+            return told
+        ids = told["request_id"]
+        is_next = np.append(False, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
+        sequences = self.next_sequence(moment) + np.cumsum(is_next)
+        self._sequence = int(sequences[-1])
+        index, _ = each_subscription(commands, self._subscriptions.names)
+        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
+        times = pc.if_else(has_time, commands["deliver_at"], None).take(pa.array(index))
+        return with_columns(told, sequence=pa.array(sequences), deliver_at=times)
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:
         """Which commands are for topics that are not read now, so that their message may still come."""

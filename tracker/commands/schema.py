@@ -66,8 +66,9 @@ OUTCOMES = pa.schema(
         ("result", pa.int32()),
         ("reason", pa.string()),
         ("operation", pa.string()),
-        ("deliver_at", pa.int64()),  # of a reschedule that is applied, the new time
-        ("sequence", pa.int64()),  # rises from command to command; null where nothing was applied
+        # Of a reschedule that is applied or waits, the new time; of a cancel that waits, the time that it names.
+        ("deliver_at", pa.int64()),
+        ("sequence", pa.int64()),  # rises from command to command; null where nothing was applied, or waits
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("sum_up", pa.bool_()),  # whether it may be told together with others; null: no

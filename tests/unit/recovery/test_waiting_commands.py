@@ -1,7 +1,8 @@
-"""Skips that wait for their messages go on waiting after a rebuild, and are answered."""
+"""Commands that wait for their messages go on waiting after a rebuild, and are answered."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,15 +12,21 @@ import pytest
 
 from conf.settings import Settings
 from recovery.rebuild import rebuild
+from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import REBUILT_WAITING
-from tests.messages import TOPIC, messages
+from streaming.operator_input import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from tests.messages import TOPIC, command, commands, messages
 from tracker import Intake, MemoryStore, Shard, Tick
 from tracker.commands.rebuilt import Rebuilt
+from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
+from tracker.shard import Effects
 from tracker.wire.delaylake_pb2 import Result
+from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows
 from warehouse.tables import SCHEMAS, Tables
 
 NOW = 1_000_000
+DUE = NOW + 40
+TICK_MILLIS = 1
 
 
 @pytest.fixture
@@ -105,3 +112,150 @@ def test_the_answers_of_another_message_of_the_same_request_say_nothing(settings
         (1, -1, 0b10),
     ]
     assert {(row["kind"], row["issued_by"]) for row in waiting} == {("skip", "somebody")}
+
+
+KINDS = {SKIP: None, CANCEL: DUE, RESTORE: None, "later": DUE + 20, "now": 0}
+
+
+def commands_of(order: tuple[str, ...], entry: int) -> list[dict[str, object]]:
+    """Commands for one message, each for one subscription, all, or these and later ones."""
+    made = []
+    for number, name in enumerate(order):
+        kind = RESCHEDULE if name in ("later", "now") else name
+        row = command(f"{name} {number} of {entry}", 1, entry, [[0], [0, 1]][entry % 2], kind=kind)
+        made.append(row | {"deliver_at": KINDS[name] or 0, "also_later": entry % 3 == 0})
+    return made
+
+
+class Job:
+    """A shard on the state of a job, and what it has told and handed out, by entry."""
+
+    def __init__(self, store: MemoryStore, tick: int, passed: int) -> None:
+        self.store, self.tick, self.passed = store, tick, passed
+        self.told: list[tuple[object, ...]] = []
+        self.handed_out: list[tuple[int, ...]] = []
+
+    def step(self, now: int, **changes: Any) -> Effects:
+        self.tick += 1
+        at = Tick(
+            tick=self.tick,
+            cutoff=now,
+            turn=self.tick,
+            load_horizon=NOW + 1_000,
+            near_until=NOW + 500,
+            run="run",
+            confirmed=self.tick - 1,
+            booked=0,
+            now=now,
+            passed=self.passed,
+        )
+        effects = Shard(self.store, {TOPIC: ["a", "b"]}, 1, TICK_MILLIS).apply(
+            at, Intake(**{"messages": messages([])} | changes)
+        )
+        names = ("request_id", "subscription", "entry_id", "result")
+        self.told += [tuple(row[name] for name in names) for row in effects.outcomes.to_pylist()]
+        self.handed_out += [
+            (row["entry_id"], row["wants"], now) for one in effects.releases for row in one.rows.to_pylist()
+        ]
+        return effects
+
+    def go_on(self, n: int) -> None:
+        """The messages come, and time passes until all are due."""
+        self.told, self.handed_out = [], []
+        self.step(NOW + 5, messages=messages([(1, entry, DUE) for entry in range(n)]))
+        for now in (DUE, DUE + 20):
+            self.step(now)
+        self.told.sort(key=str)
+        self.handed_out.sort()
+
+
+@pytest.mark.parametrize(("in_one_batch", "is_sealed"), [(True, False), (False, True)])
+def test_what_waits_is_applied_after_a_rebuild_as_it_would_have_been(
+    settings: Settings, tmp_path: Path, in_one_batch: bool, is_sealed: bool
+) -> None:
+    tables = Tables(settings.warehouse)
+    tables.create()
+    orders = [order for n in (1, 2, 3) for order in itertools.product(KINDS, repeat=n)]
+    named = [commands_of(order, entry) for entry, order in enumerate(orders)]
+    batches = [list(itertools.chain(*named))]
+    if not in_one_batch:
+        batches = [[of_entry[i] for of_entry in named if i < len(of_entry)] for i in range(3)]
+
+    undisturbed = Job(MemoryStore(), tick=1, passed=0)
+    for batch in batches:
+        of_batch = {"commands": commands(batch), "request_ids": {str(row["request_id"]): 1 for row in batch}}
+        effects = undisturbed.step(NOW, **of_batch)
+        tick = {"test": undisturbed.tick}
+        tables.append("outcomes", outcomes_to_rows(effects.outcomes, undisturbed.tick, NOW), tick)
+        if is_sealed:
+            tables.append("delayed_index", cancels_to_index(effects.cancels, undisturbed.tick), tick)
+    assert {row[-1] for row in undisturbed.told} == {Result.WAITING}
+
+    found = lost(settings, tables, tmp_path / "checkpoint")
+    assert found.offset is not None
+    [(_, parts)] = found.inputs(1)
+    rebuilt = Job(MemoryStore(), found.offset.tick, found.offset.passed)
+    kept = {"taken": parts[REBUILT_TAKEN], "moved": parts[REBUILT_MOVED], "waiting": parts[REBUILT_WAITING]}
+    rebuilt.step(NOW, rebuilt=Rebuilt(**kept, released=NOW - 1))
+    for job in (undisturbed, rebuilt):
+        job.go_on(len(orders))
+    assert rebuilt.told == undisturbed.told
+    assert rebuilt.handed_out == undisturbed.handed_out
+    assert {now for _, _, now in rebuilt.handed_out} == {NOW + 5, DUE, DUE + 20}
+
+
+def test_many_commands_that_wait_come_back_in_the_order_in_which_they_came(settings: Settings) -> None:
+    tables = Tables(settings.warehouse)
+    tables.create()
+    values = {
+        "topic": TOPIC,
+        "ledger_id": 1,
+        "batch_index": -1,
+        "result": "WAITING",
+        "operation": "SKIP",
+        "batch_id": 7,
+    }
+    rows = [
+        {
+            **values,
+            "request_id": f"{n * 7919 % 3_000}",
+            "entry_id": n,
+            "subscription": name,
+            "sequence": n,
+            "batch_id": n,
+        }
+        for n in range(3_000)
+        for name in "ba*"
+    ]
+    tables.append("outcomes", pa.Table.from_pylist(rows[::-1], schema=SCHEMAS["outcomes"]), {})
+    found = find_waiting(tables, {TOPIC: ["a", "b"]})
+    assert found["request_id"].to_pylist() == [row["request_id"] for row in rows[::3]]
+    assert set(found["subscriptions"].to_pylist()) == {0b11}
+    assert set(found["also_later"].to_pylist()) == {True}
+
+
+def test_a_cancel_that_waits_in_vain_is_answered_after_a_rebuild(settings: Settings, tmp_path: Path) -> None:
+    tables = Tables(settings.warehouse)
+    tables.create()
+    answered(tables, "r", 0, "WAITING", operation="CANCEL", deliver_at=DUE, sequence=1)
+    [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
+    job = Job(MemoryStore(), 7, passed=0)
+    job.step(NOW, rebuilt=Rebuilt(waiting=parts[REBUILT_WAITING], released=NOW - 1))
+    job.step(DUE)
+    assert job.told == []
+    for now in (DUE + 2 * TICK_MILLIS, DUE + 10):
+        job.step(now)
+    assert job.told == [("r", "b", 0, Result.NOT_FOUND)]
+
+
+def test_what_an_earlier_version_let_wait_without_its_time_is_not_guessed(settings: Settings, tmp_path: Path) -> None:
+    tables = Tables(settings.warehouse)
+    tables.create()
+    for operation in ("CANCEL", "RESCHEDULE"):
+        answered(tables, operation, 0, "WAITING", operation=operation)
+    row = {"operation": "CANCEL", "topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1}
+    row |= {"subscription": "b", "sequence": 1, "deliver_at": DUE}
+    tables.append("delayed_index", pa.Table.from_pylist([row], schema=SCHEMAS["delayed_index"]), {})
+    [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
+    assert parts[REBUILT_WAITING].num_rows == 0
+    assert [(row["entry_id"], row["subscription"]) for row in parts[REBUILT_TAKEN].to_pylist()] == [(0, 1)]
