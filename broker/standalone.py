@@ -274,10 +274,10 @@ class EmbeddedBroker:
     def _wait_until_gone(self, pid: int) -> bool:
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
         while _is_alive(pid):
-            self._reap()
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
+        self._reap()
         return True
 
     def _last_words(self) -> str:

@@ -100,14 +100,15 @@ class Job:
 
         def read() -> None:
             assert process.stdout is not None
-            for line in process.stdout:
-                if not line.startswith("{"):
-                    continue  # spark-submit has the log here, too
-                event = json.loads(line)
-                if event["event"] == "ready":
-                    is_ready.set()
-                else:
-                    self.progress.append(event)
+            with process.stdout as lines:
+                for line in lines:
+                    if not line.startswith("{"):
+                        continue  # spark-submit has the log here, too
+                    event = json.loads(line)
+                    if event["event"] == "ready":
+                        is_ready.set()
+                    else:
+                        self.progress.append(event)
 
         threading.Thread(target=read, daemon=True).start()
         wait_until(lambda: is_ready.is_set() or process.poll() is not None, START_SECONDS, f"ready\n{self.log}")
@@ -174,6 +175,8 @@ class Api:
         self.process.terminate()
         status = self.process.wait(timeout=RUN_SECONDS)
         self._log.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         return status
 
 
