@@ -39,7 +39,8 @@ lint: setup ## ruff, mypy, and who imports whom
 bench: setup ## each benchmark prints one JSON object
 	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done
 
-chaos: setup ## long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
+chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
+	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
 	@$(PY) -m pytest -m chaos
 
 clean: ## all that was made here, but not the cache of JARs

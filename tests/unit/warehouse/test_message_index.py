@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from broker.message_ids import MessageRef
 from conf.settings import Settings
+from tests.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, make, rows
 from tests.unit.warehouse.maintenance.test_retention import KEPT
 from warehouse.maintenance.maintain import maintain
@@ -69,7 +70,7 @@ def test_a_hole_that_retention_made_is_told_from_markers_of_the_broker(warehouse
         found(23)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(8)))
 def test_an_index_is_found_as_a_naive_reading_has_it(warehouse: tuple[Settings, Tables], seed: int) -> None:
     made, tables = warehouse
     chance = random.Random(seed)
@@ -78,7 +79,7 @@ def test_an_index_is_found_as_a_naive_reading_has_it(warehouse: tuple[Settings, 
     for partition in (0, 1):
         index = 0
         topics[partition] = {}
-        for entry in range(60):
+        for entry in range(16):
             size = chance.choice([1, 1, 2, 5])
             if chance.random() < 0.8:  # else a marker
                 topics[partition][entry] = index, size
@@ -93,7 +94,9 @@ def test_an_index_is_found_as_a_naive_reading_has_it(warehouse: tuple[Settings, 
             end = sum(entries[max(entries)])
             for i in range(end):
                 following = min(e for e, (first, size) in entries.items() if first + size > i)
-                expected = MessageRef(10 + partition, following, partition) if following in kept else EXPIRED
+                # What is before the first entry that was ever in the table may have been removed elsewhere.
+                is_known = following in kept and i >= entries[min(entries)][0]
+                expected = MessageRef(10 + partition, following, partition) if is_known else EXPIRED
                 assert index_.find(TOPIC, partition, i) == expected, (partition, i)
         if not any(pending.values()):
             break
