@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 FILE = "_job_status.json"
 STALE_MILLIS = 10_000  # a status older than this says that the job does not run, or hangs
+_BATCH_MILLIS = 3 * STALE_MILLIS  # a job that finishes no batch for longer hangs
+_REST_MILLIS = 60_000  # so much longer it may take where nothing is in state
 
 # Upper bounds of the histogram of lateness, ms; one more for what is beyond.
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
@@ -114,7 +116,8 @@ class JobStatus:
             return "the job has been stopped"
         if now - self.updated_at > STALE_MILLIS:
             return f"no sign of life of the job for {(now - self.updated_at) // 1000:,} s"
-        if self.state == "running" and now - self.last_batch_at > 3 * STALE_MILLIS:
+        most = _BATCH_MILLIS if self.in_state or self.in_flight else _BATCH_MILLIS + _REST_MILLIS
+        if self.state == "running" and now - self.last_batch_at > most:
             return f"the job has finished no batch for {(now - self.last_batch_at) // 1000:,} s"
         return None
 

@@ -13,6 +13,9 @@ from tracker.buckets.time_slots import SLOT_MILLIS
 _MIN_TICK_SECONDS = 0.3
 _MAX_TICK_SECONDS = 1.2
 
+# So long there may be no batch at all, where one would find nothing to do.
+MAX_REST_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class ClockSettings:
@@ -41,15 +44,27 @@ class Clock:
     def __init__(self, settings: ClockSettings) -> None:
         self._settings = settings
         self._next_turn = 0.0
+        self._rests_until = 0.0
         self._is_behind = False
 
-    def is_time(self, last: Offset, now: int, monotonic: float, feedback: Feedback) -> bool:
-        """Whether a batch is worth it although nothing has come in."""
+    def is_time(
+        self,
+        last: Offset,
+        now: int,
+        monotonic: float,
+        feedback: Feedback,
+        has_nothing_to_do: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Whether a batch is worth it although nothing has come in.
+
+        Args:
+            has_nothing_to_do: whether a turn would find nothing to seal, load or settle; asked when one would be next.
+        """
         return (
             last.run != self._settings.run
             or self._is_behind
             or self._is_set_back(last, now, feedback)
-            or monotonic >= self._next_turn
+            or self._is_turn(monotonic, has_nothing_to_do)
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
             or self._has_due(last, self._target(last, now, feedback), feedback)
         )
@@ -87,6 +102,7 @@ class Clock:
         is_new_run = last.run != self._settings.run
         if is_new_run or self._is_behind or is_set_back or monotonic >= self._next_turn or target >= last.near_until:
             self._next_turn = monotonic + self._settings.seal_interval_millis / 1000
+            self._rests_until = monotonic + MAX_REST_SECONDS
             turn += 1
             version = index_version()
             load, near = self._horizons(last, now, feedback, version, rows_due)
@@ -112,6 +128,14 @@ class Clock:
             unwritable=unwritable,
             lane_set=last.lane_set + is_set_back,
         )
+
+    def _is_turn(self, monotonic: float, has_nothing_to_do: Callable[[], bool]) -> bool:
+        if monotonic < self._next_turn:
+            return False
+        if monotonic < self._rests_until and has_nothing_to_do():
+            self._next_turn = min(monotonic + self._settings.seal_interval_millis / 1000, self._rests_until)
+            return False
+        return True
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
         """The end of the last whole slot that the lookahead reaches, or has reached."""

@@ -33,11 +33,12 @@ from streaming.operator_input import MESSAGES, TICK, split
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends
-from streaming.source.clock import Clock, ClockSettings, tick_seconds
+from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
+from tracker.commands.moves import HELD_MILLIS
 from tracker.messages import concat
 from warehouse import tenure
 from warehouse.message_schemas import SchemaKeeper
@@ -92,6 +93,8 @@ class Intake:
         self._discovery = Discovery(self._client, settings, troubles)
         self._turn_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_turn = 0
+        self._settled: dict[str, str] = {}  # the positions up to which all is sealed, or delivered, and written down
+        self._nothing_due = (-1, 0)  # in this version of delayed_index, from the load horizon to this time
         self._started: Offset | None = None
         self._known = set(self._read)  # the topics that are read, and those that were
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
@@ -134,11 +137,32 @@ class Intake:
         # What comes due between two batches has to be within the lookahead of the first.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if time.monotonic() - self._last_tick >= interval:
-            return (takes_messages and waiting > 0) or self._clock.is_time(last, now, time.monotonic(), feedback)
+            return (takes_messages and waiting > 0) or self._clock.is_time(
+                last, now, time.monotonic(), feedback, lambda: self._has_nothing_to_do(last, now, feedback)
+            )
         soon = now + lookahead
         return takes_messages and (
             2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
         )
+
+    def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether nothing is in state, on its way or to be loaded soon, and all that came in is settled."""
+        if (
+            last.positions != self._settled
+            or last.barriers
+            or feedback.in_flight
+            or feedback.next_due is None
+            or feedback.next_due < HELD_MILLIS
+        ):
+            return False
+        # All that a turn would load until the next look; another program may have added to it since the last one.
+        load = now + self._settings.tracker.load_ahead_millis + self._settings.tracker.max_seal_interval_millis
+        version, until = self._tables.version("delayed_index"), load + int(MAX_REST_SECONDS * 1000)
+        if self._nothing_due[0] != version or self._nothing_due[1] < load:
+            if rows_due(self._tables, version, last.load_horizon, until):
+                return False
+            self._nothing_due = version, until
+        return True
 
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
@@ -166,7 +190,8 @@ class Intake:
         self._replayed.clear()
         if end.booked > self._acknowledged_turn:
             self._acknowledged_turn = end.booked
-            self._to_acknowledge.put(self._turn_positions.pop(end.booked, {}))
+            self._settled = self._turn_positions.pop(end.booked, {})
+            self._to_acknowledge.put(self._settled)
             self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,10 @@ def test_a_job_that_says_nothing_or_finishes_nothing_is_in_trouble(tmp_path: Pat
         status = writer.status()
     assert status.trouble(status.updated_at + STALE_MILLIS) is None
     assert "no sign of life" in (status.trouble(status.updated_at + STALE_MILLIS + 1_000) or "")
+    for in_state, seconds in ((1, 31), (0, 91)):
+        late = replace(status, in_state=in_state, in_flight=0, last_batch_at=status.updated_at - seconds * 1_000)
+        assert f"no batch for {seconds} s" in (late.trouble(status.updated_at) or "")
+        assert replace(late, last_batch_at=late.last_batch_at + 1_000).trouble(status.updated_at) is None
     (tmp_path / "_job_status.json").write_text("half a fi")
     assert read_status(str(tmp_path)) is None
 

@@ -164,6 +164,26 @@ def test_a_turn_comes_each_seal_interval() -> None:
     assert ticks.later(5_000).is_time()
 
 
+def test_a_turn_that_has_nothing_to_do_comes_each_minute() -> None:
+    ticks = Ticks()
+    ticks.next()
+
+    def turns(seconds: int, has_nothing_to_do: bool) -> list[float]:
+        """The seconds at which a batch is worth it; each of them has one."""
+        found = []
+        for _ in range(seconds):
+            ticks.later(1_000)
+            feedback = Feedback(next_due=ticks.now + 600_000)
+            if ticks.clock.is_time(ticks.last, ticks.now, ticks.monotonic, feedback, lambda: has_nothing_to_do):
+                ticks.next()
+                found.append(ticks.monotonic)
+        return found
+
+    assert turns(20, has_nothing_to_do=False) == [5, 10, 15, 20]
+    assert turns(120, has_nothing_to_do=True) == [80, 140]
+    assert turns(10, has_nothing_to_do=False) == [145, 150], "it is looked at each seal interval"
+
+
 def test_a_turn_comes_before_the_cutoff_reaches_what_is_sealed() -> None:
     """After a wall clock that jumps ahead nothing that is due is left in a bucket."""
     ticks = Ticks(rows={START // SLOT_MILLIS + 600: 5})

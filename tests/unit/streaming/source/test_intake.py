@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from streaming.source.intake import Intake
 from tests.fake_pulsar import batch, one
 from tests.harness import wait_until
 from tests.messages import messages
+from tracker.commands.moves import HELD_MILLIS
 from tracker.messages import unpack
 from warehouse.known_routes import known_routes
 
@@ -422,3 +424,35 @@ def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(star
     first = intake.next_offset(offset(orders, unwritable=unwritable))
     assert first.unwritable == {ORDERS: {"a": {"since": 1, "open": []}, "b": waits}}
     assert first.back == []
+
+
+def test_with_all_settled_and_nothing_due_soon_there_is_no_batch(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows, calls = [(0, 1)], []
+
+    def rows_due(tables: Any, version: int, start: int, end: int) -> list[tuple[int, int]]:
+        calls.append((version, start))
+        return rows
+
+    monkeypatch.setattr(streaming.source.intake, "rows_due", rows_due)
+    intake = start(settings(orders=["a"]), "run")
+    last = intake.next_offset(offset(settings(orders=["a"])))
+    now, idle = time.time_ns() // 1_000_000, Feedback(next_due=HELD_MILLIS)
+
+    def has_nothing_to_do(last: Offset = last, feedback: Feedback = idle) -> bool:
+        return intake._has_nothing_to_do(last, now, feedback)
+
+    assert not has_nothing_to_do(), "what has come in is not known to be written down"
+    intake.commit(replace(last, booked=last.turn))
+    assert not has_nothing_to_do(), "something is due soon in the delayed index"
+    rows.clear()
+    assert has_nothing_to_do()
+    asked = len(calls)
+    assert has_nothing_to_do()
+    assert len(calls) == asked, "of one version it is asked once a minute"
+    assert not has_nothing_to_do(replace(last, positions=last.positions | {ORDERS: "1:6"}))
+    assert not has_nothing_to_do(replace(last, barriers=[[1, {}]]))
+    assert not has_nothing_to_do(feedback=replace(idle, in_flight=1))
+    assert not has_nothing_to_do(feedback=replace(idle, next_due=now))
+    assert not has_nothing_to_do(feedback=replace(idle, next_due=None))
