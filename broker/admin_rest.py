@@ -64,12 +64,16 @@ class TopicLedgers:
         acknowledged: for each subscription its mark-delete position, (ledger, entry).
         next_read: for each subscription the entry that its consumers are sent next.
         end: the last entry.
+        last_made_at: when the last ledger was made, ms since the epoch; None: not told.
+        added: how many entries the broker has added since it opened the topic.
     """
 
     ledgers: dict[int, int]
     acknowledged: dict[str, tuple[int, int]]
     next_read: dict[str, tuple[int, int]]
     end: tuple[int, int]
+    last_made_at: int | None = None
+    added: int = 0
 
 
 def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
@@ -229,6 +233,8 @@ class AdminClient:
             {name: _position(cursor["markDeletePosition"]) for name, cursor in cursors},
             {name: _position(cursor["readPosition"]) for name, cursor in cursors},
             _position(found["lastConfirmedEntry"]),
+            _millis(found.get("lastLedgerCreatedTimestamp") or ""),
+            int(found.get("entriesAddedCounter", 0)),
         )
 
     def has_room(self, topic: str, subscription: str) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,10 +15,12 @@ import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.admin_rest import AdminClient
 from broker.client import connect
 from broker.position import Position
 from conf.settings import Settings
 from recovery.message_set import MessageSet
+from recovery.trimmed import warn_of_trimmed
 from tracker.commands.rebuilt import TAKEN
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
@@ -32,6 +35,8 @@ from tracker.messages import (
 )
 from warehouse.tables import DELIVERIES, OnProgress, Tables, literal
 from warehouse.tenure import Tenures
+
+_log = logging.getLogger(__name__)
 
 # The clocks of those who publish, send and rebuild may differ by this.
 CLOCKS_MILLIS = 15 * 60 * 1000
@@ -173,20 +178,23 @@ def write_missing_deliveries(
     booked: Mapping[str, Position],
     overdue: Mapping[tuple[str, int], int],
     on_progress: OnProgress,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Adds to `deliveries` the messages that only the destinations have; returns how many.
 
     They are read from the time on at which that can have been sent: a message is sent when it is due, and after it was
-    published.
+    published. A destination that does not reach back to it is warned of, in the log, too.
 
     Args:
         delivered: the messages that `deliveries` has; those of the destinations are added.
         booked: by topic partition the last entry that does not come again from the source topics.
         overdue: for each subscription that lacks a booked message that is due, since when: ms since the epoch.
+        on_warning: is told one line.
     """
     found: list[pa.Table] = []
     n = 0
     client = connect(settings.pulsar)
+    admin = AdminClient(settings.pulsar)
     try:
         for route in settings.routes:
             unbooked = _first_unbooked(client, route.source, booked)
@@ -203,7 +211,13 @@ def write_missing_deliveries(
                     found.append(missing)
                     n += len(some)
                     on_progress("destinations", "messages read", n)
+                partitions = client.get_topic_partitions(subscription.destination)
+                warning = warn_of_trimmed(admin, tables, partitions, min(times), route.source, subscription.name)
+                if warning is not None:
+                    _log.warning("%s", warning)
+                    on_warning(warning)
     finally:
+        admin.close()
         client.close()
     rows = concat(found, DELIVERIES)
     if rows.num_rows:

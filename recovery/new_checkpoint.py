@@ -27,11 +27,13 @@ def rebuild_checkpoint(
     settings: Settings,
     discards_checkpoint: bool,
     on_progress: OnProgress = lambda table, step, rows: None,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings; returns counts of what was found.
 
     Args:
         discards_checkpoint: a checkpoint that is there is moved aside.
+        on_warning: as of `rebuild`.
 
     Raises:
         RebuildError: the job runs, a checkpoint is there and is not to be discarded, or tables are missing.
@@ -41,11 +43,15 @@ def rebuild_checkpoint(
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
-    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, on_progress)
+    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, on_progress, on_warning)
 
 
 def import_and_rebuild(
-    settings: Settings, discards_checkpoint: bool, bring_in: Callable[[Tables], None], on_progress: OnProgress
+    settings: Settings,
+    discards_checkpoint: bool,
+    bring_in: Callable[[Tables], None],
+    on_progress: OnProgress,
+    on_warning: Callable[[str], None],
 ) -> dict[str, int]:
     """Rebuilds the checkpoint after something was brought into the tables; returns counts of what was found.
 
@@ -54,6 +60,7 @@ def import_and_rebuild(
     Args:
         discards_checkpoint: a checkpoint that is there is moved aside.
         bring_in: appends to the tables.
+        on_warning: as of `rebuild`.
 
     Raises:
         RebuildError: the job runs, or a checkpoint is there and is not to be discarded.
@@ -73,7 +80,7 @@ def import_and_rebuild(
             tables.take_over(epoch)
             _wait_for_overtaken(settings, on_progress)
             bring_in(tables)
-            return rebuild(settings, tables, checkpoint, on_progress)
+            return rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning)
     except Timeout:
         raise RebuildError(
             f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def rebuild(
     checkpoint: Path,
     on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> dict[str, int]:
     """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
 
@@ -69,6 +71,7 @@ def rebuild(
 
     Args:
         now: ms since the epoch; the time where not given.
+        on_warning: is told of each destination from which the broker has trimmed what was to be read, one line.
 
     Returns:
         counts of what was found.
@@ -86,7 +89,7 @@ def rebuild(
     commands = find_commands(tables, names, booked, now, on_progress)
     control = _control(known, commands.changes(delivered), now)
     overdue = first_overdue(tables, names, control, commands, delivered, now, on_progress)
-    unwritten = write_missing_deliveries(known, tables, delivered, booked, overdue, on_progress)
+    unwritten = write_missing_deliveries(known, tables, delivered, booked, overdue, on_progress, on_warning)
     tick = _last_tick(tables)
     changes = commands.changes(delivered)
     write_moves(tables, changes.unsealed, names, tick)

@@ -41,6 +41,7 @@ def import_messages(
     if not files and from_topic is None:
         raise typer.BadParameter("name Parquet files, or a topic with --from-topic", param_hint="FILES")
     settings = global_options(context).settings
+    warnings: list[str] = []
     with ProgressLine(output) as progress:
         importer = Importer(settings, topic, progress.show)
         importer.check(files or (), from_topic)
@@ -52,10 +53,11 @@ def import_messages(
             if from_topic is not None:
                 importer.topic(from_topic)
 
-        found = import_and_rebuild(settings, discard_checkpoint, bring_in, progress.show)
+        found = import_and_rebuild(settings, discard_checkpoint, bring_in, progress.show, warnings.append)
     done = importer.done
     text = (
         f"{done.messages:,} messages imported, {done.rejected:,} of them rejected; {done.already_there:,} were there\n"
-        f"{found['pending']:,} pending: start the job with `delaylake run`"
+        + "".join(f"warning: {warning}\n" for warning in warnings)
+        + f"{found['pending']:,} pending: start the job with `delaylake run`"
     )
-    show(output, asdict(done) | {"pending": found["pending"]}, text)
+    show(output, asdict(done) | {"pending": found["pending"], "warnings": warnings}, text)

@@ -20,11 +20,15 @@ def rebuild(
     """Prepare a new checkpoint from the Delta tables alone, where the old one is lost. The job must not run.
 
     The next `delaylake run` goes on with all that is pending, knows what was cancelled, skipped and delivered, and
-    takes again from Pulsar what was not written down yet.
+    takes again from Pulsar what was not written down yet. It warns of destinations from which the broker has trimmed
+    what was to be compared.
     """
     from recovery.new_checkpoint import rebuild_checkpoint
 
+    warnings: list[str] = []
+    settings = global_options(context).settings
     with ProgressLine(output) as progress:
-        found = rebuild_checkpoint(global_options(context).settings, discard_checkpoint, progress.show)
-    text = "\n".join(f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items())
-    show(output, found, f"{text}\nready: start the job with `delaylake run`")
+        found = rebuild_checkpoint(settings, discard_checkpoint, progress.show, warnings.append)
+    lines = [f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items()]
+    lines += [f"warning: {warning}" for warning in warnings]
+    show(output, found | {"warnings": warnings}, "\n".join([*lines, "ready: start the job with `delaylake run`"]))
