@@ -54,6 +54,7 @@ class Attempt:
     arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of others, as `Failed` has it
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
     is_first: bool = False  # no attempt was made before, but by Spark itself
+    sent_to: int = 0  # releases up to this tick may have been sent before, later ones of the same lane than this, too
     patience_seconds: float = 10.0  # for a broker that does not answer
 
 

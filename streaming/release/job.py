@@ -21,11 +21,16 @@ class Job:
     lane: str
     assignments: tuple[Assignment, ...]
     due: Int64Array = field(compare=False)  # when its rows are, ms since the epoch, ascending
-    is_new: bool = False  # it has not been handed out before
+    sent_to: int = 0  # an earlier run may have sent it, and what its lane has up to this tick; 0: it is new
     is_in_order: bool = False  # it has what was held back: one task sends all shards, by when it was due
 
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no earlier run has handed it out."""
+        return not self.sent_to
 
     @property
     def rows(self) -> int:
@@ -42,11 +47,15 @@ class Job:
         return int(np.searchsorted(self.due, millis, "right"))
 
 
-def job_of(tick: int, is_planned: bool, assignments: list[Assignment], is_new: bool) -> Job:
-    """Makes the job of a tick's assignments, of all its shards."""
+def job_of(tick: int, is_planned: bool, assignments: list[Assignment], now: int) -> Job:
+    """Makes the job of a tick's assignments, of all its shards.
+
+    Args:
+        now: the tick that hands it out: its own, or the first one of a later run.
+    """
     tables = [unpack(assignment.body) for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
     lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
     due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
     is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), due, is_new, is_in_order)
+    return Job(tick, is_planned, lane, tuple(assignments), due, now - 1 if tick < now else 0, is_in_order)

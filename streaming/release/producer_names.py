@@ -53,7 +53,7 @@ class ProducerNames:
         """Gives another name to those that failed because of a foreign sequence id; returns the others.
 
         Args:
-            tick: of the release; it may have been sent in part under the name before.
+            tick: what was sent of the releases up to this one may have been sent under the name before.
         """
         with self._lock:
             foreign = [one for one in failed if one.foreign_id is not None]

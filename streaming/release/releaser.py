@@ -167,7 +167,7 @@ class Releaser:
             releases.setdefault((of_tick, is_planned), []).append(assignment)
         with self._lock:
             jobs = {
-                release: job_of(*release, assignments, is_new=release[0] == tick)
+                release: job_of(*release, assignments, tick)
                 for release, assignments in sorted(releases.items())
                 if release not in self._accepted
             }
@@ -265,6 +265,7 @@ class Releaser:
                 arrived_to=arrived_to,
                 generations=self._names.generations,
                 is_first=is_first,
+                sent_to=job.sent_to,
                 patience_seconds=_PATIENCE_SECONDS,
             )
             is_first = False
@@ -281,7 +282,7 @@ class Releaser:
             result.refused = concat([result.refused, _refused(sent, (job.tick, job.is_planned))])
             failed = [one for s in sent for one in s.failed]
             _note_arrived(arrived_to, failed)
-            others = self._names.renew(failed, job.tick)
+            others = self._names.renew(failed, max(job.tick, job.sent_to))
             given_up = self._given_up(others)
             left = {target: "" for one in sent for target in one.skipped}
             for target, reason in (left | given_up).items():
@@ -375,11 +376,13 @@ class Releaser:
         if self._has_stopped:
             return "stopped"
         checked_at = self._check_epoch()
+        sent_to = max(part.job.sent_to for part in parts)
         attempt = Attempt(
             only=frozenset({target}),
             done=frozenset().union(*(part.done for part in parts)),
             arrived_to=_merged(part.arrived_to for part in parts),
             generations=self._names.generations,
+            sent_to=sent_to,
         )
         sent = self._run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]
@@ -387,7 +390,7 @@ class Releaser:
             for part in parts:
                 _note_arrived(part.arrived_to, failed)
                 _note_done(part.arrived_to, [line for one in sent for line in one.done])
-            self._names.renew(failed, parts[-1].job.tick)
+            self._names.renew(failed, max(parts[-1].job.tick, sent_to))
             return failed[0].reason
         for part in parts:
             if not self._write_refused(_refused(sent, part.release), names[part.release], part.job.tick):
