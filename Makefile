@@ -11,6 +11,7 @@ PY     := $(VENV)/bin/python
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
+WORKERS ?= 3
 export KILLS MINUTES FAULTS
 
 .PHONY: help setup run test test-fast lint bench chaos clean lock proto tools browser
@@ -24,8 +25,9 @@ setup: tools $(VENV)/.stamp ## a .venv with all that is needed, and the JARs; no
 run: setup ## the main job on an embedded broker, with a summary that checks itself
 	@$(VENV)/bin/delaylake demo
 
-test: setup browser ## the test suite
-	@$(PY) -m pytest -m "not chaos" -n 2 --dist loadfile
+# In the order of tests/conftest.py. Tests wait more than they work: there are more workers than cores.
+test: setup browser ## the test suite; WORKERS=n, each with about 4 GB
+	@$(PY) -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: setup ## what needs no broker and no Spark, with few examples of each property
 	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile

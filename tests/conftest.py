@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 load_profile()
 
+TESTS = Path(__file__).parent
 PROGRAM = Path(sys.executable).parent / "delaylake"
 
 # A command or a process that takes longer hangs.
@@ -38,14 +39,44 @@ LEFT_BEHIND = (
     "pytest.PytestUnhandledThreadExceptionWarning",
 )
 
+SLOW_FOLDERS = ("integration", "acceptance", "chaos")
+# The files that take longest, the slowest first: minutes each, where others take seconds.
+SLOWEST = (
+    "test_control",
+    "test_admin_api",
+    "test_job",
+    "test_crashes",
+    "test_unwritable",
+    "test_settings_edits",
+    "test_fencing",
+    "test_dashboard",
+    "test_moves",
+    "test_faults",
+    "test_demo",
+    "test_importing",
+    "test_fuzz",
+    "test_broker",
+    "test_pending",
+    "test_what_arrives",
+    "test_sealed_buckets",
+    "test_not_seen",
+    "test_tutorial",
+    "test_reschedule",
+    "test_sender",
+    "test_odd_messages",
+)
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which warnings fail a test, by its folder.
+    """Puts the slowest files first, so that workers end together, and says which warnings fail a test, by its folder.
 
     What is left behind, such as a process, shows when it is collected, in whatever test that is: so it fails a test
     only where no others run in the same process.
     """
-    folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
+    slowest = {TESTS / f"{folder}/{name}.py": i for folder in SLOW_FOLDERS for i, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: slowest.get(item.path, len(slowest)))
+    folders = [item.path.relative_to(TESTS).parts[0] for item in items]
     are_alone = all(folder in STRICT_FOLDERS for folder in folders)
     for item, folder in zip(items, folders, strict=True):
         if folder not in STRICT_FOLDERS:
