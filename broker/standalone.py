@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from broker.admin_rest import AdminClient
+from broker.class_archive import archive_options, make_archive
 from broker.client import PulsarError
 from broker.jars import CONF, jars
 from conf.errors import DelayLakeError
@@ -52,6 +53,8 @@ JVM_OPTIONS = (
     "-Djute.maxbuffer=10485760",
     "-Djava.net.preferIPv4Stack=true",
     "-Dio.netty.tryReflectionSetAccessible=true",
+    # Not by the class path: one with a folder can't have an archive.
+    f"-Dlog4j2.configurationFile={CONF / 'broker' / 'log4j2.xml'}",
     "-Dlog4j2.is.webapp=false",
     "-Dlog4j.shutdownHookEnabled=false",
     "-Dbookkeeper.metadata.bookie.drivers=org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
@@ -137,17 +140,20 @@ class EmbeddedBroker:
             JarsError: its JARs are not there and can't be fetched.
         """
         java = _java()
-        classpath = f"{CONF / 'broker'}{os.pathsep}{jars('broker')}/*"
+        folder = jars("broker")
+        for_archive = [option for option in JVM_OPTIONS if not option.startswith("-D")]
+        options = [*JVM_OPTIONS, *archive_options("broker", Path(java), folder.glob("*.jar"), for_archive)]
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             with FileLock(self.data_dir / "broker.lock", timeout=0):
-                process = self._launch(java, classpath, port, http_port)
+                process = self._launch([java, *options, "-cp", f"{folder}/*"], port, http_port)
         except Timeout as error:
             raise BrokerError(f"another start of the broker on {self.data_dir} is under way") from error
         except OSError as error:
             raise BrokerError(f"can't write to {self.data_dir}: {error.strerror}") from error
         if wait:
             self._wait_until_ready(process)
+        make_archive(process.pid)
         return self.status()
 
     def stop(self) -> bool:
@@ -185,7 +191,7 @@ class EmbeddedBroker:
             self._reap()
             time.sleep(POLL_SECONDS)
 
-    def _launch(self, java: str, classpath: str, port: int, http_port: int) -> _Process:
+    def _launch(self, jvm: Sequence[str], port: int, http_port: int) -> _Process:
         running = self._running()
         if running is not None:
             raise BrokerError(
@@ -206,15 +212,7 @@ class EmbeddedBroker:
         ]
         with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
-                [
-                    java,
-                    *JVM_OPTIONS,
-                    "-cp",
-                    classpath,
-                    "org.apache.pulsar.PulsarStandaloneStarter",
-                    *arguments,
-                    *folders,
-                ],
+                [*jvm, "org.apache.pulsar.PulsarStandaloneStarter", *arguments, *folders],
                 cwd=self.data_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

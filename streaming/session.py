@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
+import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyspark
 from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from broker.class_archive import archive_options, discard_archive, make_archive
+from broker.jars import cache_folder
 from conf.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # The default one forks processes for links on local disks: 50 to 150 ms a batch. Its rename is not exclusive, so the
@@ -49,6 +57,8 @@ _CONF = {
 # takes a sixth of a core for minutes and makes the first batches last seconds, for code that is hardly faster.
 _JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
 
+_JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
+
 _TASK_FAILURES = 4
 
 # What tasks import of this program, and the archive in which executors get it.
@@ -68,7 +78,7 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         jars: to add to the class path.
         delta: whether Spark itself reads and writes Delta tables (the JARs must be those of Delta).
     """
-    _use_compiled_pyspark()
+    home = _use_compiled_pyspark()
     # Spark would start whatever python3 is first on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -80,7 +90,7 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     conf = {
         **_CONF,
         "spark.sql.shuffle.partitions": str(settings.tracker.shards),
-        "spark.driver.extraJavaOptions": _JVM_OPTIONS,
+        _JVM_OPTIONS_KEY: _JVM_OPTIONS,
     }
     if is_local:
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -94,30 +104,75 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         conf["spark.databricks.delta.snapshotPartitions"] = "2"
     if jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
-    conf |= submitted | {key: str(value) for key, value in settings.spark.conf.items()}
-    builder = SparkSession.builder.appName(name).master(_with_slots(master, settings))
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
+    if home is not None and _JVM_OPTIONS_KEY not in own:
+        conf[_JVM_OPTIONS_KEY] = " ".join([_JVM_OPTIONS, *_archive_options(home, conf | own)])
+    conf |= own
+    conf |= {"spark.app.name": name, "spark.master": _with_slots(master, settings)}
+    try:
+        spark = _start(conf)
+    except PySparkRuntimeError:
+        if not discard_archive(conf[_JVM_OPTIONS_KEY].split()):
+            raise
+        _log.info("Spark's JVM did not start with the archive of its classes: started without")
+        spark = _start(conf | {_JVM_OPTIONS_KEY: _JVM_OPTIONS})
     if not is_local:
         spark.sparkContext.addPyFile(str(archive))
     return spark
 
 
-def _use_compiled_pyspark() -> None:
-    """Has Spark's Python processes import PySpark as it is installed.
+def _start(conf: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def archive_classes(spark: SparkSession) -> None:
+    """Has an archive made of the classes that Spark's JVM has loaded until soon, if there is none, for later starts."""
+    jvm = getattr(spark.sparkContext._gateway, "proc", None)
+    if jvm is not None:
+        make_archive(jvm.pid)
+
+
+def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:
+    """What makes Spark's JVM use the archive of its classes, see `broker.class_archive`."""
+    folder = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(folder) / "bin")) if folder else shutil.which("java")
+    if java is None:
+        return []
+    others = [f"{key}={value}" for key, value in sorted(conf.items()) if key.startswith("spark.driver.")]
+    return archive_options("spark", Path(java), (home / "jars").glob("*.jar"), [str(home), *others])
+
+
+def _use_compiled_pyspark() -> Path | None:
+    """Has Spark's Python processes import PySpark as it is installed; returns the home that it is given, if any.
 
     They would take it from an archive of its sources beside it, python/lib/pyspark.zip, and compile it: a second for
-    each of the dozen processes of a start. Where there is no such archive, they import what this process does.
+    each of the dozen processes of a start. Where there is no such archive, they import what this process does. The home
+    stays, because an archive of classes is for JARs by their paths.
     """
     if "SPARK_HOME" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return
+        return None
     installed = Path(pyspark.__file__).parent
-    home = Path(_temporary_folder())
+    version = hashlib.sha256(f"{installed} {pyspark.__version__}".encode()).hexdigest()[:12]
+    home = cache_folder() / f"spark-home-{version}"
+    try:
+        _link(installed, home)
+    except OSError:  # the cache can't be written
+        home = Path(_temporary_folder())
+        _link(installed, home)
+    os.environ["SPARK_HOME"] = str(home)
+    return home
+
+
+def _link(installed: Path, home: Path) -> None:
+    """Makes a folder with what Spark's scripts need of PySpark, as far as that is there."""
+    home.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "conf", "jars"):
         if (installed / name).exists():
-            (home / name).symlink_to(installed / name)
-    os.environ["SPARK_HOME"] = str(home)
+            with suppress(FileExistsError):
+                (home / name).symlink_to(installed / name)
 
 
 def _temporary_folder() -> str:

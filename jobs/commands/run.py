@@ -160,7 +160,7 @@ def _run_job(
 
     from conf.settings import local_path
     from jobs.background_maintenance import BackgroundMaintenance
-    from streaming.session import create_session
+    from streaming.session import archive_classes, create_session
     from warehouse.missing_routes import MissingRoutesWatch
 
     def on_batch(batch: BatchStatus) -> None:
@@ -195,6 +195,9 @@ def _run_job(
     worker.start()
     watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), troubles)
     with watch, BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
+        while worker.is_alive() and not job.is_ready:
+            worker.join(0.2)
+        archive_classes(spark)
         while worker.is_alive():
             worker.join(0.2)
     with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more

@@ -1,0 +1,199 @@
+"""Archives of a JVM's classes (class-data sharing), so that its later starts need not read and verify them anew.
+
+A start without an archive notes which classes it loads; when it is up, a process of its own with low priority makes the
+archive of them, in the cache folder. The JVM itself makes sure that an archive is of its version, class path and
+options, and goes on without where it is not: so nothing depends on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from broker.jars import cache_folder
+
+_CLASSES = "-XX:DumpLoadedClassList="
+_ARCHIVE = "-XX:SharedArchiveFile="
+
+# So long a JVM that is up still loads classes for what it does first, in seconds.
+_SETTLING_SECONDS = 15.0
+
+# An archive that no start has used for so long is of a version that is gone, in seconds; it has some 150 MB.
+_UNUSED_SECONDS = 30 * 86_400
+
+_NICE = 15
+
+
+def archive_options(name: str, java: Path, class_path: Iterable[Path], options: Sequence[str]) -> list[str]:
+    """What makes a JVM use its archive, or note its classes for one; nothing where it can't have one.
+
+    Args:
+        name: of what it runs, the first part of the archive's file name.
+        java: the program that starts it.
+        class_path: its JARs.
+        options: whatever else an archive depends on.
+    """
+    try:
+        base = cache_folder() / f"{name}-{_key(java, class_path, options)}"
+        if (archive := _whole(base)) is not None:
+            os.utime(archive)
+            return [f"{_ARCHIVE}{archive}", "-XX:+VerifySharedSpaces"]  # its checksum: 60 ms
+        if _log_of(base).exists() or " " in str(base):  # it could not be made; Spark cuts options at spaces
+            return []
+        base.parent.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(base.parent, os.W_OK)
+    except OSError:
+        return []
+    return [f"{_CLASSES}{base}.{uuid.uuid4().hex[:8]}.classes"] if is_writable else []
+
+
+def discard_archive(options: Iterable[str]) -> bool:
+    """Removes the archive that a JVM with these options did not start with; whether there was one."""
+    used = [Path(option.removeprefix(_ARCHIVE)) for option in options if option.startswith(_ARCHIVE)]
+    for archive in used:
+        with contextlib.suppress(OSError):
+            _log_of(archive.with_name(archive.name.rpartition("-")[0])).write_text("a JVM did not start with it\n")
+            archive.unlink(missing_ok=True)
+    return bool(used)
+
+
+def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
+    """Has an archive made of what a JVM that is up has noted, if it has; returns at once.
+
+    Args:
+        settling_seconds: what is loaded within this time is in it, too.
+    """
+    with contextlib.suppress(OSError, psutil.Error):
+        java, *options = _up_to_main_class(psutil.Process(pid).cmdline())
+        classes = [option.removeprefix(_CLASSES) for option in options if option.startswith(_CLASSES)]
+        if not classes:
+            return
+        options = [option for option in options if not option.startswith(_CLASSES)]
+        arguments = [sys.executable, "-m", "broker.class_archive", str(settling_seconds), classes[0], java, *options]
+        # The shell ends at once: what it has started is nobody's child, and nobody has to wait for it.
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            start_new_session=True,
+        )
+
+
+def _key(java: Path, class_path: Iterable[Path], options: Sequence[str]) -> str:
+    """A hash of the JVM, the class path and the options: another one is another archive."""
+    libraries = sorted((java.resolve().parent.parent / "lib" / "server").glob("libjvm.*"))
+    if not libraries:
+        raise FileNotFoundError(f"{java} is no JVM that can have an archive")
+    content = [*options, *(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(("JAVA_", "JDK_")))]
+    for file in [*libraries, *sorted(class_path)]:
+        stat = file.stat()
+        content.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
+
+
+def _whole(base: Path) -> Path | None:
+    """The archive, if it is there with all its bytes: a JVM that reads beyond the end of its file crashes."""
+    for archive in base.parent.glob(f"{base.name}-*.jsa"):
+        if archive.name == f"{base.name}-{archive.stat().st_size}.jsa":
+            return archive
+        archive.unlink(missing_ok=True)
+    return None
+
+
+def _log_of(base: Path) -> Path:
+    """Where it says why an archive could not be made."""
+    return base.with_suffix(".log")
+
+
+def _up_to_main_class(command: Sequence[str]) -> list[str]:
+    """A JVM's program and options, without what it runs."""
+    java, *words = command
+    options: list[str] = []
+    for word in (following := iter(words)):
+        if word in ("-cp", "-classpath", "--class-path"):
+            options += [word, next(following)]
+        elif word.startswith("-"):
+            options.append(word)
+        else:
+            break
+    return [java, *options]
+
+
+def _make(classes: Path, jvm: Sequence[str]) -> None:
+    """Makes the archive of the classes that a JVM has noted, unless another process is at it.
+
+    Args:
+        jvm: its program and options.
+    """
+    base = classes.with_suffix("").with_suffix("")
+    with contextlib.suppress(Timeout), FileLock(f"{base}.lock", timeout=0):
+        if _whole(base) is not None:
+            return
+        partial = classes.with_suffix(".partial")
+        try:
+            noted = classes.read_text(errors="replace")
+            classes.write_text(noted[: noted.rfind("\n") + 1])  # the JVM may be amid a line
+            _dump([*jvm, "-Xshare:dump", f"-XX:SharedClassListFile={classes}", f"{_ARCHIVE}{partial}"])
+            with open(partial, "rb") as written:
+                os.fsync(written.fileno())
+            partial.rename(f"{base}-{partial.stat().st_size}.jsa")
+        except (OSError, subprocess.CalledProcessError) as error:
+            _log_of(base).write_text(f"{error}\n{getattr(error, 'stdout', '') or ''}")
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _dump(command: Sequence[str]) -> None:
+    """Runs a JVM that writes an archive.
+
+    Raises:
+        CalledProcessError: it failed; with what it printed.
+    """
+    subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=True,
+    )
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes archives that no start uses any more, and what processes left that were killed."""
+    for pattern, seconds in (("*-*-*.jsa", _UNUSED_SECONDS), ("*-*.classes", 86_400), ("*-*.partial", 86_400)):
+        for file in folder.glob(pattern):
+            if time.time() - file.stat().st_mtime > seconds:
+                file.unlink(missing_ok=True)
+
+
+def _main() -> None:
+    """Waits some seconds, and makes an archive: SECONDS CLASSES JAVA OPTION..."""
+    seconds, classes, *jvm = sys.argv[1:]
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+        # Where each session has its share of the processors, the number above counts within this one alone.
+        Path("/proc/self/autogroup").write_text(str(_NICE))
+    time.sleep(float(seconds))
+    _remove_unused(cache_folder())
+    try:
+        _make(Path(classes), jvm)
+    finally:
+        Path(classes).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    _main()

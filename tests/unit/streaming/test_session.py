@@ -1,0 +1,79 @@
+"""The session's JVM uses the archive of its classes, and starts without where that does not do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkRuntimeError
+
+from conf.settings import Settings, SparkSettings
+from streaming import session
+
+OPTIONS = "spark.driver.extraJavaOptions"
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+    """What Spark is started with; it starts nothing."""
+    found: list[Mapping[str, str]] = []
+
+    def start(conf: Mapping[str, str]) -> Any:
+        found.append(conf)
+        if "SharedArchiveFile" in conf[OPTIONS]:
+            raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+        return SimpleNamespace()
+
+    monkeypatch.setattr(session, "_start", start)
+    monkeypatch.setenv("DELAYLAKE_CACHE", str(tmp_path / "cache"))
+    for name in ("SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "")  # so that what is set is undone
+        monkeypatch.delenv(name)
+    return found
+
+
+def test_the_home_stays_and_a_start_notes_its_classes(tmp_path: Path, starts: list[Mapping[str, str]]) -> None:
+    session.create_session(Settings(), "a")
+    home = Path(os.environ["SPARK_HOME"])
+    assert home.parent == tmp_path / "cache"
+    assert list((home / "jars").glob("spark-core*.jar"))
+    del os.environ["SPARK_HOME"]
+    session.create_session(Settings(), "a")
+    assert os.environ["SPARK_HOME"] == str(home)
+    notes = {start[OPTIONS].split(".jsa")[0].rsplit(".", 2)[0] for start in starts}
+    assert len(notes) == 1
+    assert notes.pop().startswith(f"{session._JVM_OPTIONS} -XX:DumpLoadedClassList={tmp_path}/cache/spark-")
+
+
+def test_a_jvm_that_does_not_start_with_the_archive_is_started_without(
+    tmp_path: Path, starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    archive = tmp_path / "cache" / "spark-0123456789ab-3.jsa"
+    archive.write_text("abc")
+    monkeypatch.setattr(session, "_archive_options", lambda home, conf: [f"-XX:SharedArchiveFile={archive}"])
+    session.create_session(Settings(), "a")
+    assert [start[OPTIONS] for start in starts] == [
+        f"{session._JVM_OPTIONS} -XX:SharedArchiveFile={archive}",
+        session._JVM_OPTIONS,
+    ]
+    assert not archive.exists()
+
+
+def test_own_options_of_the_jvm_are_kept(starts: list[Mapping[str, str]]) -> None:
+    session.create_session(Settings(spark=SparkSettings(conf={OPTIONS: "-Xss8m"})), "a")
+    assert starts[0][OPTIONS] == "-Xss8m"
+
+
+def test_without_a_cache_it_starts_all_the_same(
+    tmp_path: Path, starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DELAYLAKE_CACHE", str(tmp_path / "file"))
+    session.create_session(Settings(), "a")
+    assert starts[0][OPTIONS] == session._JVM_OPTIONS
+    assert list(Path(os.environ["SPARK_HOME"]).glob("jars/*.jar"))
