@@ -9,6 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.arrow import leave_pandas_out
+
+leave_pandas_out()  # whatever gives Arrow a list imports this module first
+
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -30,7 +30,13 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str,
 
     monkeypatch.setattr(session, "_start", start)
     monkeypatch.setenv("DELAYLAKE_CACHE", str(tmp_path / "cache"))
-    for name in ("SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    for name in (
+        "SPARK_HOME",
+        "PYSPARK_GATEWAY_PORT",
+        "PYSPARK_PYTHON",
+        "PYSPARK_DRIVER_PYTHON",
+        "SPARK_LAUNCHER_OPTS",
+    ):
         monkeypatch.setenv(name, "")  # so that what is set is undone
         monkeypatch.delenv(name)
     return found
