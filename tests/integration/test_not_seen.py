@@ -262,7 +262,13 @@ def test_expired_messages_are_found(watched: Watched) -> None:
 
 
 def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: EmbeddedBroker, watched: Watched) -> None:
-    program = ["java", "-cp", f"{jars('broker')}/*", str(Path(__file__).with_name("Transactions.java"))]
+    program = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{jars('broker')}/*",
+        str(Path(__file__).with_name("Transactions.java")),
+    ]
     words = ["a", "-b", "c", "-d", "-e", "f", "+chunked"]
     first = watched.send("first")
     subprocess.run([*program, broker.settings.service_url, watched.topic, *words], check=True, timeout=120)

@@ -62,7 +62,13 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
     topic = f"persistent://{namespace.name}/orders"
     here = pulsar_client.create_producer(topic)
     here.send(b"first", properties={"deliverAt": "1"})
-    program = ["java", "-cp", f"{jars('broker')}/*", str(Path(__file__).parents[1] / "java/Replicated.java")]
+    program = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{jars('broker')}/*",
+        str(Path(__file__).parents[1] / "java/Replicated.java"),
+    ]
     # The same name is in use in both clusters.
     sent = ["=own", f"{OTHER}=foreign", "=own again", f"{OTHER}=foreign again"]
     subprocess.run([*program, broker.settings.service_url, topic, "app", *sent], check=True, timeout=RUN_SECONDS)
