@@ -62,7 +62,7 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
     jobs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 8000}
+        tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 4000}
         warehouse = f"file:{tmp_path}/warehouse"
         jobs.append(Job(tmp_path / name, own_broker.settings, routes, warehouse=warehouse, tracker=tracker))
     first, second = jobs
@@ -76,7 +76,7 @@ def test_whoever_was_overtaken_ends_and_an_old_checkpoint_is_refused(
     def produce() -> None:
         chance = random.Random(3)
         while not stopped.wait(0.05):
-            due = now() + chance.randrange(12_000)
+            due = now() + chance.randrange(6_000)
             payload = f"m{len(sent)}"
             sent[payload] = due
             producer.send(payload.encode(), properties={"deliverAt": str(due)})

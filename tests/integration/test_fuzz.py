@@ -19,7 +19,7 @@ from tests.fuzz import OWN, Fuzz, Producers, unload
 from tests.fuzz_check import Topics, check
 from tests.harness import PATIENCE, Job, wait_until
 
-SPAN_MILLIS = 30_000
+SPAN_MILLIS = 20_000
 UNLOAD_SECONDS = 3
 QUIET_SECONDS = 25  # what was not seen is asked for every ten seconds
 
@@ -113,8 +113,8 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
         admin.close()
 
 
-def test_ten_thousand_messages(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
-    fuzz_with_some_seed(broker, topic, tmp_path, 10_000, seed=6)
+def test_four_thousand_messages(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    fuzz_with_some_seed(broker, topic, tmp_path, 4_000, seed=6)
 
 
 @pytest.mark.chaos

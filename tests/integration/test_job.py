@@ -249,7 +249,7 @@ def _backlog(broker: EmbeddedBroker, topic: str) -> int:
 def test_while_the_senders_are_behind_what_comes_waits_in_pulsar(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
-    n = 4_000
+    n = 1_500
     routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
     limits = {"ingest": {"max_messages_per_batch": 200}, "release": {"max_in_flight_messages": 100}}
     job = Job(tmp_path, broker.settings, routes, **limits)

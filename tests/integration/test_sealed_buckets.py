@@ -30,7 +30,7 @@ def test_a_sealed_bucket_costs_no_state_and_comes_back_after_a_crash(
     try:
         job.start()
         producer = pulsar_client.create_producer(topic, block_if_queue_full=True)
-        begin = now() + int(32_000 * job.pace)
+        begin = now() + int(20_000 * job.pace)
         sent = {f"m{i}": begin + i * 2 for i in range(N)}
         for payload, due in sent.items():
             producer.send_async(payload.encode(), None, properties={"deliverAt": str(due)}, partition_key="k")

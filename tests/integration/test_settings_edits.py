@@ -57,10 +57,10 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
     try:
         job.start()
         desk = Desk(pulsar_client, job, topic)
-        refs = [desk.send(f"skip {i}", 35) for i in range(N)]
+        refs = [desk.send(f"skip {i}", 27) for i in range(N)]
         for i in range(N):
-            desk.send(f"keep {i}", 35)
-        late = [desk.send(f"late {i}", 65) for i in range(N)]
+            desk.send(f"keep {i}", 27)
+        late = [desk.send(f"late {i}", 54) for i in range(N)]
         purged = [desk.send(f"far {i}", 3600) for i in range(N)]
         assert desk.skip("a", *refs) == {"APPLIED"}
         early = Counter(f"early {i}" for i in range(N))
@@ -68,7 +68,7 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
             desk.send(text, 0)
         wait_until(lambda: (arrived(f"{topic}-a"), arrived(f"{topic}-b")) == (early, early), 20, "what is due at once")
         wait_until(lambda: run_audit(job.settings).taken_in >= len(early), 20, "it is booked")
-        assert desk.skip("*", *(desk.send(f"for nobody {i}", 35) for i in range(N))) == {"APPLIED"}
+        assert desk.skip("*", *(desk.send(f"for nobody {i}", 27) for i in range(N))) == {"APPLIED"}
         assert not changes()
 
         # The two are swapped, and another one comes in front of them.

@@ -12,7 +12,7 @@ from tests.conftest import Run
 from tests.harness import PATIENCE, Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
-MESSAGES = 1_500
+MESSAGES = 700
 
 
 def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once_and_in_order_when_it_is_there_again(
@@ -112,18 +112,18 @@ def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_al
         job.start()
         producer = pulsar_client.create_producer(topic)
         begin, sent = now() + 2_000, {}
-        for i in range(600):
+        for i in range(300):
             sent[f"{i}"] = due = begin + i * 20
             producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
         producer.flush()
-        wait_until(lambda: len(collector.received[f"{topic}-b"]) >= 600, 20, job.log)
+        wait_until(lambda: len(collector.received[f"{topic}-b"]) >= 300, 20, job.log)
         job.kill9()
         job.start()
         # Until then the table alone has what is rejected.
         admin.delete(paths[1], params={"force": "true"}).raise_for_status()
         collector.collect(f"{topic}-rejects")
         for name in ("b", "rejects"):
-            wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 600, 20, f"{name}\n{job.log}")  # type: ignore[misc]
+            wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 300, 20, f"{name}\n{job.log}")  # type: ignore[misc]
             check_exactly_once(sent, collector.received[f"{topic}-{name}"])
         reasons = {m.properties["delaylake.reason"] for m in collector.received[f"{topic}-rejects"]}
         assert len(reasons) == 1
@@ -134,5 +134,5 @@ def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_al
     found = run_audit(job.settings)
     assert found.is_clean, found
     counts = {row["subscription"]: row for row in found.counts}
-    assert (counts["a"]["taken_back"], counts["a"]["delivered"], counts["b"]["delivered"]) == (600, 0, 600)
-    assert len(job.rows("rejects")) == 600
+    assert (counts["a"]["taken_back"], counts["a"]["delivered"], counts["b"]["delivered"]) == (300, 0, 300)
+    assert len(job.rows("rejects")) == 300

@@ -231,7 +231,7 @@ def _append(warehouse: str, n: int) -> None:
 
 def test_appends_of_another_process_go_on_while_files_are_merged_again_and_again(tmp_path: Path) -> None:
     made, tables = make(tmp_path)
-    n = 200
+    n = 80
     writer = multiprocessing.get_context("spawn").Process(target=_append, args=(made.warehouse, n))
     writer.start()
     commits = 0
