@@ -52,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = _AdminApi(
         title="delaylake",
         version=version("delaylake"),
-        description="Takes delayed messages back, with the paths of Pulsar's admin API. The v1 paths of"
+        description="Cancels delayed messages, with the paths of Pulsar's admin API. The v1 paths of"
         " cancelDelayedMessage, acknowledgeMessage and the skips by ids and by number are"
         " `/admin/persistent/{property}/{cluster}/{namespace}/{topic}/...`, also after `/admin/v1`.",
         lifespan=lifespan,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.settings import Settings
-from tracker.commands.schema import CANCELS
+from tracker.commands.schema import CANCEL_ROWS
 from tracker.messages import MESSAGES
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.waiting import Pending, PendingFilter
@@ -67,16 +67,16 @@ def write(tables: Tables, now: int, files: int = FILES) -> None:
             properties=properties,
             payload=b"x" * 100,
         )
-        taken = chance.choice(n, n // 100, replace=False)
+        cancelled = chance.choice(n, n // 100, replace=False)
         cancels = columns(
-            CANCELS,
-            len(taken),
+            CANCEL_ROWS,
+            len(cancelled),
             **same,
             operation="CANCEL",
             subscription="a",
-            ledger_id=ledger[taken],
-            entry_id=entry[taken],
-            deliver_at=due[taken],
+            ledger_id=ledger[cancelled],
+            entry_id=entry[cancelled],
+            deliver_at=due[cancelled],
         )
         index = pa.concat_tables([to_index(rows, number + 1), cancels_to_index(cancels, number + 1)])
         tables.append("delayed_index", index, {"benchmark": number + 1})

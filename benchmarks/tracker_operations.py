@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.apply import Control, Moment
-from tracker.commands.cancelled import TakenBack
-from tracker.commands.schema import COMMANDS, KNOWN
+from tracker.commands.cancelled import CancelledMessages
+from tracker.commands.schema import COMMAND_ROWS, KNOWN
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore
 
@@ -121,7 +121,7 @@ def commands_per_second() -> int:
         "issued_at": [1] * n,
         "body": [1] * n,
     }
-    commands = pa.table([pa.array(values.get(f.name, [None] * n), f.type) for f in COMMANDS], schema=COMMANDS)
+    commands = pa.table([pa.array(values.get(f.name, [None] * n), f.type) for f in COMMAND_ROWS], schema=COMMAND_ROWS)
     known = pa.table(
         [pa.array(values[f.name] if f.name in values else [1] * n, f.type) for f in KNOWN], schema=KNOWN
     )  # fmt: skip
@@ -133,9 +133,9 @@ def commands_per_second() -> int:
 def bytes_per_cancelled() -> dict[str, float]:
     chosen = np.sort(np.random.default_rng(1).choice(10_000_000, 1_000_000, replace=False))
     store = MemoryStore()
-    taken = TakenBack(store)
-    taken.add_entries(0, chosen // 50_000, chosen % 50_000, chosen * 0 + 1)
-    taken.save()
+    cancelled = CancelledMessages(store)
+    cancelled.add_entries(0, chosen // 50_000, chosen % 50_000, chosen * 0 + 1)
+    cancelled.save()
     state = sum(len(value) for value in store.values.values())
     sample = {(int(c) // 50_000, int(c) % 50_000) for c in chosen[:100_000]}
     peer = (sys.getsizeof(sample) + sum(sys.getsizeof(t) + 64 for t in sample)) / len(sample)

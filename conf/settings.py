@@ -64,7 +64,7 @@ class SubscriptionType(StrEnum):
 
     @property
     def is_cumulative(self) -> bool:
-        """Whether consumers acknowledge cumulatively, so that no single message can be taken back."""
+        """Whether consumers acknowledge cumulatively, so that no single message can be cancelled."""
         return self in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
 

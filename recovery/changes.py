@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.position import Position
-from recovery.delivered import Delivered, is_unbooked
+from recovery.delivered import Delivered, is_not_durable
 from recovery.message_set import MessageSet
 from recovery.waiting_commands import WAITING
-from tracker.commands.moves import HELD_MILLIS
-from tracker.commands.rebuilt import MOVED, REBUILT_KEPT_MILLIS, TAKEN
-from tracker.commands.schema import COMMANDS, RESCHEDULE
+from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
+from tracker.commands.schema import COMMAND_ROWS, RESCHEDULE
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -77,9 +77,9 @@ _WRITTEN_ROWS = 50_000  # at once
 class Changes:
     """The rows that the shards keep of commands."""
 
-    taken: pa.Table  # TAKEN
+    cancelled: pa.Table  # NOT_TO_DELIVER
     moved: pa.Table  # MOVED
-    waiting: pa.Table  # COMMANDS for messages that come in again
+    waiting: pa.Table  # COMMAND_ROWS for messages that come in again
     unsealed: pa.Table  # moves that no row of the delayed index tells of yet, though it has their messages
 
 
@@ -103,7 +103,7 @@ class Commands:
         """The rows that the shards keep of these commands, given the messages that have been delivered."""
         moves, done, delays = self.moves, self.done, self.delays
         # What comes again as it came first does not stay.
-        kept = where(delays, (int64(delays, "is_unbooked") == 0) | (int64(delays, "sequence") > 0))
+        kept = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
         is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
         is_open = ~is_sealed & ~_is_delivered(moves, delivered) & (int64(moves, "is_time_known") > 0)
         is_there = is_among(moves, kept, _MESSAGE)
@@ -111,18 +111,18 @@ class Commands:
         moves = where(moves, ~is_open | is_there)
 
         # A row that was held back is never loaded again: only while it counts, what is done has to be remembered.
-        loaded = where(delays, int64(delays, "deliver_at") < HELD_MILLIS)
+        loaded = where(delays, int64(delays, "deliver_at") < HELD_DELIVER_AT)
         last = np.maximum(_last_times(done, loaded), _last_times(done, moves))
-        taken = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
+        cancelled = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
         until = np.maximum(_last_times(moves, loaded), self.now + REBUILT_KEPT_MILLIS)
         moved = typed(moves.append_column("until", pa.array(until)), MOVED)
-        return Changes(as_taken(taken, self.now), moved, waiting, unsealed)
+        return Changes(not_to_deliver(cancelled, self.now), moved, waiting, unsealed)
 
 
 def find_commands(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
-    booked: Mapping[str, Position],
+    durable: Mapping[str, Position],
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Commands:
@@ -130,29 +130,29 @@ def find_commands(
 
     Args:
         names: for each source topic the names of its subscriptions.
-        booked: by topic partition the last entry that does not come again from the source topics.
+        durable: by topic partition the last entry that does not come again from the source topics.
         now: ms since the epoch.
     """
     cancelled, answered, restored, moves = (
         pa.concat_tables(_read(tables, sql, names)) for sql in (_CANCELLED, _ANSWERED, _RESTORED, _MOVES)
     )
     moves = _resumed(_last_moves(moves), now)
-    delays = _delays_of(tables, names, booked, (cancelled, answered, restored, moves), on_progress)
+    delays = _delays_of(tables, names, durable, (cancelled, answered, restored, moves), on_progress)
     done = pa.concat_tables([where(cancelled, _is_in_time(cancelled, delays, now)), answered])
     done = _without_restored(done, restored, delays)
     return Commands(moves, done, delays, now)
 
 
-def as_taken(rows: pa.Table, now: int) -> pa.Table:
-    """Messages as TAKEN: each once, kept until the last time of delivery that it has here, and for at least a day.
+def not_to_deliver(rows: pa.Table, now: int) -> pa.Table:
+    """Messages as NOT_TO_DELIVER: each once, kept until the last time of delivery that it has here, but at least a day.
 
     Args:
-        rows: with the columns of TAKEN, but `deliver_at` for `until`.
+        rows: with the columns of NOT_TO_DELIVER, but `deliver_at` for `until`.
     """
     until = np.maximum(int64(rows, "deliver_at"), now + REBUILT_KEPT_MILLIS)
-    keys = [name for name in TAKEN.names if name != "until"]
+    keys = [name for name in NOT_TO_DELIVER.names if name != "until"]
     unique = rows.select(keys).append_column("until", pa.array(until)).group_by(keys).aggregate([("until", "max")])
-    return typed(unique.rename_columns([*keys, "until"]), TAKEN)
+    return typed(unique.rename_columns([*keys, "until"]), NOT_TO_DELIVER)
 
 
 def _read(tables: Tables, sql: str, names: Mapping[str, Sequence[str]]) -> Iterator[pa.Table]:
@@ -188,7 +188,7 @@ def _resumed(moves: pa.Table, now: int) -> pa.Table:
 
     No command names them. Their MOVE row is as late as what it takes the place of.
     """
-    is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_MILLIS)
+    is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_DELIVER_AT)
     due = np.where(is_resumed, now, int64(moves, "deliver_at"))
     is_known = int64(moves, "is_time_known") | is_resumed
     return with_columns(moves, deliver_at=pa.array(due), is_time_known=pa.array(is_known))
@@ -197,7 +197,7 @@ def _resumed(moves: pa.Table, now: int) -> pa.Table:
 def _delays_of(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
-    booked: Mapping[str, Position],
+    durable: Mapping[str, Position],
     changed: Sequence[pa.Table],
     on_progress: OnProgress,
 ) -> pa.Table:
@@ -209,9 +209,9 @@ def _delays_of(
     n = 0
     for rows in tables.stream(_DELAYS if wanted.subscriptions else f"{_DELAYS} AND false"):
         of_entries = rows.filter(pa.array(wanted.contains(0, *_entries(rows))))
-        comes_again = pa.array(is_unbooked(of_entries, booked).astype(np.int64))
+        comes_again = pa.array(is_not_durable(of_entries, durable).astype(np.int64))
         numbered = _in_numbers(of_entries, subscription_numbers(of_entries, names))
-        found.append(numbered.append_column("is_unbooked", comes_again))
+        found.append(numbered.append_column("is_not_durable", comes_again))
         n += rows.num_rows
         on_progress("delayed_index", "rows compared with commands", n)
     return pa.concat_tables(found)
@@ -231,7 +231,7 @@ def _pairs(rows: pa.Table, others: pa.Table, columns: Sequence[str]) -> tuple[In
 def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
     """Which CANCEL rows have met their message, or still wait for it.
 
-    Such a row is as late as what it takes back. One whose message is later waited in vain.
+    Such a row is as late as the message it cancels. One whose message is later waited in vain.
     """
     originals = where(delays, int64(delays, "sequence") == 0)
     row, pairs = _pairs(cancelled, originals, ["batch_index", "deliver_at"])
@@ -336,7 +336,7 @@ def _reschedules(moves: pa.Table) -> pa.Table:
         "issued_by": pa.repeat("rebuild", n),
         "issued_at": pa.repeat(0, n),
     }
-    return typed(values, COMMANDS)
+    return typed(values, COMMAND_ROWS)
 
 
 def _numbers_of(rows: pa.Table) -> pa.Array:

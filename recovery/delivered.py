@@ -21,7 +21,7 @@ from broker.position import Position
 from conf.settings import Settings
 from recovery.message_set import MessageSet
 from recovery.trimmed import warn_of_trimmed
-from tracker.commands.rebuilt import TAKEN
+from tracker.commands.rebuilt import NOT_TO_DELIVER
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -46,7 +46,7 @@ Times = dict[tuple[str, int], int]
 
 _MESSAGES_AT_ONCE = 20_000
 
-# Producers' names begin with the application of a checkpoint, which may be lost.
+# Producers' names begin with the app id of a checkpoint, which may be lost.
 _APPLICATION = "delaylake-[0-9a-f]{12}"
 
 # What the job writes to `delaylake.messageId` and `delaylake.deliverAt`, in numbers that fit their columns.
@@ -56,7 +56,7 @@ _DELIVER_AT = re.compile(r"[0-9]{1,18}")
 _DELIVERIES = "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at FROM deliveries"
 
 # Messages that a subscription is not to get (again), and when they were to be delivered.
-DONE = pa.schema([*list(TAKEN)[:-1], ("deliver_at", pa.int64())])
+DONE = pa.schema([*list(NOT_TO_DELIVER)[:-1], ("deliver_at", pa.int64())])
 
 
 class Delivered:
@@ -64,40 +64,40 @@ class Delivered:
 
     Args:
         names: for each source topic the names of its subscriptions.
-        booked: by topic partition the last entry that does not come again from the source topics.
+        durable: by topic partition the last entry that does not come again from the source topics.
         tenures: messages handed out while a subscription was not there count as delivered to it.
     """
 
     def __init__(
-        self, names: Mapping[str, Sequence[str]], booked: Mapping[str, Position], tenures: Tenures | None = None
+        self, names: Mapping[str, Sequence[str]], durable: Mapping[str, Position], tenures: Tenures | None = None
     ) -> None:
         self._names = names
         self._tenures = tenures or Tenures()
-        self._booked = booked
+        self._durable = durable
         self._messages = MessageSet()
-        self._unbooked: list[pa.Table] = []
+        self._not_durable: list[pa.Table] = []
 
     @property
-    def booked(self) -> Mapping[str, Position]:
+    def durable(self) -> Mapping[str, Position]:
         """By topic partition the last entry that does not come again from the source topics."""
-        return self._booked
+        return self._durable
 
     @property
-    def unbooked(self) -> pa.Table:
+    def not_durable(self) -> pa.Table:
         """The delivered messages that come again from the source topics, as DONE."""
-        return concat(self._unbooked, DONE)
+        return concat(self._not_durable, DONE)
 
     def add(self, rows: pa.Table) -> None:
         """Adds rows of `deliveries`; rows of subscriptions that no route has are passed over."""
         numbers = subscription_numbers(rows, self._names)
         for number in np.unique(numbers[numbers >= 0]).tolist():
             self._messages.add(number, *message_ids(where(rows, numbers == number)))
-        is_again = is_unbooked(rows, self._booked) & (numbers >= 0)
+        is_again = is_not_durable(rows, self._durable) & (numbers >= 0)
         again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
-        self._unbooked.append(as_done(again, numbers[is_again]))
+        self._not_durable.append(as_done(again, numbers[is_again]))
         of_all = again.drop_columns("subscription")
         for number, is_missed in self.missed(of_all):
-            self._unbooked.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
+            self._not_durable.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
         """A mask of the messages that have been delivered to the subscription of a number."""
@@ -125,12 +125,12 @@ def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
     return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
 
 
-def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
+def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray:
     """A mask of the rows whose entries come again from the source topics.
 
     Args:
         rows: with topic, partition, ledger_id and entry_id.
-        booked: by topic partition the last entry that does not come again.
+        durable: by topic partition the last entry that does not come again.
     """
     if not rows.num_rows:
         return np.zeros(0, np.bool_)
@@ -138,7 +138,7 @@ def is_unbooked(rows: pa.Table, booked: Mapping[str, Position]) -> BoolArray:
     partitions, place = np.unique(int64(rows, "partition"), return_inverse=True)
     last = np.array(
         [
-            [booked.get(partition_name(topic, p), Position(-1, -1)) for p in partitions.tolist()]
+            [durable.get(partition_name(topic, p), Position(-1, -1)) for p in partitions.tolist()]
             for topic in topics.dictionary.to_pylist()
         ],
         np.int64,
@@ -157,12 +157,12 @@ def partition_name(topic: str, partition: int) -> str:
 def read_delivered(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
-    booked: Mapping[str, Position],
+    durable: Mapping[str, Position],
     tenures: Tenures,
     on_progress: OnProgress,
 ) -> Delivered:
     """Reads the messages that the table `deliveries` has."""
-    delivered = Delivered(names, booked, tenures)
+    delivered = Delivered(names, durable, tenures)
     n = 0
     for rows in tables.stream(_DELIVERIES):
         delivered.add(rows)
@@ -175,7 +175,7 @@ def write_missing_deliveries(
     settings: Settings,
     tables: Tables,
     delivered: Delivered,
-    booked: Mapping[str, Position],
+    durable: Mapping[str, Position],
     overdue: Mapping[tuple[str, int], int],
     on_progress: OnProgress,
     on_warning: Callable[[str], None] = lambda text: None,
@@ -187,8 +187,8 @@ def write_missing_deliveries(
 
     Args:
         delivered: the messages that `deliveries` has; those of the destinations are added.
-        booked: by topic partition the last entry that does not come again from the source topics.
-        overdue: for each subscription that lacks a booked message that is due, since when: ms since the epoch.
+        durable: by topic partition the last entry that does not come again from the source topics.
+        overdue: for each subscription that lacks a durable message that is due, since when: ms since the epoch.
         on_warning: is told one line.
     """
     found: list[pa.Table] = []
@@ -197,16 +197,16 @@ def write_missing_deliveries(
     admin = AdminClient(settings.pulsar)
     try:
         for route in settings.routes:
-            unbooked = _first_unbooked(client, route.source, booked)
+            not_durable = _first_not_durable(client, route.source, durable)
             for number, subscription in enumerate(route.subscriptions):
-                times = [t for t in (overdue.get((route.source, number)), unbooked) if t is not None]
+                times = [t for t in (overdue.get((route.source, number)), not_durable) if t is not None]
                 if not times:
                     continue
                 messages = _messages_since(client, subscription.destination, max(0, min(times) - CLOCKS_MILLIS))
                 while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                     rows = _deliveries(some, route.source, subscription.name)
                     missing = where(rows, ~delivered.contains(number, rows))
-                    missing = _of_known_entries(tables, missing, delivered.booked)
+                    missing = _of_known_entries(tables, missing, delivered.durable)
                     delivered.add(missing)
                     found.append(missing)
                     n += len(some)
@@ -225,11 +225,11 @@ def write_missing_deliveries(
     return int(rows.num_rows)
 
 
-def _first_unbooked(client: pulsar.Client, topic: str, booked: Mapping[str, Position]) -> int | None:
+def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, Position]) -> int | None:
     """When the first message was published that comes again from a source topic; None: there is none."""
     times = []
     for name in client.get_topic_partitions(topic):
-        last = booked.get(name)
+        last = durable.get(name)
         start = pulsar.MessageId.earliest if last is None else pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1)
         reader = client.create_reader(name, start, receiver_queue_size=10)
         while reader.has_message_available():
@@ -288,11 +288,11 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
     return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
 
 
-def _of_known_entries(tables: Tables, rows: pa.Table, booked: Mapping[str, Position]) -> pa.Table:
+def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Position]) -> pa.Table:
     """Those rows whose entry is in `entries`, or comes again from the source topics."""
     if not rows.num_rows:
         return rows
-    comes_again = is_unbooked(rows, booked)
+    comes_again = is_not_durable(rows, durable)
     old = where(rows, ~comes_again)
     if not old.num_rows:
         return rows

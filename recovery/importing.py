@@ -165,14 +165,14 @@ class Importer:
         try:
             for partition in client.get_topic_partitions(name):
                 source = SourceTopic(partition, self._topic, -1)
-                application = f"import {partition} to {self._topic}"
-                written = _position(self.tables.written("entries", application))
+                app_id = f"import {partition} to {self._topic}"
+                written = _position(self.tables.written("entries", app_id))
                 begin = max(BrokerSide(admin, _SUBSCRIPTION).begin(partition), written)
                 consumer = subscribe(client, partition, _SUBSCRIPTION, crypto_key_reader(self._settings.pulsar))
                 details = MessageDetails(source, admin, schemas, name)
                 chunks = self._chunks(consumer, partition, written, details)
                 for messages, last in _with_not_seen(chunks, admin, source, begin):
-                    self._append(_as_imported(messages), application, _number(last), is_by_position=True)
+                    self._append(_as_imported(messages), app_id, _number(last), is_by_position=True)
                     consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
                 consumer.close()
         except NotKnownYet as error:
@@ -280,7 +280,7 @@ class Importer:
             reasons[is_wrong] = reason
         return pa.array(reasons, pa.string())
 
-    def _append(self, messages: pa.Table, application: str, number: int, is_by_position: bool = False) -> None:
+    def _append(self, messages: pa.Table, app_id: str, number: int, is_by_position: bool = False) -> None:
         """Writes messages down, unless it was done before. `entries` comes last: what it has is in the others.
 
         Args:
@@ -299,9 +299,9 @@ class Importer:
         is_new = False
         for table, rows in parts:
             if is_by_position:
-                rows = where(rows, _numbers(rows) > self.tables.written(table, application))
+                rows = where(rows, _numbers(rows) > self.tables.written(table, app_id))
             if rows.num_rows:
-                is_new = self.tables.append(table, rows, {application: number})
+                is_new = self.tables.append(table, rows, {app_id: number})
         if is_new:
             self.done.messages += messages.num_rows
             self.done.rejected += int(rejected.sum())

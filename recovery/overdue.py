@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from recovery.changes import Commands
 from recovery.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
 from tracker.commands.apply import Control
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.tables import OnProgress, Tables, literal
 
@@ -38,12 +38,12 @@ def first_overdue(
 ) -> Times:
     """For each subscription the least time of delivery of a message that it wants and that is due, ms since the epoch.
 
-    Messages in `deliveries` do not count. No other booked message was sent before that time, for nothing is sent early.
+    Messages in `deliveries` do not count. No other durable message was sent before that time: nothing is sent early.
     A subscription that is not in the result wants no message that is due.
 
     Args:
         names: for each source topic the names of its subscriptions.
-        control: knows the messages that have been taken back and moved.
+        control: knows the messages that have been cancelled and moved.
         commands: the same, and moves that no row tells of yet.
         delivered: the messages that `deliveries` has.
         now: ms since the epoch. Messages due soon count as due, for clocks differ.
@@ -59,12 +59,12 @@ def first_overdue(
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(rows)
-        wants, _ = wants_of(rows, control, delivered)
+        masks, _ = subscription_mask_of(rows, control, delivered)
         due = int64(rows, "deliver_at")
         for topic in pc.unique(rows["topic"]).to_pylist():
             is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
             for number in range(len(names.get(topic, ()))):
-                note(topic, number, due[is_own & (wants >> number & 1 > 0)])
+                note(topic, number, due[is_own & (masks >> number & 1 > 0)])
     unsealed = commands.changes(delivered).unsealed
     for topic in pc.unique(unsealed["source"]).to_pylist():
         own = where(unsealed, pc.equal(unsealed["source"], topic).to_numpy(zero_copy_only=False))
@@ -81,17 +81,17 @@ def first_overdue(
     return first
 
 
-def wants_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
+def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
     """For each row a mask of the subscriptions, by number, that still want it; and the delivered rows, as DONE."""
-    wants = control.wants(rows)
+    masks = control.subscription_mask(rows)
     found = []
     for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
-        wants[is_delivered] &= ~(1 << number)
+        masks[is_delivered] &= ~(1 << number)
         done = rows.filter(pa.array(is_delivered))  # a copy: a slice would keep all rows in memory
         # A row that was held back is never loaded.
-        times = np.where(int64(done, "deliver_at") < HELD_MILLIS, int64(done, "deliver_at"), 0)
+        times = np.where(int64(done, "deliver_at") < HELD_DELIVER_AT, int64(done, "deliver_at"), 0)
         found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
-    return wants, found
+    return masks, found
 
 
 def by_ledger(rows: pa.Table) -> pa.Table:
@@ -101,5 +101,7 @@ def by_ledger(rows: pa.Table) -> pa.Table:
 
 def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
     """Whether a subscription has messages that were held back and, by what is written down, have not come to it."""
-    sql = f"{DELAYS} AND deliver_at >= {HELD_MILLIS} AND topic = {literal(topic)} AND subscription = {literal(name)}"
+    sql = (
+        f"{DELAYS} AND deliver_at >= {HELD_DELIVER_AT} AND topic = {literal(topic)} AND subscription = {literal(name)}"
+    )
     return any(not delivered.contains(number, rows).all() for rows in tables.stream(sql))

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from broker.position import Position
 from conf.settings import Settings
-from recovery.changes import Changes, as_taken, find_commands, write_moves
+from recovery.changes import Changes, find_commands, not_to_deliver, write_moves
 from recovery.delivered import (
     DONE,
     Delivered,
@@ -22,12 +22,12 @@ from recovery.delivered import (
     read_delivered,
     write_missing_deliveries,
 )
-from recovery.overdue import DELAYS, by_ledger, first_overdue, wants_of
+from recovery.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
 from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
-from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.operator_input import InputKind
 from tracker import MemoryStore
 from tracker.commands.apply import Control
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
@@ -47,7 +47,7 @@ SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM {{table}} WHE
 GROUP BY topic, partition, ledger_id
 """  # noqa: S608
 
-_SWITCHES = """
+_PAUSE_CHANGES = """
 SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND operation IN ('PAUSE', 'RESUME')
 ORDER BY sequence
 """
@@ -63,7 +63,7 @@ def rebuild(
 ) -> dict[str, int]:
     """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
 
-    Entries that are not booked come again from the source topics, where they have not been acknowledged. So their rows
+    Entries that are not durable come again from the source topics, where they have not been acknowledged. So their rows
     in the delayed index are removed, and those of their messages that were delivered are remembered. Of other delivered
     messages only those are remembered of which a row will be loaded again.
 
@@ -82,50 +82,50 @@ def rebuild(
     # What waits for a route that is missing now goes on waiting.
     known = with_missing_routes(settings)
     names = subscription_names(known)
-    booked = _last(tables, "entries")
+    durable = _last(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
     changed = _write_changes(known, tables, now)
-    delivered = read_delivered(tables, names, booked, Tenures.of(settings.warehouse), on_progress)
-    commands = find_commands(tables, names, booked, now, on_progress)
+    delivered = read_delivered(tables, names, durable, Tenures.of(settings.warehouse), on_progress)
+    commands = find_commands(tables, names, durable, now, on_progress)
     control = _control(known, commands.changes(delivered), now)
     overdue = first_overdue(tables, names, control, commands, delivered, now, on_progress)
-    unwritten = write_missing_deliveries(known, tables, delivered, booked, overdue, on_progress, on_warning)
+    unwritten = write_missing_deliveries(known, tables, delivered, durable, overdue, on_progress, on_warning)
     tick = _last_tick(tables)
     changes = commands.changes(delivered)
     write_moves(tables, changes.unsealed, names, tick)
-    _remove_unbooked(tables, booked)
+    _remove_not_durable(tables, durable)
     control = _control(known, changes, now)
     since = min(overdue.values(), default=now)
     found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
-    done = as_taken(concat([delivered.unbooked, found.delivered], DONE), now)
+    done = not_to_deliver(concat([delivered.not_durable, found.delivered], DONE), now)
     request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
 
     folder = checkpoint / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
-        REBUILT_TAKEN: changes.taken,
-        REBUILT_DELIVERED: done,
-        REBUILT_MOVED: changes.moved,
-        REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting(tables, names)]),
+        InputKind.REBUILT_CANCELLED: changes.cancelled,
+        InputKind.REBUILT_DELIVERED: done,
+        InputKind.REBUILT_MOVED: changes.moved,
+        InputKind.REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting(tables, names)]),
     }
     for name, rows in kept.items():
         pq.write_table(rows, folder / f"{name}.parquet")
     offset = Offset(
         tick=tick,
         load_horizon=found.first,
-        positions={name: str(p) for name, p in booked.items()},
+        positions={name: str(p) for name, p in durable.items()},
         routes=known_routes(known).taken_on(settings).to_json(),
         changed=changed,
         # All that is published by the start comes in before a command that waits is told that its message does not.
         barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
-        passed=REBUILT_TICK - 1,
+        ingested_through=REBUILT_TICK - 1,
     )
     meta = {
         "offset": offset.to_json(),
         "sealed": found.sealed.tolist(),
         "unwanted": found.unwanted.tolist(),
         "request_ids": request_ids["request_id"].to_pylist(),
-        "paused": _paused(tables.sql(_SWITCHES), names),
+        "paused": _paused(tables.sql(_PAUSE_CHANGES), names),
         "released": found.first - 1,
         "now": now,
     }
@@ -136,16 +136,16 @@ def rebuild(
     write_durably(folder / "meta.json", json.dumps(meta))  # last: with it there is something to begin with
     return {
         "pending": found.pending,
-        "taken_back_or_delivered": changes.taken.num_rows + done.num_rows,
+        "taken_back_or_delivered": changes.cancelled.num_rows + done.num_rows,
         "deliveries_found_at_destinations": unwritten,
-        "topic_partitions": len(booked),
+        "topic_partitions": len(durable),
     }
 
 
 def _control(settings: Settings, changes: Changes, now: int) -> Control:
     """What all shards together know of commands."""
     control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
-    control.rebuild(Rebuilt(taken=changes.taken, moved=changes.moved), now)
+    control.rebuild(Rebuilt(cancelled=changes.cancelled, moved=changes.moved), now)
     return control
 
 
@@ -179,7 +179,7 @@ def _last(tables: Tables, table: str) -> dict[str, Position]:
     return last
 
 
-def _remove_unbooked(tables: Tables, booked: dict[str, Position]) -> None:
+def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
     """Removes from the delayed index the messages that come again from the source topics."""
     index = tables.sql(
         "SELECT DISTINCT topic, partition, ledger_id FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
@@ -188,7 +188,7 @@ def _remove_unbooked(tables: Tables, booked: dict[str, Position]) -> None:
     conditions = []
     for row in index:
         name = partition_name(row["topic"], row["partition"])
-        last = booked.get(name, Position(-1, -1))
+        last = durable.get(name, Position(-1, -1))
         if row["ledger_id"] > last.ledger_id:
             conditions.append(f"ledger_id = {row['ledger_id']}")
         elif row["ledger_id"] == last.ledger_id:
@@ -204,10 +204,10 @@ def _last_tick(tables: Tables) -> int:
     return max(int(tables.sql(f"SELECT coalesce(max({c}), 0) AS t FROM {n}")["t"][0].as_py()) for n, c in columns)  # noqa: S608
 
 
-def _paused(switches: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
+def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
     """By topic the subscriptions that are paused, as bits."""
     paused: dict[str, int] = {}
-    for row in switches.to_pylist():
+    for row in pause_changes.to_pylist():
         if row["subscription"] in names.get(row["topic"], ()):
             bit = 1 << names[row["topic"]].index(row["subscription"])
             before = paused.get(row["topic"], 0)
@@ -238,7 +238,7 @@ def count_sealed(
     """Counts the messages that wait in buckets.
 
     Args:
-        control: knows the messages that have been taken back and moved.
+        control: knows the messages that have been cancelled and moved.
         delivered: the messages that have been delivered.
         since: no subscription wants a message that was due before; ms since the epoch.
         now: ms since the epoch.
@@ -249,8 +249,8 @@ def count_sealed(
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
-        wants, _ = wants_of(rows, control, delivered)
-        first = int(int64(rows, "deliver_at")[wants != 0].min(initial=first))
+        masks, _ = subscription_mask_of(rows, control, delivered)
+        first = int(int64(rows, "deliver_at")[masks != 0].min(initial=first))
 
     sealed, unwanted = np.zeros((2, shards), np.int64)
     found: list[pa.Table] = []
@@ -259,9 +259,9 @@ def count_sealed(
         n += rows.num_rows
         on_progress("delayed_index", "rows counted", n)
         rows = by_ledger(rows)
-        wants, done = wants_of(rows, control, delivered)
+        masks, done = subscription_mask_of(rows, control, delivered)
         shard = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
         sealed += np.bincount(shard, minlength=shards)
-        unwanted += np.bincount(shard[wants == 0], minlength=shards)
+        unwanted += np.bincount(shard[masks == 0], minlength=shards)
         found += done
     return Sealed(first, int(sealed.sum() - unwanted.sum()), sealed, unwanted, concat(found, DONE))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import CANCEL, COMMANDS, RESCHEDULE
+from tracker.commands.schema import CANCEL, COMMAND_ROWS, RESCHEDULE
 from tracker.messages import subscription_numbers, typed, where
 from tracker.subscriptions import ALSO_LATER
 from warehouse.tables import Tables
@@ -44,7 +44,7 @@ def find_waiting(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table
         names: for each source topic the names of its subscriptions, by number.
 
     Returns:
-        COMMANDS, for the subscriptions that there are, and for later ones.
+        COMMAND_ROWS, for the subscriptions that there are, and for later ones.
     """
     rows = tables.sql(_COMMANDS)
     numbers = subscription_numbers(rows, names)
@@ -63,4 +63,4 @@ def find_waiting(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table
         "subscriptions": found["bits_sum"],
         "also_later": found["also_later_any"],
     }
-    return typed(values, COMMANDS)
+    return typed(values, COMMAND_ROWS)

@@ -8,21 +8,26 @@ import pyarrow as pa
 from tracker.messages import int64, pack
 from tracker.shards import shard_of
 
-TICK = "tick"  # body: the offset as JSON
-MESSAGES = "messages"  # body: packed rows, as in all the others
-SEGMENT = "segment"
-COMMANDS = "commands"
-REQUEST_IDS = "request_ids"  # body: JSON
-SWITCHES = "switches"  # body: JSON
-FOUND = "found"
-KEPT = "kept"
-NO_COMMANDS = "no_commands"
-REJECTED = "rejected"  # what was rejected while the topic for that could not be written
-REBUILT = "rebuilt"  # body: JSON
-REBUILT_TAKEN = "rebuilt_taken"
-REBUILT_DELIVERED = "rebuilt_delivered"
-REBUILT_MOVED = "rebuilt_moved"
-REBUILT_WAITING = "rebuilt_waiting"
+
+class InputKind:
+    """What a row of the operator's input is: values of its column `kind`. Some are names in prepared states, too."""
+
+    TICK = "tick"  # body: the offset as JSON
+    MESSAGES = "messages"  # body: packed rows, as in all the others
+    SEGMENT = "segment"
+    COMMANDS = "commands"
+    REQUEST_IDS = "request_ids"  # body: JSON
+    PAUSE_CHANGES = "switches"  # body: JSON
+    KNOWN_MESSAGES = "found"
+    PAYLOAD_ROWS = "kept"
+    REJECTED_COMMANDS = "no_commands"
+    REJECTED = "rejected"  # what was rejected while the topic for that could not be written
+    REBUILT = "rebuilt"  # body: JSON
+    REBUILT_CANCELLED = "rebuilt_taken"
+    REBUILT_DELIVERED = "rebuilt_delivered"
+    REBUILT_MOVED = "rebuilt_moved"
+    REBUILT_WAITING = "rebuilt_waiting"
+
 
 # As `streaming.operator.schemas.INPUT_SCHEMA`.
 ARROW_SCHEMA = pa.schema(

@@ -126,22 +126,22 @@ class DelayedDelivery:
         """Runs the query until it ends; returns the error that ended it, in one line."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback = FeedbackFile(Path(folder) / "feedback.json")
-            application = checkpoint.application
+            app_id = checkpoint.app_id
             releaser = Releaser(
                 self._spark,
                 self._settings,
                 tables,
                 feedback,
-                application,
+                app_id,
                 self._on_deliveries,
                 self._troubles,
                 last_routes(checkpoint.folder),
             )
-            outcomes = OutcomePublisher(self._settings, application, self._troubles)
-            run = uuid.uuid4().hex[:12]
+            outcomes = OutcomePublisher(self._settings, app_id, self._troubles)
+            run_id = uuid.uuid4().hex[:12]
             self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
-            sink = BatchSink(tables, releaser, outcomes, checkpoint, run, self._batch_done)
-            query = self._start(checkpoint.folder, Path(folder), keys, run, checkpoint.epoch, sink)
+            sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done)
+            query = self._start(checkpoint.folder, Path(folder), keys, run_id, checkpoint.epoch, sink)
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
@@ -156,12 +156,12 @@ class DelayedDelivery:
         return None if self._stopping.is_set() else "the query ended"
 
     def _start(
-        self, checkpoint: Path, folder: Path, keys: list[int], run: str, epoch: int, sink: BatchSink
+        self, checkpoint: Path, folder: Path, keys: list[int], run_id: str, epoch: int, sink: BatchSink
     ) -> StreamingQuery:
         source = (
             self._spark.readStream.format(DelayedDeliverySource.name())
             .option("settings", self._settings.model_dump_json())
-            .option("run", run)
+            .option("run", run_id)
             .option("feedback", str(folder / "feedback.json"))
             .option("troubles", str(folder / _SOURCE_TROUBLES))
             .option("shard_keys", json.dumps(keys))

@@ -42,7 +42,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         _require_empty(tables)
     _check_shards(checkpoint, rebuilt, settings.tracker.shards)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
-    checkpoint.check_not_behind(newest, _written(tables, checkpoint.application, _targets(settings, newest)), epoch)
+    checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id, _targets(settings, newest)), epoch)
     # First here: a start that ends in between begins with the same one.
     checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
     checkpoint.write_version()
@@ -57,7 +57,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
 
     Raises:
         NewClusterError: a source topic is not the one that was read.
-        CheckpointError: outcomes have been told of later ticks than the checkpoint has.
+        CheckpointError: outcomes have been published of later ticks than the checkpoint has.
     """
     newest = checkpoint.newest_offset() or PreparedState(checkpoint.folder).offset
     if newest is None:
@@ -65,12 +65,12 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
     try:
         with AdminClient(settings.pulsar) as admin:
             check_topics(admin, newest.positions)
-        told = OutcomePublisher(settings, checkpoint.application).last_tick(
+        published = OutcomePublisher(settings, checkpoint.app_id).last_tick(
             most_tick(newest, time.time_ns() // 1_000_000)
         )
-        checkpoint.check_not_behind(newest, {settings.control.outcome_topic: told}, checkpoint.epoch)
+        checkpoint.check_not_behind(newest, {settings.control.outcome_topic: published}, checkpoint.epoch)
     except (PulsarError, pulsar.PulsarException) as error:
-        _log.warning("whether the broker has what was read and told before is not known: %s", one_line(error))
+        _log.warning("whether the broker has what was read and published before is not known: %s", one_line(error))
 
 
 def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
@@ -110,11 +110,11 @@ def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
     return {(topic, name) for topic, route in routes for name in ("", *(s.name for s in route.subscriptions))}
 
 
-def _written(tables: Tables, application: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:
+def _written(tables: Tables, app_id: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:
     """By table the last tick of which a checkpoint's job has written to it."""
-    lanes = [f"{application}:{lane}" for lane in lane_names()]
+    lanes = [f"{app_id}:{lane}" for lane in lane_names()]
     late = [f"{lane}:{topic}:{name}" for lane in lanes for topic, name in targets]
-    written = {name: tables.written(name, application) for name in SCHEMAS}
+    written = {name: tables.written(name, app_id) for name in SCHEMAS}
     for name, writers in (("deliveries", [*lanes, *late]), ("rejects", [f"{lane}:refused" for lane in lanes])):
         written[name] = max(written[name], *tables.written_by(name, writers))
     return written

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.schema import CANCEL, COMMANDS, SKIP
+from tracker.commands.schema import CANCEL, COMMAND_ROWS, SKIP
 from tracker.messages import MESSAGES, concat
 
 TOPIC = "persistent://public/default/t"
@@ -64,7 +64,7 @@ def command(
     kind: str | None = None,
     body: int = 1,
 ) -> dict[str, object]:
-    """A row of COMMANDS: of the given kind, else a cancel where a time is given, else a skip."""
+    """A row of COMMAND_ROWS: of the given kind, else a cancel where a time is given, else a skip."""
     kind = kind or (SKIP if cancel_at is None else CANCEL)
     return {
         "request_id": request_id,
@@ -88,7 +88,7 @@ def command(
 
 
 def commands(rows: Iterable[dict[str, object]]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=COMMANDS)
+    return pa.Table.from_pylist(list(rows), schema=COMMAND_ROWS)
 
 
 class Answers:

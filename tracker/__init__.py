@@ -1,12 +1,12 @@
 """The delayed delivery tracker as plain Python: no Spark, no I/O, no clock of its own.
 
-    from tracker import Intake, MemoryStore, Shard, Tick
+    from tracker import TickInput, MemoryStore, Shard, Tick
 
     shard = Shard(MemoryStore(), {"persistent://public/default/orders": ["billing"]}, min_index_count_per_bucket=50_000)
-    effects = shard.apply(tick, Intake(messages=rows))
+    effects = shard.apply(tick, TickInput(messages=rows))
 
-A `Shard` keeps its state in a `Store` and is called once a tick. All that a tick brings is in a `Tick` and an `Intake`;
-all that follows from it is in the `Effects`.
+A `Shard` keeps its state in a `Store` and is called once a tick. Everything a tick brings is in a `Tick` and a
+`TickInput`; everything that follows from it is in the `Effects`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracker.in_flight import Release
-    from tracker.shard import Effects, Intake, Shard, Tick
+    from tracker.shard import Effects, Shard, Tick, TickInput
     from tracker.store import Key, MemoryStore, Store
     from tracker.subscriptions import Subscriptions
 
-__all__ = ["Effects", "Intake", "Key", "MemoryStore", "Release", "Shard", "Store", "Subscriptions", "Tick"]
+__all__ = ["Effects", "Key", "MemoryStore", "Release", "Shard", "Store", "Subscriptions", "Tick", "TickInput"]
 
 _MODULES = {
     "Effects": "tracker.shard",
-    "Intake": "tracker.shard",
+    "TickInput": "tracker.shard",
     "Key": "tracker.store",
     "MemoryStore": "tracker.store",
     "Release": "tracker.in_flight",

@@ -1,4 +1,4 @@
-"""The log of entries that came in and are not booked yet: a row a message, by the turn in which it came."""
+"""The log of entries that came in and are not durable yet: a row a message, by the seal epoch in which it came."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
 
 
 class EntryLog:
-    """Keeps the positions and times of messages until their entries can be booked (see `tracker.shard.Tick`).
+    """Keeps the positions and times of messages until their entries are durable (see `tracker.shard.Tick`).
 
     Booked entries are in the table `entries`, and their messages in the tables that a command's lookup reads; until
     then a command finds them here.
@@ -34,32 +34,32 @@ class EntryLog:
         self._saved = store.get(_LIST, (0, 0))
         self._chunks: dict[int, int] = {int(t): n for t, n in json.loads(self._saved)} if self._saved else {}
 
-    def add(self, messages: pa.Table, turn: int) -> None:
+    def add(self, messages: pa.Table, seal_epoch: int) -> None:
         """Adds messages.
 
         Args:
             messages: as MESSAGES, all of each entry.
-            turn: the number of the turn with which they are booked.
+            seal_epoch: in which they came.
         """
         if not messages.num_rows:
             return
-        chunk = self._chunks.get(turn, 0)
-        self._store.put(_TABLE, (turn, chunk), pack(messages.select(_KEPT)))
-        self._chunks[turn] = chunk + 1
+        chunk = self._chunks.get(seal_epoch, 0)
+        self._store.put(_TABLE, (seal_epoch, chunk), pack(messages.select(_KEPT)))
+        self._chunks[seal_epoch] = chunk + 1
 
     def all(self) -> pa.Table:
-        """All messages that are not booked: the columns ENTRY_COLUMNS, batch_index and deliver_at."""
-        rows = [unpack(self._get(turn, chunk)) for turn, n in self._chunks.items() for chunk in range(n)]
+        """All messages that are not durable yet: the columns ENTRY_COLUMNS, batch_index and deliver_at."""
+        rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, _KEPT_SCHEMA)
 
-    def take(self, turn: int) -> pa.Table:
-        """Removes the messages of a turn and of earlier ones.
+    def take(self, seal_epoch: int) -> pa.Table:
+        """Removes the messages of a seal epoch and of earlier ones.
 
         Returns:
             their entries, a row each, with the columns ENTRY_COLUMNS.
         """
         taken = []
-        for past in sorted(t for t in self._chunks if t <= turn):
+        for past in sorted(t for t in self._chunks if t <= seal_epoch):
             for chunk in range(self._chunks.pop(past)):
                 taken.append(unpack(self._get(past, chunk)))
                 self._store.remove(_TABLE, (past, chunk))
@@ -76,5 +76,5 @@ class EntryLog:
             self._store.put(_LIST, (0, 0), data)
             self._saved = data
 
-    def _get(self, turn: int, chunk: int) -> bytes:
-        return get_present(self._store, _TABLE, (turn, chunk))
+    def _get(self, seal_epoch: int, chunk: int) -> bytes:
+        return get_present(self._store, _TABLE, (seal_epoch, chunk))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import MESSAGES, concat, int64, is_rejected, pack, unpack, where
+from tracker.messages import MESSAGES, concat, int64, is_rejected, pack, unpack, where, with_columns
 from tracker.store import Store, get_present
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
@@ -23,7 +23,11 @@ OpenReleases = Mapping[tuple[int, bool], Mapping[str, int]]
 
 REJECTED = -(1 << 63)  # what is to go to the topic of rejected messages
 
-_HANDED_OUT = MESSAGES.append(pa.field("wants", pa.int64()))
+# Column of a release: the subscriptions of its topic to which a row goes, as bits.
+SUBSCRIPTION_MASK = "subscription_mask"
+_STORED_MASK = "wants"  # the column's name in the store
+
+_HANDED_OUT = MESSAGES.append(pa.field(SUBSCRIPTION_MASK, pa.int64()))
 
 _TABLE = "in_flight"
 _LIST = "in_flight_list"
@@ -36,10 +40,10 @@ class Release:
     Attributes:
         tick: the tick's number.
         is_planned: the messages waited in the tracker; else they came in too late for that, and are sent at once.
-        rows: MESSAGES in the order of sending, and `wants`, int64: bit i is set if the message goes to its topic's
-            subscription of number i. A row's sequence id is made of the tick and its place in the table, or of `place`
-            where there is such a column. The schema's metadata under SENDING says how the rows are sent, so that they
-            are sent the same way again after the settings have changed.
+        rows: MESSAGES in the order of sending, and `subscription_mask`, int64: bit i is set if the message goes to
+            its topic's subscription of number i. A row's sequence id is made of the tick and its place in the table, or
+            of `place` where there is such a column. The schema's metadata under SENDING says how the rows are sent, so
+            that they are sent the same way again after the settings have changed.
     """
 
     tick: int
@@ -73,7 +77,7 @@ class InFlight:
     def add(self, release: Release) -> None:
         """Keeps a release until it is confirmed."""
         entry = _Entry(release.tick, int(release.is_planned), release.rows.num_rows)
-        self._store.put(_TABLE, entry.key, pack(release.rows))
+        self._put(entry, release.rows)
         self._releases.append(entry)
 
     def confirm(self, tick: int, open_releases: OpenReleases | None = None) -> list[Release]:
@@ -84,8 +88,8 @@ class InFlight:
             open_releases: the subscriptions that releases have not arrived at, also of those confirmed before.
 
         Returns:
-            the open rows of releases that are confirmed only now; `wants` has only the bits that are open, and `place`
-            is each row's place in the release.
+            the open rows of releases that are confirmed only now; `subscription_mask` has only the bits that are open,
+            and `place` is each row's place in the release.
         """
         opened: list[Release] = []
         kept: list[_Entry] = []
@@ -98,7 +102,7 @@ class InFlight:
             if rows is None or not rows.num_rows:
                 self._store.remove(_TABLE, entry.key)
                 continue
-            self._store.put(_TABLE, entry.key, pack(rows))
+            self._put(entry, rows)
             kept.append(_Entry(entry.tick, entry.planned, rows.num_rows, wanted))
             if entry.open is None:
                 opened.append(Release(entry.tick, bool(entry.planned), rows))
@@ -112,7 +116,7 @@ class InFlight:
             given_up: by release and topic the subscriptions to which its messages are not sent any more.
 
         Returns:
-            the messages removed, as MESSAGES and `wants`, int64: the bits that are given up.
+            the messages removed, as MESSAGES and `subscription_mask`, int64: the bits that are given up.
         """
         taken: list[pa.Table] = []
         for i, entry in enumerate(self._releases):
@@ -122,7 +126,7 @@ class InFlight:
             rows = self._get(entry)
             taken.append(_open_rows(rows, mask).drop_columns([PLACE]))
             left = _open_rows(rows, {topic: ~mask.get(topic, 0) for topic in rows["topic"].unique().to_pylist()})
-            self._store.put(_TABLE, entry.key, pack(left))
+            self._put(entry, left)
             is_open = entry.open and {topic: bits & ~mask.get(topic, 0) for topic, bits in entry.open.items()}
             self._releases[i] = _Entry(entry.tick, entry.planned, left.num_rows, is_open)
         return concat(taken, _HANDED_OUT)
@@ -132,7 +136,11 @@ class InFlight:
         return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases if entry.rows]
 
     def _get(self, entry: _Entry) -> pa.Table:
-        return unpack(get_present(self._store, _TABLE, entry.key))
+        rows = unpack(get_present(self._store, _TABLE, entry.key))
+        return _renamed(rows, _STORED_MASK, SUBSCRIPTION_MASK)
+
+    def _put(self, entry: _Entry, rows: pa.Table) -> None:
+        self._store.put(_TABLE, entry.key, pack(_renamed(rows, SUBSCRIPTION_MASK, _STORED_MASK)))
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
@@ -155,6 +163,11 @@ class _Entry(NamedTuple):
         return self.tick, self.planned
 
 
+def _renamed(rows: pa.Table, column: str, to: str) -> pa.Table:
+    names = [to if name == column else name for name in rows.column_names]
+    return rows.rename_columns(names).replace_schema_metadata(rows.schema.metadata)
+
+
 def _open_rows(rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
     """The rows of a release that have not arrived. They keep their places, of which sequence ids are made."""
     if PLACE not in rows.column_names:
@@ -163,6 +176,5 @@ def _open_rows(rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
     masks = np.array([wanted.get(topic, 0) for topic in topics.dictionary.to_pylist()], np.int64)
     mask = masks[topics.indices.to_numpy()]
     rejected = is_rejected(rows)
-    wants = np.where(rejected, 0, int64(rows, "wants") & mask & ~REJECTED)
-    at = rows.schema.get_field_index("wants")
-    return where(rows.set_column(at, "wants", pa.array(wants)), (wants != 0) | (rejected & (mask < 0)))
+    left = np.where(rejected, 0, int64(rows, SUBSCRIPTION_MASK) & mask & ~REJECTED)
+    return where(with_columns(rows, subscription_mask=pa.array(left)), (left != 0) | (rejected & (mask < 0)))

@@ -15,10 +15,19 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.apply import RELEASED_A_SECOND, Control, Moment, with_released
 from tracker.commands.cancelled import Compression
 from tracker.commands.giving_up import GivenUp, GivingUp
-from tracker.commands.moves import HELD_MILLIS, held
+from tracker.commands.moves import HELD_DELIVER_AT, held
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.repeats import FirstAnswers, no_answers
-from tracker.commands.schema import CANCELS, COMMANDS, KNOWN, OUTCOMES, PAST, RESCHEDULE, RESTORE, Switch
+from tracker.commands.schema import (
+    CANCEL_ROWS,
+    COMMAND_ROWS,
+    KNOWN,
+    OUTCOME_ROWS,
+    PAST,
+    RESCHEDULE,
+    RESTORE,
+    PauseChange,
+)
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
 from tracker.messages import (
@@ -41,21 +50,21 @@ from tracker.subscriptions import Subscriptions
 class Tick:
     """One step of the clock, the same for all shards, and the same when it is replayed.
 
-    Times are ms since the epoch. A turn is a tick at which the mutable bucket is sealed and the next segment of the
-    sealed ones is loaded. A turn's intake is booked when all messages that came in before it are in the delayed index
-    or delivered; only then its entries are written to `entries` and acknowledged.
+    Times are ms since the Unix epoch. A seal epoch ends with a tick at which the mutable bucket is sealed and the next
+    segment of the sealed ones is loaded. It is durable when all messages that came in up to its end are in the delayed
+    index or delivered; only then its entries are written to `entries` and acknowledged.
     """
 
     tick: int  # the tick's number, from 1
     cutoff: int  # time: messages due then or before are released
-    turn: int  # number of turns so far, this tick's included
+    seal_epoch: int  # how many seal epochs have ended, with this tick
     load_horizon: int  # time: all messages due before it are in state
     near_until: int  # time: new messages due before it go to a time slot, later ones to the mutable bucket
-    run: str  # id of the run of the job that made the tick
+    run_id: str  # of the run of the job that made the tick
     confirmed: int  # a tick's number: the releases up to it have been sent
-    booked: int  # a turn's number: the intake up to it is booked
+    durable_through: int  # a seal epoch's number: it and all before are durable
     now: int = 0  # time: the service's clock
-    passed: int = 0  # a tick's number: all messages published before the commands up to it have come in
+    ingested_through: int = 0  # a tick's number: all messages published before the commands up to it have come in
     sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
     # Destinations that can't be written, by source topic and subscription ("" is the topic for rejects). `open`: the
     # releases [tick, is planned] that have not arrived there. `rejects`: the reason why messages that come due for it
@@ -64,24 +73,24 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intake:
+class TickInput:
     """The input of a shard for one tick. Each table has the columns of the schema that its default has."""
 
     messages: pa.Table = field(default_factory=MESSAGES.empty_table)  # new messages: whole entries, in any order
     # Sealed rows due from the last tick's load horizon (included) to this tick's (excluded).
     segment: pa.Table = field(default_factory=MESSAGES.empty_table)
-    commands: pa.Table = field(default_factory=COMMANDS.empty_table)  # this shard's, in the control topic's order
+    commands: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # this shard's, in the control topic's order
     # Request ids of the commands of all shards, the first command of each: the hash of its body.
     request_ids: Mapping[str, int] = field(default_factory=dict)
-    found: pa.Table = field(default_factory=KNOWN.empty_table)  # booked messages that the commands name
-    kept: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to reschedule, restore or resume
-    switches: Sequence[Switch] = ()  # pauses and resumes of all shards
+    known_messages: pa.Table = field(default_factory=KNOWN.empty_table)  # durable ones that the commands name
+    payload_rows: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to reschedule, restore or resume
+    pause_changes: Sequence[PauseChange] = ()  # pauses and resumes of all shards
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
-    no_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with a reason
-    first_answers: FirstAnswers = no_answers  # reads the same version of the tables in which `found` was found
+    rejected_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with a reason
+    first_answers: FirstAnswers = no_answers  # reads the same version of the tables that `known_messages` are from
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, as it could not be written.
     rejected: pa.Table = field(default_factory=MESSAGES.empty_table)
-    back: Collection[str] = ()  # topics that can be delivered again: `kept` has the messages held back for them
+    back: Collection[str] = ()  # topics that can be delivered again: `payload_rows` has the messages held back for them
 
 
 @dataclass
@@ -90,15 +99,15 @@ class Effects:
 
     releases: list[Release] = field(default_factory=list)  # to send
     bucket: pa.Table = field(default_factory=MESSAGES.empty_table)  # the sealed bucket, for the delayed index
-    cancels: pa.Table = field(default_factory=CANCELS.empty_table)  # CANCEL, RESTORE and MOVE rows sealed with it
-    entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are booked now, a row each
+    cancels: pa.Table = field(default_factory=CANCEL_ROWS.empty_table)  # CANCEL, RESTORE and MOVE rows sealed with it
+    entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are durable now, a row each
     rejects: pa.Table = field(default_factory=MESSAGES.empty_table)  # rejected messages, with a reason
-    outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)  # answers to commands
+    outcomes: pa.Table = field(default_factory=OUTCOME_ROWS.empty_table)  # answers to commands
     status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
 
 
 class Shard:
-    """One shard of the tracker: delayed messages, commands, releases in flight and unbooked entries, on one store.
+    """One shard of the tracker: delayed messages, commands, releases in flight and entries not yet durable, on a store.
 
     All state is in the store: after each `apply` another shard on the same store goes on from there. The same ticks
     and intakes give the same effects.
@@ -106,7 +115,7 @@ class Shard:
     Args:
         store: the shard's state.
         subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
-        min_index_count_per_bucket: rows in the mutable bucket from which on it is sealed before the next turn.
+        min_index_count_per_bucket: rows in the mutable bucket from which on it is sealed before the seal epoch ends.
         tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
         compression: of the bitmaps of cancelled and skipped messages.
     """
@@ -127,12 +136,12 @@ class Shard:
         self._in_flight = InFlight(store)
         self._entries = EntryLog(store)
 
-    def apply(self, tick: Tick, intake: Intake) -> Effects:
+    def apply(self, tick: Tick, tick_input: TickInput) -> Effects:
         """Applies one tick: takes messages in, applies commands, seals and loads buckets, releases what is due.
 
         Args:
             tick: the clock's step, later than all that were applied before.
-            intake: messages and commands of the tick.
+            tick_input: messages and commands of the tick.
 
         Returns:
             what is to be sent and written; the state is saved in the store.
@@ -141,12 +150,12 @@ class Shard:
             ValueError: an entry id is negative or beyond 2^32 - 1.
             StateLost: the store lacks a value that an earlier tick put there.
         """
-        last_turn, released, last_run, ahead = self._last()
-        is_turn = tick.turn != last_turn
-        if intake.rebuilt is not None:
-            released = intake.rebuilt.released
-        moment = Moment(tick.tick, tick.now, released, tick.passed)
-        if released < ahead and intake.commands.num_rows:
+        last_seal_epoch, released, last_run_id, ahead = self._last()
+        ends_seal_epoch = tick.seal_epoch != last_seal_epoch
+        if tick_input.rebuilt is not None:
+            released = tick_input.rebuilt.released
+        moment = Moment(tick.tick, tick.now, released, tick.ingested_through)
+        if released < ahead and tick_input.commands.num_rows:
             moment = replace(moment, ahead=ahead, waiting=self._tracker.waiting(released + 1, ahead))
         effects = Effects()
         self._control.unwritable = self._unwritable(tick)
@@ -156,68 +165,70 @@ class Shard:
         giving_up = GivingUp(tick.unwritable, self._names, tick.tick, tick.now)
         rows = self._in_flight.take_open(giving_up.of(open_releases))
         next_sequence = functools.partial(self._control.next_sequence, moment)
-        given_up = [giving_up.take(rows, int64(rows, "wants"), next_sequence)[0]]
-        if tick.run != last_run:
+        given_up = [giving_up.take(rows, int64(rows, "subscription_mask"), next_sequence)[0]]
+        if tick.run_id != last_run_id:
             effects.releases += self._in_flight.all()
 
-        if intake.rebuilt is not None:
-            self._tracker.rebuild(intake.rebuilt.sealed)
-            self._control.rebuild(intake.rebuilt, tick.now)
-            self._control.release_held(held(intake.kept), moment)
+        if tick_input.rebuilt is not None:
+            self._tracker.rebuild(tick_input.rebuilt.sealed)
+            self._control.rebuild(tick_input.rebuilt, tick.now)
+            self._control.release_held(held(tick_input.payload_rows), moment)
 
-        if intake.back:
-            rows = concat([held(intake.kept), held(self._tracker.find(()))])
-            self._control.come_back(intake.back, rows, moment)
+        if tick_input.back:
+            rows = concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
+            self._control.come_back(tick_input.back, rows, moment)
 
         # Messages first, then commands: a command that was sent after its message finds it.
-        messages = intake.messages
+        messages = tick_input.messages
         rejected = is_rejected(messages)
         # After a rebuild messages may come again that are done with.
-        is_done = self._control.wants(messages) == 0 if self._control.has_exceptions else np.zeros_like(rejected)
+        is_done = (
+            self._control.subscription_mask(messages) == 0 if self._control.has_exceptions else np.zeros_like(rejected)
+        )
         outcomes = [self._control.arrive(messages, moment)]
         taken = _past_where(rejected, messages)
-        known, is_new = self._known(intake, taken)
-        self._entries.add(taken, tick.turn if is_turn else tick.turn + 1)
+        known, is_new = self._known(tick_input, taken)
+        self._entries.add(taken, tick.seal_epoch if ends_seal_epoch else tick.seal_epoch + 1)
         effects.rejects = where(messages, rejected)
         short_notice = self._tracker.add_messages(where(messages, ~rejected & ~is_done), tick.cutoff)
-        kept = self._kept(intake, messages, known)
+        payload_rows = self._payload_rows(tick_input, messages, known)
         outcomes.append(
             self._control.apply(
-                intake.commands,
-                intake.request_ids,
+                tick_input.commands,
+                tick_input.request_ids,
                 known,
                 is_new,
                 moment,
-                kept,
-                intake.switches,
-                self._held(intake),
-                intake.first_answers,
+                payload_rows,
+                tick_input.pause_changes,
+                self._held(tick_input),
+                tick_input.first_answers,
                 outcomes[0],
             )
         )
         moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
 
-        if is_turn or self._tracker.number_of_unsealed_messages >= self._min_index_count or kept_open.num_rows:
+        if ends_seal_epoch or self._tracker.number_of_unsealed_messages >= self._min_index_count or kept_open.num_rows:
             effects.bucket = concat([self._tracker.seal(tick.load_horizon, tick.near_until), kept_open])
             effects.cancels = self._control.take_cancels()
-        self._tracker.load_segment(intake.segment)
-        if is_turn:
+        self._tracker.load_segment(tick_input.segment)
+        if ends_seal_epoch:
             outcomes.append(self._control.expire(moment))
-            effects.entries = self._entries.take(tick.booked)
+            effects.entries = self._entries.take(tick.durable_through)
 
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
         # What is left out goes nowhere, not to the rejects topic either.
         left_out = is_left_out(effects.rejects)
-        told = self._told(tick, concat([where(effects.rejects, ~left_out), given_up[0].rejects]))
-        told = concat([told, self._tell_again(tick, intake.rejected)])
-        at_once = in_order(pa.concat_tables([told, short_notice, moved]))
+        rejects = self._sent_rejects(tick, concat([where(effects.rejects, ~left_out), given_up[0].rejects]))
+        rejects = concat([rejects, self._rejects_sent_again(tick, tick_input.rejected)])
+        at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
         n_short, short_given_up = self._release(tick, effects, False, at_once, moment, giving_up)
         n_planned, planned_given_up = self._release(tick, effects, True, planned, moment, giving_up)
         given_up += [short_given_up, planned_given_up]
-        effects.outcomes = concat([*outcomes, *(one.outcomes for one in given_up)], OUTCOMES)
+        effects.outcomes = concat([*outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
         self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
-        effects.rejects = concat([effects.rejects, intake.no_commands, *(one.rejects for one in given_up)])
-        if is_turn:
+        effects.rejects = concat([effects.rejects, tick_input.rejected_commands, *(one.rejects for one in given_up)])
+        if ends_seal_epoch:
             # Not before what is due has been handed out: after a long pause it may be long due.
             self._tracker.drop_expired(tick.cutoff)
             self._control.drop_expired(tick.cutoff)
@@ -225,58 +236,60 @@ class Shard:
             "tick": tick.tick,
             "now": tick.now,
             "cutoff": tick.cutoff,
-            "next_due": HELD_MILLIS if self._tracker.next_due is None else self._tracker.next_due,
+            "next_due": HELD_DELIVER_AT if self._tracker.next_due is None else self._tracker.next_due,
             "taken": messages.num_rows,
             "rejected": effects.rejects.num_rows - int(left_out.sum()),
             "left_out": int(left_out.sum()),
-            "short_notice": n_short - told.num_rows,
+            "short_notice": n_short - rejects.num_rows,
             "planned": n_planned,
             "sealed": effects.bucket.num_rows,
-            "segment": intake.segment.num_rows,
+            "segment": tick_input.segment.num_rows,
             "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted + self._in_flight.open,
             "loaded": self._tracker.number_of_loaded_messages,
             "in_flight": len(self._in_flight),
-            "commands": intake.commands.num_rows,
+            "commands": tick_input.commands.num_rows,
             "waiting_commands": self._control.waiting,
-            "taken_back": self._control.taken_back.count,
-            "taken_back_bytes": self._control.taken_back.n_bytes,
+            "taken_back": self._control.cancelled.count,
+            "taken_back_bytes": self._control.cancelled.n_bytes,
         }
         self._save(tick)
         return effects
 
-    def _known(self, intake: Intake, messages: pa.Table) -> tuple[pa.Table, BoolArray]:
-        """The messages of the entries that commands name, and which of them came in only now and can be taken back."""
-        if not intake.commands.num_rows:
+    def _known(self, tick_input: TickInput, messages: pa.Table) -> tuple[pa.Table, BoolArray]:
+        """The messages of the entries that commands name, and which of them came in only now and can be cancelled."""
+        if not tick_input.commands.num_rows:
             return KNOWN.empty_table(), np.zeros(0, np.bool_)
-        wanted = intake.commands.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
-        new, recent, booked = (
+        wanted = tick_input.commands.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
+        new, recent, durable = (
             rows.select(KNOWN.names)
             .join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
             .select(KNOWN.names)
-            for rows in (messages, self._entries.all(), with_released(intake.found))
+            for rows in (messages, self._entries.all(), with_released(tick_input.known_messages))
         )
-        # An entry that is not booked yet is known here as a whole, in the delayed index perhaps in part.
-        booked = booked.join(recent, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
-        is_new = np.zeros(new.num_rows + recent.num_rows + booked.num_rows, np.bool_)
+        # An entry that is not durable yet is known here as a whole, in the delayed index perhaps in part.
+        durable = durable.join(recent, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
+        is_new = np.zeros(new.num_rows + recent.num_rows + durable.num_rows, np.bool_)
         is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
-        return pa.concat_tables([new, recent, booked.select(KNOWN.names)]).cast(KNOWN), is_new
+        return pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN), is_new
 
-    def _kept(self, intake: Intake, messages: pa.Table, known: pa.Table) -> pa.Table:
+    def _payload_rows(self, tick_input: TickInput, messages: pa.Table, known: pa.Table) -> pa.Table:
         """Rows of the known messages that commands reschedule or restore, wherever they are."""
-        kinds = pc.is_in(intake.commands["kind"], pa.array([RESCHEDULE, RESTORE]))
+        kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE]))
         if not pc.any(kinds).as_py():
             return MESSAGES.empty_table()
-        wanted = intake.commands.filter(kinds).select(["ledger_id", "entry_id"])
+        wanted = tick_input.commands.filter(kinds).select(["ledger_id", "entry_id"])
         wanted = wanted.group_by(["ledger_id", "entry_id"]).aggregate([])
         known = known.join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
-        return concat(of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), intake.kept))
+        return concat(
+            of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), tick_input.payload_rows)
+        )
 
-    def _held(self, intake: Intake) -> pa.Table:
+    def _held(self, tick_input: TickInput) -> pa.Table:
         """Rows held back for paused subscriptions, of all of them, if a command resumes any."""
-        if all(switch.is_paused for switch in intake.switches):
+        if all(change.is_paused for change in tick_input.pause_changes):
             return MESSAGES.empty_table()
-        return concat([held(intake.kept), held(self._tracker.find(()))])
+        return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
 
     def _release(
         self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment, giving_up: GivingUp
@@ -284,27 +297,27 @@ class Shard:
         """Hands rows out to the subscriptions that want them; returns how many, and what of them is given up."""
         if not rows.num_rows:
             return 0, GivenUp()
-        wants = self._control.hand_out(rows, moment)
-        given_up, wants = giving_up.take(rows, wants, functools.partial(self._control.next_sequence, moment))
-        is_wanted = is_rejected(rows) | (wants != 0)
-        rows = where(rows.append_column("wants", pa.array(wants)), is_wanted)
+        masks = self._control.hand_out(rows, moment)
+        given_up, masks = giving_up.take(rows, masks, functools.partial(self._control.next_sequence, moment))
+        is_wanted = is_rejected(rows) | (masks != 0)
+        rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         n = rows.num_rows
         if given_up.rejects.num_rows:
-            told = self._told(tick, given_up.rejects)
-            told = told.append_column("wants", pa.array(np.zeros(told.num_rows, np.int64)))
-            rows = in_order(concat([rows, told], rows.schema))
+            rejects = self._sent_rejects(tick, given_up.rejects)
+            rejects = rejects.append_column("subscription_mask", pa.array(np.zeros(rejects.num_rows, np.int64)))
+            rows = in_order(concat([rows, rejects], rows.schema))
         if rows.num_rows:
             release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))
             self._in_flight.add(release)
             effects.releases.append(release)
         return n, given_up
 
-    def _told(self, tick: Tick, rejects: pa.Table) -> pa.Table:
+    def _sent_rejects(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """New rejects that go to their topics now. Rejects whose topic can't be written are only in the table."""
         held = [topic for topic, names in tick.unwritable.items() if "" in names]
         return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
 
-    def _tell_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
+    def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Rejects of earlier ticks that go to their topics now; where they are many the rest waits for some seconds."""
         times = tick.now + np.arange(rejects.num_rows) // RELEASED_A_SECOND * 1000
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
@@ -332,13 +345,13 @@ class Shard:
         return 1 << names.index(name) if name in names else 0
 
     def _last(self) -> tuple[int, int, str, int]:
-        """The last tick's turn, cutoff and run, and the highest cutoff that there was."""
-        turn, cutoff, run, *ahead = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
-        return int(turn), int(cutoff), run, int(ahead[0] if ahead else cutoff)
+        """The last tick's seal epoch, cutoff and run id, and the highest cutoff that there was."""
+        seal_epoch, cutoff, run_id, *ahead = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
+        return int(seal_epoch), int(cutoff), run_id, int(ahead[0] if ahead else cutoff)
 
     def _save(self, tick: Tick) -> None:
         ahead = max(tick.cutoff, self._last()[3])
-        last = f"{tick.turn} {tick.cutoff} {tick.run} {ahead}".encode()
+        last = f"{tick.seal_epoch} {tick.cutoff} {tick.run_id} {ahead}".encode()
         if last != self._store.get("shard", (0, 0)):
             self._store.put("shard", (0, 0), last)
         self._tracker.save()
@@ -348,7 +361,7 @@ class Shard:
 
 
 def _past_where(rejected: BoolArray, messages: pa.Table) -> pa.Table:
-    """The messages, the rejected ones with a past time: they are handed out at once, and no command takes them back."""
+    """The messages, the rejected ones with a past time: they are handed out at once, and no command cancels them."""
     if not rejected.any():
         return messages
     return with_columns(messages, deliver_at=pa.array(np.where(rejected, PAST, int64(messages, "deliver_at"))))

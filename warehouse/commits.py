@@ -30,7 +30,7 @@ def commit_next(
     """Commits to the newest version of a table, if it is wanted there.
 
     Args:
-        transactions: by application their numbers, which the commit carries.
+        transactions: by app id their numbers, which the commit carries.
         is_wanted: decides by the newest version, which is the table's then; may raise.
         write: commits with these properties, in which another's commit makes it fail.
 

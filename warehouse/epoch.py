@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from conf.errors import DelayLakeError
 
-EPOCH = "delaylake-epoch"  # the application id of the transaction
+EPOCH = "delaylake-epoch"  # the app id of the transaction
 
 # Whoever sends checks the epoch again after standing still for longer: it may have been taken for dead.
 PAUSE_SECONDS = 5.0

@@ -279,7 +279,7 @@ class Tables:
         Args:
             table: goes to the newest version.
             write: commits with these properties; done again where another commit came first.
-            versions: by application the transactions that the commit carries.
+            versions: by app id the transactions that the commit carries.
             is_wanted: asked when the table is at its newest version.
 
         Returns:
@@ -376,7 +376,7 @@ class Tables:
         Args:
             name: the table.
             rows: in the table's columns.
-            versions: for each writer (an application id) the number of the write; it rises from write to write.
+            versions: for each writer (an app id) the number of the write; it rises from write to write.
                 Empty: rows that no replay can repeat.
 
         Returns:
@@ -401,7 +401,7 @@ class Tables:
         )
 
     def written(self, name: str, app: str) -> int:
-        """The number of a writer's (an application id's) last write; -1: none."""
+        """The number of a writer's (an app id's) last write; -1: none."""
         return _number(self._open(name), app)
 
     def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
@@ -492,7 +492,7 @@ class Snapshot:
 
 
 def _number(table: DeltaTable, app: str) -> int:
-    """The number of an application's last transaction in a version of a table; -1: none."""
+    """The number of an app id's last transaction in a version of a table; -1: none."""
     number = table.transaction_version(app)
     return -1 if number is None else int(number)
 

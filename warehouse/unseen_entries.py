@@ -120,7 +120,7 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
     return len(new)
 
 
-def booked_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
+def durable_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
     """The index of an entry's last message, by the table `entries`; None: it does not say."""
     found = tables.query(
         "entries",

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from conf.settings import Settings, local_path
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 from warehouse.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
@@ -51,7 +51,7 @@ WHERE messages > 0
     # What waits: a row a message and subscription. What was held back by a pause is due when it is rescheduled.
     "pending": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
-       i.deliver_at >= {HELD_MILLIS} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload
+       i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id

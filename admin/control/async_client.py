@@ -115,12 +115,12 @@ class AsyncControlClient:
                 if not window.waiting:
                     return
                 async with asyncio.timeout_at(deadline or self._loop.time() + timeout_seconds):
-                    told = await coming.get()
-                if isinstance(told, ControlUnavailable):
-                    raise told
-                outcome = window.take(told)
-                if told.request_id not in window.waiting:
-                    self._waiting.pop(told.request_id, None)
+                    published = await coming.get()
+                if isinstance(published, ControlUnavailable):
+                    raise published
+                outcome = window.take(published)
+                if published.request_id not in window.waiting:
+                    self._waiting.pop(published.request_id, None)
                 if outcome is not None:
                     yield outcome
         except pulsar.PulsarException as error:
@@ -139,9 +139,9 @@ class AsyncControlClient:
                 self._loop.call_soon_threadsafe(coming.put_nowait, failure)
 
     def _take(self, data: bytes) -> None:
-        told = ControlOutcome.FromString(data)
-        if coming := self._waiting.get(told.request_id):
-            coming.put_nowait(told)
+        published = ControlOutcome.FromString(data)
+        if coming := self._waiting.get(published.request_id):
+            coming.put_nowait(published)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from admin.control.requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, RequestFactory
 from broker.message_ids import MessageRef
 from conf.settings import Settings, Subscription
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
 from tracker.schedule import MAX_TIME_MILLIS
 from warehouse.queries.waiting import WAITS, Pending, PendingError, PendingFilter, State
@@ -61,7 +61,7 @@ class Change:
             return np.full(rows.num_rows, self.deliver_at)
         due = int64(rows, "deliver_at")
         # What is held back has no time that could be shifted: it is delivered at once.
-        return np.where(due >= HELD_MILLIS, 0, np.maximum(due + (self.shift_millis or 0), 0))
+        return np.where(due >= HELD_DELIVER_AT, 0, np.maximum(due + (self.shift_millis or 0), 0))
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Tally:
 
 
 def meant(wanted: PendingFilter, action: Action) -> PendingFilter:
-    """The filter that an action goes by: to restore is meant what was taken back."""
-    return wanted.model_copy(update={"state": State.TAKEN_BACK}) if action is Action.RESTORE else wanted
+    """The filter that an action goes by: to restore is meant what was cancelled."""
+    return wanted.model_copy(update={"state": State.CANCELLED}) if action is Action.RESTORE else wanted
 
 
 def check(pending: Pending, action: Action) -> None:

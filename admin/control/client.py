@@ -143,11 +143,11 @@ class ControlClient:
             try:
                 if left <= 0:
                     raise pulsar.Timeout
-                told = ControlOutcome.FromString(self._outcomes.read_next(left).data())
+                published = ControlOutcome.FromString(self._outcomes.read_next(left).data())
             except pulsar.Timeout:
                 raise ControlError(window.no_answer(timeout_seconds)) from None
             # Others may have commands of their own.
-            if told.request_id in window.waiting:
-                if outcome := window.take(told):
+            if published.request_id in window.waiting:
+                if outcome := window.take(published):
                     yield outcome
                 deadline = time.monotonic() + timeout_seconds

@@ -95,17 +95,17 @@ class ControlRequest:
     def is_answered(self) -> bool:
         return not self._expected.left
 
-    def take(self, told: ControlOutcome) -> Outcome | None:
+    def take(self, published: ControlOutcome) -> Outcome | None:
         """Takes one of its outcomes; None where that is not the last word on its message."""
-        if told.result == Result.WAITING and Result.WAITING not in self._done:
+        if published.result == Result.WAITING and Result.WAITING not in self._done:
             return None
         return Outcome(
-            told.subscription,
-            MessageRef(told.ledger_id, told.entry_id, -1, told.batch_index),
-            Result.Name(told.result),
-            told.reason,
-            told.result in self._done,
-            self._expected.settle(told),
+            published.subscription,
+            MessageRef(published.ledger_id, published.entry_id, -1, published.batch_index),
+            Result.Name(published.result),
+            published.reason,
+            published.result in self._done,
+            self._expected.settle(published),
         )
 
 
@@ -118,11 +118,11 @@ class _OneByOne:
         for m in messages:
             self.left[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
 
-    def settle(self, told: ControlOutcome) -> int:
+    def settle(self, published: ControlOutcome) -> int:
         """Waits no more for what an outcome is of; returns of how many messages that is."""
-        entries = list(self.left) if told.ledger_id < 0 else [(told.ledger_id, told.entry_id)]
+        entries = list(self.left) if published.ledger_id < 0 else [(published.ledger_id, published.entry_id)]
         for entry in entries:
-            left = {key for key in self.left.pop(entry, ()) if not _answers(told, *key)}
+            left = {key for key in self.left.pop(entry, ()) if not _answers(published, *key)}
             if left:
                 self.left[entry] = left
         return 1
@@ -140,17 +140,17 @@ class _SummedUp:
         self.left = dict.fromkeys(subscriptions, n)
         self._batch_size = batch_size
 
-    def settle(self, told: ControlOutcome) -> int:
+    def settle(self, published: ControlOutcome) -> int:
         """As above."""
-        names = [n for n in self.left if told.subscription in ("", n) or not n]
-        if told.ledger_id >= 0:
+        names = [n for n in self.left if published.subscription in ("", n) or not n]
+        if published.ledger_id >= 0:
             # One of the messages of an entry that was named whole, which ends with the last of them.
-            settled = dict.fromkeys(names, int(not told.has_more))
+            settled = dict.fromkeys(names, int(not published.has_more))
         else:
             # Without a number it is of all.
-            settled = {name: min(told.n_named or self.left[name], self.left[name]) for name in names}
+            settled = {name: min(published.n_named or self.left[name], self.left[name]) for name in names}
         self.left = {n: left for n in self.left if (left := self.left[n] - settled.get(n, 0))}
-        return len(names) if told.ledger_id >= 0 else sum(settled.values()) * self._batch_size
+        return len(names) if published.ledger_id >= 0 else sum(settled.values()) * self._batch_size
 
 
 class Window:
@@ -182,14 +182,14 @@ class Window:
             self._ahead += request.n_messages
         return request
 
-    def take(self, told: ControlOutcome) -> Outcome | None:
+    def take(self, published: ControlOutcome) -> Outcome | None:
         """Takes an outcome; None where it is not the last word on a message that is waited for."""
-        request = self.waiting.get(told.request_id)
+        request = self.waiting.get(published.request_id)
         if request is None:
             return None
-        outcome = request.take(told)
+        outcome = request.take(published)
         if request.is_answered:
-            del self.waiting[told.request_id]
+            del self.waiting[published.request_id]
             self._ahead -= request.n_messages
         return outcome
 
@@ -306,11 +306,11 @@ def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:
     return entry
 
 
-def _answers(told: ControlOutcome, subscription: str, batch_index: int) -> bool:
+def _answers(published: ControlOutcome, subscription: str, batch_index: int) -> bool:
     """Whether an outcome for an entry answers for one of its messages, or all (-1), of a subscription."""
-    if told.subscription and subscription not in ("", told.subscription):
+    if published.subscription and subscription not in ("", published.subscription):
         return False
-    if told.batch_index < 0 or told.batch_index == batch_index:
+    if published.batch_index < 0 or published.batch_index == batch_index:
         return True
     # An entry is answered by its messages where they do not share a result: by the last of them.
-    return batch_index < 0 and not told.has_more
+    return batch_index < 0 and not published.has_more

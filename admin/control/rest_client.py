@@ -1,4 +1,4 @@
-"""Takes messages back through an admin API instead of the control topic."""
+"""Cancels messages through an admin API instead of the control topic."""
 
 from __future__ import annotations
 
@@ -160,13 +160,13 @@ class RestClient:
     def _post(self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float) -> Iterator[Outcome]:
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             for found in pool.map(lambda call: self._call("POST", call[0], call[1], timeout_seconds), calls):
-                for told in found["outcomes"]:
+                for published in found["outcomes"]:
                     yield Outcome(
-                        told["subscription"],
-                        MessageRef(told["ledgerId"], told["entryId"], -1, told["batchIndex"]),
-                        told["result"],
-                        told["reason"],
-                        Result.Value(told["result"]) in done,
+                        published["subscription"],
+                        MessageRef(published["ledgerId"], published["entryId"], -1, published["batchIndex"]),
+                        published["result"],
+                        published["reason"],
+                        Result.Value(published["result"]) in done,
                     )
 
     def _call(self, method: str, path: str, content: Any, timeout_seconds: float) -> Any:

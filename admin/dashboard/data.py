@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from admin.security.refusals import TABLE as REFUSALS
 from broker.message_ids import MessageRef
 from conf.settings import Settings
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.queries.waiting import Pending
 from warehouse.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
 
@@ -130,7 +130,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
                 row["producer_name"] or "",
                 detail=f"bucket {row['bucket_id']}",
             )
-        elif row["operation"] == "DELAY" and row["deliver_at"] >= HELD_MILLIS:
+        elif row["operation"] == "DELAY" and row["deliver_at"] >= HELD_DELIVER_AT:
             add(row["publish_time"], "held back by a pause", subscription=row["subscription"] or "")
     for row in snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
         is_done = row["result"] == "APPLIED"

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 
 COOKIE = TOKEN_COOKIE
 
@@ -87,7 +87,7 @@ def _time(millis: int | None) -> Markup:
     """A time, in UTC and with its zone."""
     if not millis:
         return Markup("&ndash;")
-    if millis >= HELD_MILLIS:
+    if millis >= HELD_DELIVER_AT:
         return Markup('<span class="tag">held back</span>')
     try:
         text = datetime.fromtimestamp(millis / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]

@@ -1,4 +1,4 @@
-"""What waits, and taking it back by a filter, over HTTP."""
+"""Messages that wait, and cancelling them by a filter, over HTTP."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def pending_filter(
     producer_name: Annotated[str | None, Query(alias="producerName", description="Of this producer.")] = None,
     ledger_id: Annotated[int | None, Query(alias="ledgerId", description="Of this ledger.")] = None,
     entry_id: Annotated[int | None, Query(alias="entryId", description="Of this entry of the ledger.")] = None,
-    state: Annotated[State, Query(description="Only what is held back; or what was taken back and is not past.")] = (
-        State.WAITING
-    ),
+    state: Annotated[
+        State, Query(description="Only what is held back; or what was cancelled or skipped and is not past.")
+    ] = (State.WAITING),
 ) -> PendingFilter:
     """A dependency: the query's filter."""
     pairs = [text.partition("=") for text in properties or ()]
@@ -336,7 +336,7 @@ async def skip_next(
 async def _skip_next(request: Request, role: str, target: Target, question: Pending, n: int) -> Tally:
     """Skips the next n messages of a listing, or all where there are fewer.
 
-    What turns out to be done with, because it was handed out or taken back since the table was written, does not count:
+    What turns out to be done with, because it was handed out or cancelled since the table was written, does not count:
     the one after it is skipped instead.
     """
     settings: Settings = request.app.state.settings

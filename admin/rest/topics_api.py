@@ -1,4 +1,4 @@
-"""Takes messages back, with the paths and codes of Pulsar's admin API."""
+"""Cancels messages, with the paths and codes of Pulsar's admin API."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ CHANGE_ERRORS = CALLER_ERRORS | {
 }
 
 CANCEL_TEXT = (
-    "Takes a delayed message back, on all subscriptions or those named. A cancel for a message that has not come yet is"
+    "Cancels a delayed message, on all subscriptions or those named. A cancel for a message that has not come yet is"
     " kept until two ticks after the time that it names." + _PREFER
 )
 CANCEL_RESPONSES = _DONE | error_responses(
@@ -162,7 +162,7 @@ ACTION_RESPONSES = _DONE | error_responses(
     _400="The body is no JSON or in none of the forms, or an id is no message's.",
     _404="No such topic, subscription or message.",
     _405="The topic is not persistent.",
-    _412="A message was handed out already (TOO_LATE), or was taken back (INVALID). Where some could be done and some"
+    _412="A message was handed out already (TOO_LATE), or was cancelled (INVALID). Where some could be done and some"
     " not, the former are.",
 )
 

@@ -26,7 +26,7 @@ def audit(
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Check that every message is pending, delivered once, taken back or rejected, by the Delta tables and the broker.
+    """Check that every message is pending, delivered once, cancelled or rejected, by the Delta tables and the broker.
 
     Exit status 1 where anything is lost, doubled, early, overdue, not seen, or delivered although cancelled or
     rejected. What the broker took is compared with what the tables have, where the broker answers.
@@ -74,8 +74,8 @@ def _compared_text(comparison: Comparison) -> str:
         for name in ("entries", "booked", "not_booked", "no_message", "not_seen", "not_known", "trimmed")
     }
     parts = [
-        f"{sums['booked']:,} are booked",
-        f"{sums['not_booked']:,} not read or not booked yet",
+        f"{sums['booked']:,} are durable",
+        f"{sums['not_booked']:,} not read or not durable yet",
         *(
             f"{sums[name]:,} {text}"
             for name, text in (
@@ -86,5 +86,5 @@ def _compared_text(comparison: Comparison) -> str:
             if sums[name]
         ),
     ]
-    trimmed = f"; {sums['trimmed']:,} booked ones it no longer has" if sums["trimmed"] else ""
+    trimmed = f"; {sums['trimmed']:,} durable ones it no longer has" if sums["trimmed"] else ""
     return f"compared with the broker: of its {sums['entries']:,} entries {', '.join(parts)}{trimmed}"

@@ -59,7 +59,7 @@ class Listed(StrEnum):
 
     WAITING = "waiting"
     HELD = "held"
-    TAKEN_BACK = "takenBack"
+    CANCELLED = "takenBack"
 
 
 class BulkError(DelayLakeError):
@@ -156,7 +156,7 @@ def purge(
             if routed
             else f"{topic} is not known: no job on {settings.warehouse} has had a route for it"
         )
-    # Where nobody consumes, single messages can be taken back whatever the type.
+    # Where nobody consumes, single messages can be cancelled whatever the type.
     routes = [
         route.model_copy(
             update={

@@ -1,4 +1,4 @@
-"""`delaylake topics`: take messages back and find them, with the commands and options of Pulsar's own tool."""
+"""`delaylake topics`: cancel messages and find them, with the commands and options of Pulsar's own tool."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Fate(StrEnum):
 class Message:
     """A message to be produced.
 
-    `deliver_at`, `sent_properties` and `position` are known when it has been produced. `taken_back` are the
+    `deliver_at`, `sent_properties` and `position` are known when it has been produced. `cancelled` are the
     subscriptions from which it was cancelled or skipped.
     """
 
@@ -56,12 +56,12 @@ class Message:
     deliver_at: int = 0
     sent_properties: dict[str, str] = field(default_factory=dict)
     position: str = ""  # ledger:entry:partition:batchIndex
-    taken_back: set[str] = field(default_factory=set)
+    cancelled: set[str] = field(default_factory=set)
 
     @property
     def wanted(self) -> set[str]:
         """The subscriptions that are to get it."""
-        return set(self.subscriptions) - self.taken_back if self.fate is Fate.DELIVERED else set()
+        return set(self.subscriptions) - self.cancelled if self.fate is Fate.DELIVERED else set()
 
     @property
     def delay_millis(self) -> int:

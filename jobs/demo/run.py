@@ -44,7 +44,7 @@ from warehouse.tables import Tables
 
 _BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second: to be watched
 _TAKEN_BACK_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped
-_TAKE_BACK_AHEAD_SECONDS = 6
+_CANCEL_AHEAD_SECONDS = 6
 _PATIENCE_SECONDS = 120
 
 # What is due sooner is released when it comes in, and its lateness is that of a batch.
@@ -88,10 +88,10 @@ class DemoRun:
         with Consumers(settings) as consumers:
             with self._progress.live(lambda: self._numbers(consumers)):
                 self._produce(settings)
-                self._take_back(settings)
+                self._cancel(settings)
                 self._wait_for_all(consumers)
             with self._progress.step("waiting until all is written down, and checking"):
-                self._wait_until_booked(settings)
+                self._wait_until_durable(settings)
                 status = self._job.stop()
                 # Doubled ones would come last.
                 time.sleep(1)
@@ -135,7 +135,7 @@ class DemoRun:
             client.close()
         self._intake_ended_at = time.time_ns() // 1_000_000
 
-    def _take_back(self, settings: Settings) -> None:
+    def _cancel(self, settings: Settings) -> None:
         """Cancels and skips some of the messages that wait, each in a way that fits it."""
         chosen: dict[tuple[str, str | None], list[Message]] = {}
         for message in _waiting(self._messages)[::_TAKEN_BACK_EACH]:
@@ -154,7 +154,7 @@ class DemoRun:
                 for outcome in outcomes:
                     self._outcomes[outcome.result] += 1
                     if outcome.is_done:
-                        by_entry[_entry(outcome.message)].taken_back.add(outcome.subscription)
+                        by_entry[_entry(outcome.message)].cancelled.add(outcome.subscription)
 
     def _wait_for_all(self, consumers: Consumers) -> None:
         last_due = max((m.deliver_at for m in self._messages if m.fate is Fate.DELIVERED), default=0)
@@ -163,13 +163,13 @@ class DemoRun:
         while time.time() < deadline and self._job.is_running and len(consumers.received) < expected:
             time.sleep(0.2)
 
-    def _wait_until_booked(self, settings: Settings) -> None:
+    def _wait_until_durable(self, settings: Settings) -> None:
         """Waits until the tables have all entries, which is some seconds after the last delivery."""
         tables = Tables(settings.warehouse)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self._job.is_running and time.monotonic() < deadline:
-            booked = tables.query("entries", "SELECT coalesce(sum(batch_size), 0) AS n FROM entries")["n"][0].as_py()
-            if booked >= len(self._messages):
+            durable = tables.query("entries", "SELECT coalesce(sum(batch_size), 0) AS n FROM entries")["n"][0].as_py()
+            if durable >= len(self._messages):
                 return
             time.sleep(0.5)
 
@@ -186,7 +186,7 @@ class DemoRun:
             "scheduled": len(self._messages),
             "topics": len(TOPICS),
             "delivered": sum(1 for r in received if r.subscription),
-            "taken_back": sum(len(m.taken_back) for m in self._messages),
+            "taken_back": sum(len(m.cancelled) for m in self._messages),
             "commands": dict(self._outcomes),
             "pending": len(pending),
             "pending_copies": sum(len(m.subscriptions) for m in pending),
@@ -225,13 +225,13 @@ class DemoRun:
 
     def _numbers(self, consumers: Consumers) -> Mapping[str, str]:
         delivered = consumers.delivered
-        taken_back = self._outcomes["APPLIED"]
+        cancelled = self._outcomes["APPLIED"]
         late = self._lateness(list(consumers.recent), 0)
         return {
             "scheduled": f"{self._produced:,}",
-            "pending": f"{max(0, self._scheduled_copies - delivered - taken_back):,}",
+            "pending": f"{max(0, self._scheduled_copies - delivered - cancelled):,}",
             "delivered": f"{delivered:,}",
-            "taken back": f"{taken_back:,}",
+            "taken back": f"{cancelled:,}",
             "rejected": f"{consumers.rejected:,}",
             "late p50": "-" if late["p50"] is None else f"{late['p50']:.0f} ms",
             "late p99": "-" if late["p99"] is None else f"{late['p99']:.0f} ms",
@@ -279,15 +279,15 @@ def _remember_position(message: Message) -> Any:
 
 
 def _waiting(messages: Sequence[Message]) -> list[Message]:
-    """Those that can still be taken back."""
-    soonest = time.time_ns() // 1_000_000 + _TAKE_BACK_AHEAD_SECONDS * 1000
+    """Those that can still be cancelled."""
+    soonest = time.time_ns() // 1_000_000 + _CANCEL_AHEAD_SECONDS * 1000
     return [m for m in messages if m.fate is Fate.DELIVERED and m.deliver_at > soonest and m.position]
 
 
 def _skipped_from(message: Message) -> str | None:
     """The subscription that a message is skipped from; None: it is cancelled, from all of them.
 
-    A cancel takes back a whole entry, and a subscription that acknowledges cumulatively can't skip.
+    A cancel is for a whole entry, and a subscription that acknowledges cumulatively can't skip.
     """
     skippable = [name for name, kind in TOPICS[message.topic] if kind not in ("Exclusive", "Failover")]
     if message.topic == BATCHED or message.number % 2:

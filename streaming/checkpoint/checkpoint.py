@@ -54,7 +54,7 @@ class Checkpoint:
         return self._query / "input"
 
     @property
-    def application(self) -> str:
+    def app_id(self) -> str:
         """The name under which this checkpoint's job writes. A new checkpoint gets a new one: its ticks are its own."""
         file = self._query / "application"
         if not file.exists():

@@ -10,6 +10,10 @@ from typing import Any
 from tracker import Tick
 from warehouse.known_routes import KnownRoutes
 
+# By a field of `Offset` its name in Spark's offset log, where that is another: checkpoints outlive a renaming.
+_STORED_AS = {"seal_epoch": "turn", "run_id": "run", "durable_through": "booked", "ingested_through": "passed"}
+_READ_AS = {stored: name for name, stored in _STORED_AS.items()}
+
 UNKNOWN = -1  # in place of a number of partitions: it was never known
 
 
@@ -17,23 +21,24 @@ UNKNOWN = -1  # in place of a number of partitions: it was never known
 class Offset:
     """The end of a batch in Spark's offset log. What a batch does is a function of its offsets and the state.
 
-    A mark is a turn whose intake is not settled yet: [turn, its tick, what was due before this went unsealed].
+    A mark is a seal epoch that is not durable yet: [its number, the tick that ended it, what was due before this time
+    went unsealed].
     """
 
     tick: int = 0
     now: int = 0
     cutoff: int = 0
-    turn: int = 0
+    seal_epoch: int = 0
     load_horizon: int = 0
     near_until: int = 0
-    run: str = ""
+    run_id: str = ""
     confirmed: int = 0
-    booked: int = 0
+    durable_through: int = 0
     marks: list[list[int]] = field(default_factory=list)
     index_version: int = 0  # the version of delayed_index that segments are loaded from
     lookup_versions: list[int] = field(default_factory=list)  # of index_rows.LOOKED_UP, where there are commands
     barriers: list[Any] = field(default_factory=list)  # [tick, ends]: what was published before that tick's commands
-    passed: int = 0  # all barriers of this tick and earlier ones have been passed
+    ingested_through: int = 0  # all barriers of this tick and earlier ones are behind
     positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
     destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned ones, -1: not known
     lanes: int = 1
@@ -55,7 +60,7 @@ class Offset:
     def to_json(self) -> dict[str, Any]:
         """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
         return {
-            **asdict(self),
+            **{_STORED_AS.get(name, name): value for name, value in asdict(self).items()},
             "positions": dict(sorted(self.positions.items())),
             "destinations": dict(sorted(self.destinations.items())),
         }
@@ -63,7 +68,7 @@ class Offset:
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> Offset:
         """Reads an offset that `to_json` wrote."""
-        return cls(**offset)
+        return cls(**{_READ_AS.get(name, name): value for name, value in offset.items()})
 
     def to_tick(self) -> Tick:
         """The tick of the batch that ends with this offset, as the shards get it."""
@@ -80,14 +85,14 @@ class Offset:
         return Tick(
             tick=self.tick,
             cutoff=self.cutoff,
-            turn=self.turn,
+            seal_epoch=self.seal_epoch,
             load_horizon=self.load_horizon,
             near_until=self.near_until,
-            run=self.run,
+            run_id=self.run_id,
             confirmed=self.confirmed,
-            booked=self.booked,
+            durable_through=self.durable_through,
             now=self.now,
-            passed=self.passed,
+            ingested_through=self.ingested_through,
             sending=sending,
             unwritable=self.unwritable,
         )

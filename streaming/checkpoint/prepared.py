@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
-from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
-from tracker.commands.rebuilt import MOVED, TAKEN
-from tracker.commands.schema import COMMANDS
+from streaming.operator_input import InputKind
+from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import int64, typed
 from tracker.shards import shard_of
 
@@ -46,7 +46,12 @@ class PreparedState:
     def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
         """For each shard the counts, request ids and pauses, and by kind its rows."""
         meta = json.loads((self._folder / "meta.json").read_text())
-        kinds = {REBUILT_TAKEN: TAKEN, REBUILT_DELIVERED: TAKEN, REBUILT_MOVED: MOVED, REBUILT_WAITING: COMMANDS}
+        kinds = {
+            InputKind.REBUILT_CANCELLED: NOT_TO_DELIVER,
+            InputKind.REBUILT_DELIVERED: NOT_TO_DELIVER,
+            InputKind.REBUILT_MOVED: MOVED,
+            InputKind.REBUILT_WAITING: COMMAND_ROWS,
+        }
         tables = {
             kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
             for kind, schema in kinds.items()

@@ -15,57 +15,44 @@ from conf.settings import TrackerSettings
 from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.state_store import SparkStore
-from streaming.operator_input import (
-    COMMANDS,
-    FOUND,
-    KEPT,
-    MESSAGES,
-    NO_COMMANDS,
-    PART_ROWS,
-    REBUILT,
-    REBUILT_DELIVERED,
-    REBUILT_MOVED,
-    REBUILT_TAKEN,
-    REBUILT_WAITING,
-    REJECTED,
-    REQUEST_IDS,
-    SEGMENT,
-    SWITCHES,
-    TICK,
-)
-from tracker import Intake, Shard
+from streaming.operator_input import PART_ROWS, InputKind
+from tracker import Shard, TickInput
 from tracker.commands.cancelled import Compression
-from tracker.commands.rebuilt import MOVED, TAKEN, Rebuilt
-from tracker.commands.schema import COMMANDS as COMMAND_ROWS
-from tracker.commands.schema import KNOWN, Switch
+from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER, Rebuilt
+from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.messages import concat, pack, unpack
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP
 from warehouse.tables import Tables
 
-RELEASE = "release"  # body: a release's rows, packed
-SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
-BUCKET = "bucket"  # body: rows of a sealed bucket
-CANCELS = "cancels"
-OUTCOMES = "outcomes"
-ENTRIES = "entries"
-REJECTS = "rejects"
-STATUS = "status"  # body: counts as JSON
+
+class OutputKind:
+    """What a row of the operator's output is, in its column `kind`."""
+
+    RELEASE = "release"  # body: a release's rows, packed
+    SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
+    BUCKET = "bucket"  # body: rows of a sealed bucket
+    CANCELS = "cancels"
+    OUTCOMES = "outcomes"
+    ENTRIES = "entries"
+    REJECTS = "rejects"
+    STATUS = "status"  # body: counts as JSON
+
 
 _output = Row(*OUTPUT_SCHEMA.names)
 
 _TABLES = (
-    MESSAGES,
-    SEGMENT,
-    COMMANDS,
-    FOUND,
-    KEPT,
-    NO_COMMANDS,
-    REJECTED,
-    REBUILT_TAKEN,
-    REBUILT_DELIVERED,
-    REBUILT_MOVED,
-    REBUILT_WAITING,
+    InputKind.MESSAGES,
+    InputKind.SEGMENT,
+    InputKind.COMMANDS,
+    InputKind.KNOWN_MESSAGES,
+    InputKind.PAYLOAD_ROWS,
+    InputKind.REJECTED_COMMANDS,
+    InputKind.REJECTED,
+    InputKind.REBUILT_CANCELLED,
+    InputKind.REBUILT_DELIVERED,
+    InputKind.REBUILT_MOVED,
+    InputKind.REBUILT_WAITING,
 )
 
 
@@ -99,17 +86,17 @@ class Operator:
         started = time.perf_counter()
         offset: Offset | None = None
         request_ids: dict[str, int] = {}
-        switches: list[Switch] = []
+        pause_changes: list[PauseChange] = []
         rebuilt: Rebuilt | None = None
         tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
         for row in rows:
-            if row.kind == TICK:
+            if row.kind == InputKind.TICK:
                 offset = Offset.from_json(json.loads(row.body))
-            elif row.kind == REQUEST_IDS:
+            elif row.kind == InputKind.REQUEST_IDS:
                 request_ids = json.loads(row.body)
-            elif row.kind == SWITCHES:
-                switches = [Switch(**switch) for switch in json.loads(row.body)]
-            elif row.kind == REBUILT:
+            elif row.kind == InputKind.PAUSE_CHANGES:
+                pause_changes = [PauseChange(**change) for change in json.loads(row.body)]
+            elif row.kind == InputKind.REBUILT:
                 meta = json.loads(row.body)
                 rebuilt = Rebuilt(
                     meta["sealed"],
@@ -135,43 +122,43 @@ class Operator:
             self._settings.tick_time_millis,
             self._compression,
         )
-        intake = Intake(
-            messages=concat(tables[MESSAGES]),
-            segment=concat(tables[SEGMENT]),
-            commands=concat(tables[COMMANDS], COMMAND_ROWS),
+        tick_input = TickInput(
+            messages=concat(tables[InputKind.MESSAGES]),
+            segment=concat(tables[InputKind.SEGMENT]),
+            commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
             request_ids=request_ids,
-            found=concat(tables[FOUND], KNOWN),
-            kept=concat(tables[KEPT]),
-            switches=switches,
+            known_messages=concat(tables[InputKind.KNOWN_MESSAGES], KNOWN),
+            payload_rows=concat(tables[InputKind.PAYLOAD_ROWS]),
+            pause_changes=pause_changes,
             rebuilt=rebuilt
             and replace(
                 rebuilt,
-                taken=concat(tables[REBUILT_TAKEN], TAKEN),
-                delivered=concat(tables[REBUILT_DELIVERED], TAKEN),
-                moved=concat(tables[REBUILT_MOVED], MOVED),
-                waiting=concat(tables[REBUILT_WAITING], COMMAND_ROWS),
+                cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
+                delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
+                moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
+                waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
             ),
-            no_commands=concat(tables[NO_COMMANDS]),
+            rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
             first_answers=first_answers,
             back={topic for topic, _ in offset.back},
-            rejected=concat(tables[REJECTED]),
+            rejected=concat(tables[InputKind.REJECTED]),
         )
-        effects = shard.apply(offset.to_tick(), intake)
+        effects = shard.apply(offset.to_tick(), tick_input)
 
         number = self._shard_of[key]
         for release in effects.releases:
-            kind = RELEASE if release.is_planned else SHORT_NOTICE
+            kind = OutputKind.RELEASE if release.is_planned else OutputKind.SHORT_NOTICE
             yield _output(number, kind, release.tick, pack(release.rows))
         for kind, table in (
-            (BUCKET, effects.bucket),
-            (CANCELS, effects.cancels),
-            (ENTRIES, effects.entries),
-            (REJECTS, effects.rejects),
-            (OUTCOMES, effects.outcomes),
+            (OutputKind.BUCKET, effects.bucket),
+            (OutputKind.CANCELS, effects.cancels),
+            (OutputKind.ENTRIES, effects.entries),
+            (OutputKind.REJECTS, effects.rejects),
+            (OutputKind.OUTCOMES, effects.outcomes),
         ):
             for start in range(0, table.num_rows, PART_ROWS):
                 yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
         millis = round((time.perf_counter() - started) * 1000)
-        status = effects.status | {"operator_millis": millis, "run": offset.run, "unwritable": offset.unwritable}
+        status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
         status |= {"changed": offset.changed}
-        yield _output(number, STATUS, offset.tick, json.dumps(status).encode())
+        yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())

@@ -13,10 +13,10 @@ from streaming.release.naming import Target
 class Assignment:
     """A shard's release, for a task to send.
 
-    `application` is the same for all runs on one checkpoint, and of no other.
+    `app_id` is the same for all runs on one checkpoint, and of no other.
     """
 
-    application: str
+    app_id: str
     shard: int
     tick: int
     is_planned: bool

@@ -109,7 +109,7 @@ def last_sent(
     threads = ThreadPoolExecutor(_THREADS, "last sent")
     try:
         asked = {}
-        for topic, producers in _producers(settings, checkpoint.application, newest).items():
+        for topic, producers in _producers(settings, checkpoint.app_id, newest).items():
             for start in range(0, len(producers), _NAMES_AT_ONCE):
                 some = tuple(producers[start : start + _NAMES_AT_ONCE])
                 names = _Names(topic, some, generations, last, deadline)
@@ -142,7 +142,7 @@ def _ask(settings: Settings, client: pulsar.Client, names: _Names) -> int:
     return names.last_tick(client)
 
 
-def _producers(settings: Settings, application: str, newest: Offset) -> dict[str, list[str]]:
+def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, list[str]]:
     """By topic partition the names under which the job of a checkpoint may have sent to it."""
     routes = newest.known_routes
     suffixes: dict[str, list[str]] = {}
@@ -150,7 +150,7 @@ def _producers(settings: Settings, application: str, newest: Offset) -> dict[str
         suffixes.setdefault(topic, []).append(schema_suffix(topic, version))
     lanes = sorted(
         {
-            Assignment(application, 0, tick, is_planned, b"").lane(newest.lanes, newest.lane_set)
+            Assignment(app_id, 0, tick, is_planned, b"").lane(newest.lanes, newest.lane_set)
             for tick in range(newest.lanes)
             for is_planned in (False, True)
         }
@@ -163,7 +163,7 @@ def _producers(settings: Settings, application: str, newest: Offset) -> dict[str
         ]
         for subscription, destination in to:
             names = [
-                producer_name(application, topic, subscription, shard, lane, is_batched) + suffix
+                producer_name(app_id, topic, subscription, shard, lane, is_batched) + suffix
                 for suffix in ("", *suffixes.get(topic, ()))
                 for lane in lanes
                 for shard in range(settings.tracker.shards)

@@ -36,14 +36,12 @@ def max_size_bytes(settings: Settings, topic: str) -> int:
     return settings.pulsar.max_message_size_bytes - OWN_BYTES - len(topic.encode()) - longest
 
 
-def producer_name(
-    application: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool
-) -> str:
+def producer_name(app_id: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:
     """The name under which a shard's messages for a subscription, or for the rejects topic (None), are sent.
 
     With the source topic in it: subscriptions of several, of the same name, may go to one destination.
     """
-    of_source = f"{application}-{zlib.crc32(source.encode()):08x}"
+    of_source = f"{app_id}-{zlib.crc32(source.encode()):08x}"
     return f"{of_source}-{subscription or ''}-{shard}-{lane}" + ("-batched" if is_batched else "")
 
 

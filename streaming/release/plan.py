@@ -84,13 +84,13 @@ def plan_release(
     sends = []
     skipped = set()
     failed: dict[Target, Failed] = {}
-    for row, (topic, wants, due, reason) in enumerate(
-        zip(columns["topic"], columns["wants"], columns["deliver_at"], columns["reason"], strict=True)
+    for row, (topic, masks, due, reason) in enumerate(
+        zip(columns["topic"], columns["subscription_mask"], columns["deliver_at"], columns["reason"], strict=True)
     ):
         sequence_id = (assignment.tick << ROW_BITS) + places[row] + 1
         targets: list[_Target] = [_Target(None, rejects_topic(topic))]
         if reason is None:
-            targets = [there for i, there in enumerate(by_number.get(topic, ())) if wants >> i & 1]
+            targets = [there for i, there in enumerate(by_number.get(topic, ())) if masks >> i & 1]
         for subscription, destination, is_new in targets:
             if destination is None:
                 dropped[topic, str(subscription)] += 1
@@ -111,7 +111,7 @@ def plan_release(
             if n:
                 destination = f"{destination}-partition-{_partition(columns, row, n)}"
             is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
-            name = producer_name(assignment.application, topic, subscription, assignment.shard, lane, is_batched)
+            name = producer_name(assignment.app_id, topic, subscription, assignment.shard, lane, is_batched)
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
                 name += schema_suffix(topic, version)
             if (assignment.tick, destination, name) in attempt.done:

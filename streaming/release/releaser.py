@@ -31,7 +31,7 @@ from streaming.release.sender import can_write, send_releases
 from streaming.release.unwritable import Part, Unwritable
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.giving_up import cancelled
-from tracker.commands.schema import OUTCOMES, SEQUENCE_BITS
+from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
 from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
@@ -70,7 +70,7 @@ class Releaser:
     handed out again, or that part of it.
 
     Args:
-        application: the same for all runs on one checkpoint, and of no other.
+        app_id: the same for all runs on one checkpoint, and of no other.
         on_deliveries: is given the rows that were written to `deliveries`.
         routes: of the last batch of the run before; None: there was none.
     """
@@ -81,7 +81,7 @@ class Releaser:
         settings: Settings,
         tables: Tables,
         feedback: FeedbackFile,
-        application: str,
+        app_id: str,
         on_deliveries: Callable[[pa.Table], None],
         troubles: Troubles | None = None,
         routes: KnownRoutes | None = None,
@@ -93,7 +93,7 @@ class Releaser:
         self._settings_json = settings.model_dump_json()
         self._tables = tables
         self._feedback_file = feedback
-        self._application = application
+        self._app_id = app_id
         self._on_deliveries = on_deliveries
         self._lock = threading.Condition()
         self._lanes: dict[str, list[Job]] = {}
@@ -163,7 +163,7 @@ class Releaser:
         """
         releases: dict[tuple[int, bool], list[Assignment]] = {}
         for shard, of_tick, is_planned, body in bodies:
-            assignment = Assignment(self._application, shard, of_tick, is_planned, body)
+            assignment = Assignment(self._app_id, shard, of_tick, is_planned, body)
             releases.setdefault((of_tick, is_planned), []).append(assignment)
         with self._lock:
             jobs = {
@@ -508,7 +508,7 @@ class Releaser:
             name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
             outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
         return self._append("rejects", to_rejects(refused, tick), version) and self._append(
-            "outcomes", outcomes_to_rows(concat(outcomes, OUTCOMES), tick, now), version
+            "outcomes", outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now), version
         )
 
     def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
@@ -565,7 +565,7 @@ class Releaser:
         limits = self._settings.release
         if len(self._lags) < 5:
             return limits.lookahead_millis
-        # The slowest batch counts, not the usual one: a turn takes longer than the ticks between.
+        # The slowest batch counts, not the usual one: one that seals takes longer than the ticks between.
         needed = max(self._lags) + self._lead() + SLOT_MILLIS
         return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_ceiling_millis))
 
@@ -573,7 +573,7 @@ class Releaser:
         self._feedback_file.write(self._feedback)
 
     def _writer_name(self, lane: str) -> str:
-        return f"{self._application}:{lane}"
+        return f"{self._app_id}:{lane}"
 
 
 def _note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:

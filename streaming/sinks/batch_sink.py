@@ -12,11 +12,10 @@ from pyspark.sql import DataFrame
 
 from status.batch_status import BatchStatus
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.operator.processor import BUCKET, CANCELS, ENTRIES, OUTCOMES, REJECTS, RELEASE, SHORT_NOTICE, STATUS
+from streaming.operator.processor import OutputKind
 from streaming.release.releaser import Releaser
 from streaming.sinks.outcomes import OutcomePublisher
-from tracker.commands.schema import CANCELS as CANCEL_ROWS
-from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
+from tracker.commands.schema import CANCEL_ROWS, OUTCOME_ROWS
 from tracker.entry_log import EMPTY_ENTRIES
 from tracker.messages import MESSAGES, concat, in_order, unpack
 from warehouse.queries.index_rows import cancels_to_index, to_index, to_rejects
@@ -33,15 +32,15 @@ class BatchSink:
         releaser: Releaser,
         outcomes: OutcomePublisher,
         checkpoint: Checkpoint,
-        run: str,
+        run_id: str,
         on_batch: Callable[[BatchStatus], None],
     ) -> None:
         self._tables = tables
         self._releaser = releaser
         self._outcomes = outcomes
         self._checkpoint = checkpoint
-        self._application = checkpoint.application
-        self._run = run
+        self._app_id = checkpoint.app_id
+        self._run_id = run_id
         self._on_batch = on_batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -50,36 +49,36 @@ class BatchSink:
         bodies: dict[str, list[Any]] = {}
         for output in outputs:
             bodies.setdefault(output["kind"], []).append(output)
-        statuses = [json.loads(output["body"]) for output in bodies.get(STATUS, [])]
+        statuses = [json.loads(output["body"]) for output in bodies.get(OutputKind.STATUS, [])]
         if not statuses:
             return
         tick, now, cutoff = (statuses[0][name] for name in ("tick", "now", "cutoff"))
 
         self._checkpoint.sync_begun(batch_id)
-        write_changes(self._tables, statuses[0]["changed"], tick, now, self._application)
+        write_changes(self._tables, statuses[0]["changed"], tick, now, self._app_id)
         # Due messages first: what is written down can wait some milliseconds more.
         releases = [
-            (o["shard"], o["tick"], kind == RELEASE, o["body"])
-            for kind in (RELEASE, SHORT_NOTICE)
+            (o["shard"], o["tick"], kind == OutputKind.RELEASE, o["body"])
+            for kind in (OutputKind.RELEASE, OutputKind.SHORT_NOTICE)
             for o in bodies.get(kind, [])
         ]
         # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
         # that was in flight, that tick's too, in the order in which the broker must get it.
-        if statuses[0]["run"] == self._run:
+        if statuses[0]["run"] == self._run_id:
             next_due = min(s["next_due"] for s in statuses)
             self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"])
-        outcomes = concat((unpack(o["body"]) for o in bodies.get(OUTCOMES, [])), OUTCOME_ROWS)
+        outcomes = concat((unpack(o["body"]) for o in bodies.get(OutputKind.OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
-        bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(BUCKET, [])))
-        cancels = concat((unpack(o["body"]) for o in bodies.get(CANCELS, [])), CANCEL_ROWS)
+        bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(OutputKind.BUCKET, [])))
+        cancels = concat((unpack(o["body"]) for o in bodies.get(OutputKind.CANCELS, [])), CANCEL_ROWS)
         index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
         self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
-        entries = concat((unpack(o["body"]) for o in bodies.get(ENTRIES, [])), EMPTY_ENTRIES.schema)
+        entries = concat((unpack(o["body"]) for o in bodies.get(OutputKind.ENTRIES, [])), EMPTY_ENTRIES.schema)
         if entries.num_rows:
             self._checkpoint.sync_done()  # they are acknowledged next, and then Pulsar does not have them any more
         self._append("entries", entries, tick)
-        rejects = concat((unpack(o["body"]) for o in bodies.get(REJECTS, [])), MESSAGES)
+        rejects = concat((unpack(o["body"]) for o in bodies.get(OutputKind.REJECTS, [])), MESSAGES)
         self._append("rejects", to_rejects(rejects, tick), tick)
 
         self._checkpoint.sync_soon()
@@ -93,4 +92,4 @@ class BatchSink:
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:
-            self._tables.append(table, rows, {self._application: tick})
+            self._tables.append(table, rows, {self._app_id: tick})

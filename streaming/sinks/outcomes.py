@@ -17,7 +17,7 @@ from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.release.attempt import Generation
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS
-from tracker.commands.schema import OUTCOMES as OUTCOME_ROWS
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import int64, typed, where
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.queries.index_rows import outcomes_to_rows
@@ -29,8 +29,8 @@ _BATCH_OUTCOMES = 500
 
 _SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operation"]
 
-# What of an outcome is told; see ControlOutcome.
-TOLD = pa.schema(
+# What of an outcome is published; see ControlOutcome.
+PUBLISHED = pa.schema(
     [
         *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
         ("has_more", pa.bool_()),
@@ -49,10 +49,10 @@ class OutcomePublisher:
     name, which shows in a sequence id of a later tick, another name is taken.
     """
 
-    def __init__(self, settings: Settings, application: str, troubles: Troubles | None = None) -> None:
+    def __init__(self, settings: Settings, app_id: str, troubles: Troubles | None = None) -> None:
         self._settings = settings
         self._topic = settings.control.outcome_topic
-        self._first_name = self._name = f"{application}-outcomes-batched"
+        self._first_name = self._name = f"{app_id}-outcomes-batched"
         self._generation = Generation(0, 0)
         self._troubles = troubles or Troubles()
         self._client: pulsar.Client | None = None
@@ -66,13 +66,13 @@ class OutcomePublisher:
             pulsar.PulsarException: the broker has not taken them.
         """
         now = time.time_ns() // 1_000_000
-        rows = told(outcomes).to_pylist()
+        rows = to_publish(outcomes).to_pylist()
         while not self._has_published(rows, tick, now):
             self._close_producer()
         return outcomes_to_rows(outcomes, tick, now)
 
     def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
-        """Publishes TOLD; false: the broker dropped it as repeated, and it was not."""
+        """Publishes rows of PUBLISHED; false: the broker dropped it as repeated, and it was not."""
         producer = self._open(tick)
         dropped = threading.Event()
 
@@ -115,7 +115,7 @@ class OutcomePublisher:
         return not dropped.is_set()
 
     def last_tick(self, most_tick: int) -> int:
-        """The last tick of which earlier runs have told outcomes; -1: of none. Nothing can be published afterwards.
+        """The last tick of which earlier runs have published outcomes; -1: none. Nothing can be published afterwards.
 
         Args:
             most_tick: there can be no later one.
@@ -167,8 +167,8 @@ class OutcomePublisher:
         return self._producer
 
 
-def told(outcomes: pa.Table) -> pa.Table:
-    """What is published of OUTCOMES, as TOLD: of those that may be summed up one for each request and result."""
+def to_publish(outcomes: pa.Table) -> pa.Table:
+    """The rows of PUBLISHED for OUTCOME_ROWS: of those that may be summed up one for each request and result."""
     is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
     single, several = where(outcomes, ~is_summed), where(outcomes, is_summed)
     n = single.num_rows
@@ -187,7 +187,7 @@ def told(outcomes: pa.Table) -> pa.Table:
         "has_more": pa.array(np.zeros(counted.num_rows, np.bool_)),
         "n_named": counted["count_all"],
     }
-    return pa.concat_tables([typed(alone, TOLD), typed(summed, TOLD)])
+    return pa.concat_tables([typed(alone, PUBLISHED), typed(summed, PUBLISHED)])
 
 
 def _ignore(_: Any) -> None:

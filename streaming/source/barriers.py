@@ -64,7 +64,7 @@ class Barriers:
         self._waiting = None
         return waiting.commands, waiting.ends
 
-    def passed(self, last: Offset, offset: Offset, ends: Ends | None) -> Offset:
+    def advance(self, last: Offset, offset: Offset, ends: Ends | None) -> Offset:
         """An offset with the barriers that it has not passed yet.
 
         Args:
@@ -72,14 +72,14 @@ class Barriers:
             ends: of the commands in its batch; None: it has none.
         """
         barriers = [[tick, self._with_late_ends(before)] for tick, before in last.barriers]
-        passed = last.passed
+        ingested_through = last.ingested_through
         if ends is not None:
             if len(barriers) >= _MAX_BARRIERS:
                 barriers.pop()  # the later one passes later, and does for both
             barriers.append([offset.tick, ends])
         while barriers and self._has_passed(offset.positions, barriers[0][1]):
-            passed = barriers.pop(0)[0]
-        return replace(offset, barriers=barriers, passed=passed)
+            ingested_through = barriers.pop(0)[0]
+        return replace(offset, barriers=barriers, ingested_through=ingested_through)
 
     def _begin(self) -> _Waiting | None:
         """The commands that wait; None: there are none, or where the source topics end is not known yet."""

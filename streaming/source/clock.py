@@ -19,9 +19,9 @@ MAX_REST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """Times in ms. `max_segment_rows` is how many rows a turn loads at most, if they are not all due at once."""
+    """Times in ms. `max_segment_rows` is how many rows a tick loads at most, if they are not all due at once."""
 
-    run: str
+    run_id: str
     lookahead_millis: int
     seal_interval_millis: int
     load_ahead_millis: int
@@ -43,7 +43,7 @@ class Clock:
 
     def __init__(self, settings: ClockSettings) -> None:
         self._settings = settings
-        self._next_turn = 0.0
+        self._next_seal = 0.0
         self._rests_until = 0.0
         self._is_behind = False
 
@@ -58,13 +58,13 @@ class Clock:
         """Whether a batch is worth it although nothing has come in.
 
         Args:
-            has_nothing_to_do: whether a turn would find nothing to seal, load or settle; asked when one would be next.
+            has_nothing_to_do: whether there is nothing to seal, load or settle; asked when a seal epoch would end.
         """
         return (
-            last.run != self._settings.run
+            last.run_id != self._settings.run_id
             or self._is_behind
             or self._is_set_back(last, now, feedback)
-            or self._is_turn(monotonic, has_nothing_to_do)
+            or self._ends_seal_epoch(monotonic, has_nothing_to_do)
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
             or self._has_due(last, self._target(last, now, feedback), feedback)
         )
@@ -90,26 +90,26 @@ class Clock:
         is_set_back = self._is_set_back(last, now, feedback)
         target = self._reach(now, feedback) if is_set_back else self._target(last, now, feedback)
         tick = last.tick + 1
-        turn, load, near, booked, marks, version = (
-            last.turn,
+        seal_epoch, load, near, durable_through, marks, version = (
+            last.seal_epoch,
             last.load_horizon,
             last.near_until,
-            last.booked,
+            last.durable_through,
             last.marks,
             last.index_version,
         )
         confirmed = max(last.confirmed, feedback.confirmed)
-        is_new_run = last.run != self._settings.run
-        if is_new_run or self._is_behind or is_set_back or monotonic >= self._next_turn or target >= last.near_until:
-            self._next_turn = monotonic + self._settings.seal_interval_millis / 1000
+        is_new_run = last.run_id != self._settings.run_id
+        if is_new_run or self._is_behind or is_set_back or monotonic >= self._next_seal or target >= last.near_until:
+            self._next_seal = monotonic + self._settings.seal_interval_millis / 1000
             self._rests_until = monotonic + MAX_REST_SECONDS
-            turn += 1
+            seal_epoch += 1
             version = index_version()
             load, near = self._horizons(last, now, feedback, version, rows_due)
             near = near if is_set_back else max(last.near_until, near)
-            marks = [*marks, [turn, tick, last.near_until]]
+            marks = [*marks, [seal_epoch, tick, last.near_until]]
             while marks and marks[0][1] <= confirmed and marks[0][2] <= feedback.settled + 1:
-                booked = marks[0][0]
+                durable_through = marks[0][0]
                 marks = marks[1:]
         cutoff = min(target, near - 1) if is_set_back else max(last.cutoff, min(target, near - 1))
         unwritable = last.unwritable if feedback.unwritable is None else feedback.unwritable
@@ -117,23 +117,23 @@ class Clock:
             tick=tick,
             now=now,
             cutoff=cutoff,
-            turn=turn,
+            seal_epoch=seal_epoch,
             load_horizon=load,
             near_until=near,
-            run=self._settings.run,
+            run_id=self._settings.run_id,
             confirmed=confirmed,
-            booked=booked,
+            durable_through=durable_through,
             marks=marks,
             index_version=version,
             unwritable=unwritable,
             lane_set=last.lane_set + is_set_back,
         )
 
-    def _is_turn(self, monotonic: float, has_nothing_to_do: Callable[[], bool]) -> bool:
-        if monotonic < self._next_turn:
+    def _ends_seal_epoch(self, monotonic: float, has_nothing_to_do: Callable[[], bool]) -> bool:
+        if monotonic < self._next_seal:
             return False
         if monotonic < self._rests_until and has_nothing_to_do():
-            self._next_turn = min(monotonic + self._settings.seal_interval_millis / 1000, self._rests_until)
+            self._next_seal = min(monotonic + self._settings.seal_interval_millis / 1000, self._rests_until)
             return False
         return True
 

@@ -29,7 +29,7 @@ from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
-from streaming.operator_input import MESSAGES, TICK, split
+from streaming.operator_input import InputKind, split
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends
@@ -38,7 +38,7 @@ from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import concat
 from warehouse import tenure
 from warehouse.message_schemas import SchemaKeeper
@@ -60,20 +60,20 @@ class Intake:
     def __init__(
         self,
         settings: Settings,
-        run: str,
+        run_id: str,
         feedback: FeedbackFile,
         shard_keys: list[int],
         tables: Tables,
         troubles: Troubles,
     ) -> None:
         self._settings = settings
-        self._run = run
+        self._run_id = run_id
         self._feedback = feedback
         self._shard_keys = shard_keys
         self._tables = tables
         self._clock = Clock(
             ClockSettings(
-                run,
+                run_id,
                 settings.release.lookahead_millis,
                 settings.tracker.max_seal_interval_millis,
                 settings.tracker.load_ahead_millis,
@@ -91,8 +91,8 @@ class Intake:
         self._barriers = Barriers(self._receivers, settings.control.topic, [route.source for route in settings.routes])
         self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
         self._discovery = Discovery(self._client, settings, troubles)
-        self._turn_positions: dict[int, dict[str, str]] = {}
-        self._acknowledged_turn = 0
+        self._seal_epoch_positions: dict[int, dict[str, str]] = {}
+        self._acknowledged_seal_epoch = 0
         self._settled: dict[str, str] = {}  # the positions up to which all is sealed, or delivered, and written down
         self._nothing_due = (-1, 0)  # in this version of delayed_index, from the load horizon to this time
         self._started: Offset | None = None
@@ -152,10 +152,10 @@ class Intake:
             or last.barriers
             or feedback.in_flight
             or feedback.next_due is None
-            or feedback.next_due < HELD_MILLIS
+            or feedback.next_due < HELD_DELIVER_AT
         ):
             return False
-        # All that a turn would load until the next look; another program may have added to it since the last one.
+        # Whatever a seal epoch's end would load until the next look: another program may have added to it.
         load = now + self._settings.tracker.load_ahead_millis + self._settings.tracker.max_seal_interval_millis
         version, until = self._tables.version("delayed_index"), load + int(MAX_REST_SECONDS * 1000)
         if self._nothing_due[0] != version or self._nothing_due[1] < load:
@@ -168,7 +168,9 @@ class Intake:
         """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
         tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
         messages = self._received_between(first, last).messages
-        return [(key, TICK, tick) for key in self._shard_keys] + split(messages, MESSAGES, self._shard_keys)
+        return [(key, InputKind.TICK, tick) for key in self._shard_keys] + split(
+            messages, InputKind.MESSAGES, self._shard_keys
+        )
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
         """What came on the control topic from one offset to the other."""
@@ -188,11 +190,13 @@ class Intake:
         for receiver in self._replayed.values():
             receiver.stop()
         self._replayed.clear()
-        if end.booked > self._acknowledged_turn:
-            self._acknowledged_turn = end.booked
-            self._settled = self._turn_positions.pop(end.booked, {})
+        if end.durable_through > self._acknowledged_seal_epoch:
+            self._acknowledged_seal_epoch = end.durable_through
+            self._settled = self._seal_epoch_positions.pop(end.durable_through, {})
             self._to_acknowledge.put(self._settled)
-            self._turn_positions = {t: p for t, p in self._turn_positions.items() if t > end.booked}
+            self._seal_epoch_positions = {
+                t: p for t, p in self._seal_epoch_positions.items() if t > end.durable_through
+            }
 
     def stop(self) -> None:
         """Stops all receivers and the watch, and closes the connection."""
@@ -336,7 +340,7 @@ class Intake:
             offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
         if self._settings.release.unwritable == "wait":
             offset = replace(offset, unwritable=_waiting(offset.unwritable))
-        offset = self._barriers.passed(last, offset, ends)
+        offset = self._barriers.advance(last, offset, ends)
         back = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if back:
             back |= {(topic, name) for topic, name in offset.back}
@@ -345,22 +349,22 @@ class Intake:
             offset = replace(offset, back=pairs, held_version=versions[0], rejects_version=versions[1])
         held = [topic for topic, names in offset.unwritable.items() if "" in names]
         offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
-        if offset.turn != last.turn:
-            self._turn_positions[offset.turn] = positions
+        if offset.seal_epoch != last.seal_epoch:
+            self._seal_epoch_positions[offset.seal_epoch] = positions
         return offset
 
     def _routes(self, last: Offset) -> dict[str, Any]:
         """What an offset says of the routes: in the first of a run what has become of them."""
-        if last.run == self._run:
+        if last.run_id == self._run_id:
             return {"routes": last.routes}
         before = last.known_routes
         routes = before.taken_on(self._settings)
         back = [list(pair) for pair in routes.back_since(before)] if before.routes else []
         # After a rebuild what is due from the load horizon on is handed out again.
-        handed_out = last.cutoff if last.run else last.load_horizon - 1
+        handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = tenure.changes(before, routes, handed_out, last.positions)
         # What a rebuild has found new is new to the commands, too.
-        changed = changed if last.run else last.changed | changed
+        changed = changed if last.run_id else last.changed | changed
         return {"routes": routes.to_json(), "back": back, "changed": changed}
 
     def _receiver(self, name: str, after: Position) -> Receiver:

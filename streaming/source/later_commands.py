@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import ANSWER, CANCEL, COMMANDS, PAUSE, RESUME, SKIP, Switch
+from tracker.commands.schema import ANSWER, CANCEL, COMMAND_ROWS, PAUSE, RESUME, SKIP, PauseChange
 from tracker.messages import concat, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.known_routes import KnownRoutes
-from warehouse.queries.index_rows import LOOKED_UP, in_index_or_unbooked
+from warehouse.queries.index_rows import LOOKED_UP, in_index_or_not_durable
 from warehouse.tables import Tables, literal
 from warehouse.tenure import Changes
 
@@ -27,8 +27,8 @@ ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
 
 def later_commands(
     tables: Tables, versions: list[int], changed: Changes, routes: KnownRoutes
-) -> tuple[pa.Table, list[Switch]]:
-    """The commands that concern subscriptions which are added now, as COMMANDS, and pauses.
+) -> tuple[pa.Table, list[PauseChange]]:
+    """The commands that concern subscriptions which are added now, as COMMAND_ROWS, and pauses.
 
     What has been answered for a subscription itself, before it was taken out, is left out.
 
@@ -37,7 +37,7 @@ def later_commands(
         changed: what an offset says of changed subscriptions.
         routes: of that offset.
     """
-    found, switches = [COMMANDS.empty_table()], []
+    found, pause_changes = [COMMAND_ROWS.empty_table()], []
     for topic, of_topic in changed.items():
         if of_topic["handed_out"] < 0:
             continue  # a new topic: nobody has said anything yet
@@ -46,24 +46,24 @@ def later_commands(
             bits = 1 << names.index(name)
             sql = _FOR_LATER.format(topic=literal(topic), name=literal(name))
             rows = tables.query("outcomes", sql, versions[LOOKED_UP.index("outcomes")])
-            is_switch = pc.is_in(rows["operation"], pa.array([PAUSE.upper(), RESUME.upper()]))
-            pauses, rows = rows.filter(is_switch), rows.filter(pc.invert(is_switch))
+            is_pause_change = pc.is_in(rows["operation"], pa.array([PAUSE.upper(), RESUME.upper()]))
+            pauses, rows = rows.filter(is_pause_change), rows.filter(pc.invert(is_pause_change))
             if rows.num_rows:
-                rows = where(rows, in_index_or_unbooked(tables, versions, rows, of_topic["handed_out"]))
+                rows = where(rows, in_index_or_not_durable(tables, versions, rows, of_topic["handed_out"]))
                 found.append(_commands(rows, bits))
             if pauses.num_rows and pauses["operation"][-1].as_py() == PAUSE.upper():
                 last = pauses.slice(pauses.num_rows - 1)
                 request_id = f"{last['request_id'][0].as_py()} {name}"[:256]
-                switches.append(Switch(request_id, topic, bits, is_paused=True))
+                pause_changes.append(PauseChange(request_id, topic, bits, is_paused=True))
                 found.append(_answer(last, name, request_id))
-    return concat(found, COMMANDS), switches
+    return concat(found, COMMAND_ROWS), pause_changes
 
 
 def _commands(rows: pa.Table, bits: int) -> pa.Table:
     operations = rows["operation"].to_pylist()
     # What a cancel was for is known: it need not wait for it.
     kinds = [SKIP if operation == CANCEL.upper() else operation.lower() for operation in operations]
-    values = {name: rows[name] for name in rows.column_names if name in COMMANDS.names}
+    values = {name: rows[name] for name in rows.column_names if name in COMMAND_ROWS.names}
     values |= {
         "kind": pa.array(kinds, pa.string()),
         "subscriptions": pa.repeat(bits, rows.num_rows),
@@ -74,7 +74,7 @@ def _commands(rows: pa.Table, bits: int) -> pa.Table:
 
 
 def _answer(row: pa.Table, name: str, request_id: str) -> pa.Table:
-    values = {column: row[column] for column in row.column_names if column in COMMANDS.names} | {
+    values = {column: row[column] for column in row.column_names if column in COMMAND_ROWS.names} | {
         "request_id": pa.array([request_id]),
         "kind": pa.array([ANSWER]),
         "subscriptions": pa.array([0]),
@@ -89,5 +89,6 @@ def _answer(row: pa.Table, name: str, request_id: str) -> pa.Table:
 
 def _as_commands(values: dict[str, pa.Array], n: int) -> pa.Table:
     return pa.table(
-        [values[f.name].cast(f.type) if f.name in values else pa.nulls(n, f.type) for f in COMMANDS], schema=COMMANDS
+        [values[f.name].cast(f.type) if f.name in values else pa.nulls(n, f.type) for f in COMMAND_ROWS],
+        schema=COMMAND_ROWS,
     )

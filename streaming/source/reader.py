@@ -21,29 +21,17 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import (
-    ARROW_SCHEMA,
-    COMMANDS,
-    FOUND,
-    KEPT,
-    NO_COMMANDS,
-    REBUILT,
-    REJECTED,
-    REQUEST_IDS,
-    SEGMENT,
-    SWITCHES,
-    split,
-)
+from streaming.operator_input import ARROW_SCHEMA, InputKind, split
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
 from tracker.commands.decode import decode
-from tracker.commands.moves import HELD_MILLIS
-from tracker.commands.schema import COMMANDS as COMMAND_ROWS
+from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import concat, int64, pack, unpack, where
 from warehouse.known_routes import KnownRoutes
 from warehouse.queries.held_rejects import find_rejects
-from warehouse.queries.index_rows import find_entries, find_held, find_rows, read_segment
+from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_segment
 from warehouse.tables import Tables
 
 
@@ -138,17 +126,17 @@ class SourceReader:
         """The rows of a part, one record batch each."""
         if isinstance(partition, SegmentPart):
             rows = read_segment(self._tables, partition.version, partition.start, partition.end)
-            parts = split(rows, SEGMENT, self._shard_keys)
+            parts = split(rows, InputKind.SEGMENT, self._shard_keys)
         elif isinstance(partition, CommandsPart):
             parts = self._read_commands(partition)
         elif isinstance(partition, RebuiltPart):
             parts = self._read_rebuilt(partition)
         elif isinstance(partition, HeldPart):
             chosen = [(topic, name) for topic, name in partition.subscriptions]
-            parts = split(find_held(self._tables, partition.version, chosen), KEPT, self._shard_keys)
+            parts = split(find_held(self._tables, partition.version, chosen), InputKind.PAYLOAD_ROWS, self._shard_keys)
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
-            parts = split(rows, REJECTED, self._shard_keys)
+            parts = split(rows, InputKind.REJECTED, self._shard_keys)
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows
@@ -162,34 +150,34 @@ class SourceReader:
         # What is held back for who is paused may be much, and stays where it is.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
-        parts = split(self._held(partition.version, routes, going_on), KEPT, self._shard_keys)
+        parts = split(self._held(partition.version, routes, going_on), InputKind.PAYLOAD_ROWS, self._shard_keys)
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
-            parts.append((key, REBUILT, json.dumps(meta).encode()))
+            parts.append((key, InputKind.REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]
         return parts
 
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
         decoded = decode(unpack(partition.messages), routes.command_routes)
-        later, switches = later_commands(self._tables, partition.versions, partition.changed, routes)
-        commands, switches = concat([later, decoded.commands], COMMAND_ROWS), switches + decoded.switches
-        found = find_entries(self._tables, partition.versions, commands)
-        kept = find_rows(self._tables, partition.versions, commands)
+        later, pause_changes = later_commands(self._tables, partition.versions, partition.changed, routes)
+        commands, pause_changes = concat([later, decoded.commands], COMMAND_ROWS), pause_changes + decoded.pause_changes
+        known_messages = find_known_messages(self._tables, partition.versions, commands)
+        payload_rows = find_rows(self._tables, partition.versions, commands)
         resumed: dict[str, int] = defaultdict(int)
-        for switch in decoded.switches:
-            resumed[switch.topic] |= 0 if switch.is_paused else switch.subscriptions
+        for change in decoded.pause_changes:
+            resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
         if any(resumed.values()):
-            others = where(kept, int64(kept, "deliver_at") < HELD_MILLIS)
-            kept = concat([others, self._held(partition.versions[0], routes, resumed)])
+            others = where(payload_rows, int64(payload_rows, "deliver_at") < HELD_DELIVER_AT)
+            payload_rows = concat([others, self._held(partition.versions[0], routes, resumed)])
         request_ids = json.dumps(decoded.request_ids).encode()
-        switches_json = json.dumps([asdict(switch) for switch in switches]).encode()
+        pause_changes_json = json.dumps([asdict(change) for change in pause_changes]).encode()
         return [
-            *((key, REQUEST_IDS, request_ids) for key in self._shard_keys),
-            *((key, SWITCHES, switches_json) for key in self._shard_keys if switches),
-            *split(kept, KEPT, self._shard_keys),
-            *split(commands, COMMANDS, self._shard_keys),
-            *split(found, FOUND, self._shard_keys),
-            *split(decoded.rejects, NO_COMMANDS, self._shard_keys),
+            *((key, InputKind.REQUEST_IDS, request_ids) for key in self._shard_keys),
+            *((key, InputKind.PAUSE_CHANGES, pause_changes_json) for key in self._shard_keys if pause_changes),
+            *split(payload_rows, InputKind.PAYLOAD_ROWS, self._shard_keys),
+            *split(commands, InputKind.COMMANDS, self._shard_keys),
+            *split(known_messages, InputKind.KNOWN_MESSAGES, self._shard_keys),
+            *split(decoded.rejects, InputKind.REJECTED_COMMANDS, self._shard_keys),
         ]
 
     def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:

@@ -66,12 +66,12 @@ def test_each_command_does_what_the_text_says(environment: dict[str, str]) -> No
         listing, schedule = look.splitlines()
         wait_until(lambda: sh(f"{listing} --limit 1000").count("customer-7") == SENT, 60, "all are listed")
         assert topic in sh(schedule)
-        skip, dry_run, cancel, taken_back, restore = (line for line in change.replace("7:0", ids[0]).splitlines())
+        skip, dry_run, cancel, cancelled, restore = (line for line in change.replace("7:0", ids[0]).splitlines())
         assert "APPLIED" in sh(skip)
         assert f"{SENT} messages match" in sh(dry_run)
         sh(cancel)
         wait_until(lambda: "customer-7" not in sh(listing), 30, "nothing waits")
-        assert sh(f"{taken_back} --limit 1000").count("customer-7") == SENT
+        assert sh(f"{cancelled} --limit 1000").count("customer-7") == SENT
         sh(restore)
         wait_until(lambda: sh(f"{listing} --limit 1000").count("customer-7") == SENT, 30, "all wait again")
         os.killpg(processes[0].pid, signal.SIGKILL)

@@ -167,9 +167,9 @@ class Commands:
     answers: dict[tuple[str, str], int] = field(default_factory=dict)  # by request id and subscription
 
     def take(self, data: bytes) -> None:
-        told = ControlOutcome.FromString(data)
-        if told.request_id in self.asked and told.result != Result.WAITING:
-            self.answers[told.request_id, told.subscription] = told.result
+        published = ControlOutcome.FromString(data)
+        if published.request_id in self.asked and published.result != Result.WAITING:
+            self.answers[published.request_id, published.subscription] = published.result
 
     def unanswered(self) -> int:
         asked = list(self.asked.items())

@@ -187,7 +187,7 @@ def test_cancel_and_acknowledge_take_messages_back_in_every_form(service: Servic
     assert arrived("b") == {"last"}
 
 
-def test_what_can_not_be_taken_back_says_why(service: Service) -> None:
+def test_what_can_not_be_cancelled_says_why(service: Service) -> None:
     message, deliver_at = service.send()
     fields = {"ledgerId": message.ledger_id, "entryId": message.entry_id, "deliverAt": deliver_at}
     cancel = lambda **other: service.post(service.plain, "cancelDelayedMessage", params=fields | other)  # noqa: E731
@@ -245,13 +245,13 @@ def test_skip_takes_every_form_of_ids(service: Service) -> None:
     done(service.skip([f"{ledger}:{entry}:3"]))
     assert "INVALID" in reason(service.skip([f"{ledger}:{entry}:6"]), 400)
 
-    def taken() -> set[int]:
+    def cancelled() -> set[int]:
         rows = service.job.rows("outcomes")
         return {r["batch_index"] for r in rows if r["entry_id"] == entry and r["result"] == "APPLIED"}
 
-    wait_until(lambda: taken() == {0, 1, 2, 3}, 10, "single messages")
+    wait_until(lambda: cancelled() == {0, 1, 2, 3}, 10, "single messages")
     done(service.skip({str(ledger): entry}))
-    wait_until(lambda: taken() == {-1, 0, 1, 2, 3}, 10, "the rest of the entry")
+    wait_until(lambda: cancelled() == {-1, 0, 1, 2, 3}, 10, "the rest of the entry")
 
     message, _ = service.send()
     done(service.post(service.plain, "subscription/a/skip/0", json={str(message.ledger_id): str(message.entry_id)}))

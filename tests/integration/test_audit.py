@@ -15,7 +15,7 @@ import yaml
 
 from conf.settings import Settings
 from tests.conftest import Run
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
 from warehouse.tables import SCHEMAS, Tables
 from warehouse.views import Warehouse as Views
@@ -149,7 +149,7 @@ def warehouse(tmp_path: Path) -> Warehouse:
     made.delivered(ALERTS, 21, "mail", batch_index=0)
     made.entry(ALERTS, 22, batch_size=3)
     made.outcome(ALERTS, 22, "mail")
-    # The same numbers in another partition are another entry; a command that came too late took nothing back.
+    # The same numbers in another partition are another entry; a command that came too late cancelled nothing.
     made.entry(ALERTS, 20, partition=1)
     made.delivered(ALERTS, 20, "mail", partition=1)
     made.outcome(ORDERS, 0, "billing", result="TOO_LATE")
@@ -195,7 +195,7 @@ def test_delivered_to_one_subscription_only_is_lost_to_the_other(warehouse: Ware
 
 
 @pytest.mark.parametrize("batch_index", [-1, 0])
-def test_taken_back_from_one_subscription_and_nowhere_else_is_lost_to_the_other(
+def test_cancelled_from_one_subscription_and_nowhere_else_is_lost_to_the_other(
     warehouse: Warehouse, batch_index: int
 ) -> None:
     warehouse.entry(ORDERS, 90)
@@ -216,18 +216,18 @@ def test_a_command_that_was_not_applied_does_not_account_for_a_message(warehouse
     assert only(warehouse.audit(), "lost") == [(ALERTS, "mail", "7:90:-1:-1")]
 
 
-@pytest.mark.parametrize("is_taken_back_again", [False, True])
-def test_what_was_restored_must_be_delivered(warehouse: Warehouse, is_taken_back_again: bool) -> None:
+@pytest.mark.parametrize("is_cancelled_again", [False, True])
+def test_what_was_restored_must_be_delivered(warehouse: Warehouse, is_cancelled_again: bool) -> None:
     warehouse.entry(ORDERS, 90, batch_size=2)
     for batch_index in (0, 1):
         warehouse.delivered(ORDERS, 90, "audit", batch_index=batch_index)
     warehouse.outcome(ORDERS, 90, "billing")
     warehouse.outcome(ORDERS, 90, "billing", batch_index=1, operation="RESTORE")
-    if is_taken_back_again:
+    if is_cancelled_again:
         warehouse.outcome(ORDERS, 90, "billing", batch_index=1)
     findings = warehouse.audit().findings
     assert [e["position"] for found in findings.values() for e in found["examples"]] == (
-        [] if is_taken_back_again else ["7:90:-1:1"]
+        [] if is_cancelled_again else ["7:90:-1:1"]
     )
 
 
@@ -263,7 +263,7 @@ def test_by_the_clock_overdue_does_not_need_a_later_delivery(warehouse: Warehous
     assert only(run_audit(warehouse.settings, NOW + OVERDUE_MILLIS + 1), "overdue") == [(ALERTS, "mail", "7:90:-1:-1")]
 
 
-@pytest.mark.parametrize("moved_to", [HELD_MILLIS, LATER])
+@pytest.mark.parametrize("moved_to", [HELD_DELIVER_AT, LATER])
 def test_what_was_moved_for_one_subscription_is_overdue_for_the_other(warehouse: Warehouse, moved_to: int) -> None:
     warehouse.entry(ORDERS, 90)
     warehouse.sealed(ORDERS, 90, deliver_at=NOW)

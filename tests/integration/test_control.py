@@ -1,4 +1,4 @@
-"""Cancels and skips on the running job: exactly what they name is taken back, and they say what they did."""
+"""Cancels and skips on the running job: exactly what they name is cancelled, and they say what they did."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Case:
         self.wanted[text] = set(self.subscriptions)
         return ref(self._producer.send(text.encode(), properties={"deliverAt": str(due)})), due
 
-    def taken(self, text: str, *subscriptions: str) -> None:
+    def cancelled(self, text: str, *subscriptions: str) -> None:
         self.wanted[text] -= set(subscriptions or self.subscriptions)
 
 
@@ -109,18 +109,18 @@ def test_every_kind_of_command_on_every_kind_of_message(
 
     message, due = case.send("mutable", 20)
     assert cancel(message, due) == dict.fromkeys("abx", "APPLIED")
-    case.taken("mutable")
+    case.cancelled("mutable")
     assert cancel(message, due) == dict.fromkeys("abx", "ALREADY_APPLIED")
 
     message, due = case.send("one of three", 20)
     assert cancel(message, due, "b") == {"b": "APPLIED"}
-    case.taken("one of three", "b")
+    case.cancelled("one of three", "b")
     assert cancel(message, due) == {"a": "APPLIED", "b": "ALREADY_APPLIED", "x": "APPLIED"}
-    case.taken("one of three")
+    case.cancelled("one of three")
 
     message, due = case.send("wrong time", 20)
     assert cancel(message, due + 3_600_000) == dict.fromkeys("abx", "APPLIED")
-    case.taken("wrong time")
+    case.cancelled("wrong time")
 
     message, due = case.send("short", 1)
     assert cancel(message, due)["a"] in ("APPLIED", "TOO_LATE")
@@ -132,7 +132,7 @@ def test_every_kind_of_command_on_every_kind_of_message(
     assert cancel(coming, now() + 60_000, "a", "b") == {"a": "WAITING", "b": "WAITING"}
     came, _ = case.send("in advance", 20)
     assert (came.ledger_id, came.entry_id) == (coming.ledger_id, coming.entry_id)
-    case.taken("in advance", "a", "b")
+    case.cancelled("in advance", "a", "b")
 
     nowhere = MessageRef(last.ledger_id, 4_000_000)
     assert cancel(nowhere, now() - 60_000) == dict.fromkeys("abx", "TOO_LATE")
@@ -144,9 +144,9 @@ def test_every_kind_of_command_on_every_kind_of_message(
 
     assert skip(kept, "x") == {"x": "NOT_ALLOWED"}
     assert skip(kept) == {"a": "APPLIED", "b": "APPLIED", "x": "NOT_ALLOWED"}
-    case.taken("kept", "a", "b")
+    case.cancelled("kept", "a", "b")
     assert cancel(kept, kept_due, "x") == {"x": "APPLIED"}
-    case.taken("kept", "x")
+    case.cancelled("kept", "x")
 
     # Of a batch: some, one beyond it, then the rest one by one, which is the whole entry.
     producer = pulsar_client.create_producer(
@@ -194,7 +194,7 @@ def test_every_kind_of_command_on_every_kind_of_message(
         assert ask("once", one, one_due) == dict.fromkeys("abx", "APPLIED")
         assert ask("late", nowhere, late) == dict.fromkeys("abx", "TOO_LATE")
         assert ask("once", other, other_due) == dict.fromkeys("abx", "INVALID")
-    case.taken("one request")
+    case.cancelled("one request")
     assert cancel(one, one_due) == dict.fromkeys("abx", "ALREADY_APPLIED")
     # Also where they come together.
     twice, due = case.send("twice", 20)
@@ -205,15 +205,15 @@ def test_every_kind_of_command_on_every_kind_of_message(
         )
         raw.send_async(command.SerializeToString(), None)
     raw.flush()
-    case.taken("twice")
+    case.cancelled("twice")
     assert cancel(twice, due) == dict.fromkeys("abx", "ALREADY_APPLIED")
 
     assert now() < sealed_due - 20_000
     assert cancel(sealed, sealed_due, "a", "b") == {"a": "APPLIED", "b": "APPLIED"}
-    case.taken("sealed", "a", "b")
+    case.cancelled("sealed", "a", "b")
     wait_until(lambda: now() > loaded_due - 6_000 * job.pace, 45, "the segment of a message")
     assert cancel(loaded, loaded_due, "b") == {"b": "APPLIED"}
-    case.taken("loaded", "b")
+    case.cancelled("loaded", "b")
 
     # In flight: handed out already, and it comes.
     message, due = case.send("in flight", 8)
@@ -250,10 +250,10 @@ def _outcome_topic_and_table_agree(
     client: pulsar.Client, job: Job, again: Counter[tuple[str, str, int, int, int, str]]
 ) -> None:
     reader = client.create_reader(job.settings.control.outcome_topic, pulsar.MessageId.earliest)
-    told: Counter[Any] = Counter()
+    published: Counter[Any] = Counter()
     while reader.has_message_available():
         o = ControlOutcome.FromString(reader.read_next(5_000).data())
-        told[o.request_id, o.subscription, o.ledger_id, o.entry_id, o.batch_index, Result.Name(o.result)] += 1
+        published[o.request_id, o.subscription, o.ledger_id, o.entry_id, o.batch_index, Result.Name(o.result)] += 1
     reader.close()
 
     def written() -> Counter[tuple[object, ...]]:
@@ -263,8 +263,8 @@ def _outcome_topic_and_table_agree(
         )
 
     # An outcome is told before it is written.
-    wait_until(lambda: told.total() <= (written() + again).total(), 20, "the last outcomes in the table")
-    assert told == written() + again
+    wait_until(lambda: published.total() <= (written() + again).total(), 20, "the last outcomes in the table")
+    assert published == written() + again
 
 
 def test_commands_read_long_before_their_messages_hold(
@@ -291,8 +291,8 @@ def test_commands_read_long_before_their_messages_hold(
         producer.flush()
         wait_until(lambda: len(ids) == n, 30, "ids of all messages")
         control = pulsar_client.create_producer(job.settings.control.topic, block_if_queue_full=True)
-        taken = set(chance.sample(range(n), n_commands))
-        for i in taken:
+        cancelled = set(chance.sample(range(n), n_commands))
+        for i in cancelled:
             message, due = ids[i]
             command = ControlCommand(request_id=f"r{i}", topic=topic, issued_at=now())
             if i % 2:
@@ -310,7 +310,7 @@ def test_commands_read_long_before_their_messages_hold(
         wait_until(lambda: len(collector.received[f"{topic}-a"]) >= n - n_commands, 150, f"the others\n{job.log}")
         time.sleep(3)
         counts = Counter(int(m.payload) for m in collector.received[f"{topic}-a"])
-        assert set(counts) == set(range(n)) - taken
+        assert set(counts) == set(range(n)) - cancelled
         assert max(counts.values()) == 1
         last: dict[Any, Any] = {}
         for row in job.rows("outcomes"):
@@ -387,7 +387,7 @@ def test_random_commands_and_crashes_and_a_lost_checkpoint_leave_the_exact_compl
         for subscription in "ab":
             collector.collect(f"{topic}-{subscription}")
         control = pulsar_client.create_producer(job.settings.control.topic, block_if_queue_full=True)
-        taken: dict[str, set[int]] = defaultdict(set)
+        cancelled: dict[str, set[int]] = defaultdict(set)
         commands = [(chance.randrange(n), chance.choice([["a"], ["b"], ["a", "b"]])) for _ in range(n_commands)]
         for part in range(kills):
             for number, (i, names) in enumerate(commands[part::kills]):
@@ -402,7 +402,7 @@ def test_random_commands_and_crashes_and_a_lost_checkpoint_leave_the_exact_compl
                     command.skip.CopyFrom(SkipMessages(entries=[entry]))
                 control.send_async(command.SerializeToString(), None)
                 for name in names:
-                    taken[name].add(i)
+                    cancelled[name].add(i)
             control.flush()
             time.sleep(chance.uniform(0, 4))
             job.kill9()
@@ -417,7 +417,7 @@ def test_random_commands_and_crashes_and_a_lost_checkpoint_leave_the_exact_compl
                 print(rebuilt.stdout)
             job.start()
         print(f"all commands sent {(begin - now()) / 1000:.0f} s before the first is due")
-        expected = {s: set(range(n)) - taken[s] for s in "ab"}
+        expected = {s: set(range(n)) - cancelled[s] for s in "ab"}
         wait_until(
             lambda: all(len(collector.received[f"{topic}-{s}"]) >= len(expected[s]) for s in "ab"),
             240,

@@ -36,9 +36,9 @@ def test_commands_are_sent_ahead_of_their_answers_but_not_all(
         return ControlCommand.FromString(message.data())
 
     def answer(to: ControlCommand) -> None:
-        told = ControlOutcome(request_id=to.request_id, ledger_id=-1, entry_id=-1, batch_index=-1)
-        told.result = Result.APPLIED
-        outcomes.send(told.SerializeToString(), partition_key=to.request_id)
+        published = ControlOutcome(request_id=to.request_id, ledger_id=-1, entry_id=-1, batch_index=-1)
+        published.result = Result.APPLIED
+        outcomes.send(published.SerializeToString(), partition_key=to.request_id)
 
     with ControlClient(settings, "tester") as client:
         messages = [MessageRef(1, i) for i in range(4_500)]

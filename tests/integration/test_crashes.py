@@ -182,7 +182,7 @@ def test_what_is_cleared_at_a_crash_and_a_message_of_which_some_chunks_had_come(
         wait_until(lambda: collector.received[f"{topic}-chunked"], 60, f"the chunked message\n{job.log}")
         time.sleep(1)
         assert [len(m.payload) for m in collector.received[f"{topic}-chunked"]] == [size]
-        wait_until(lambda: run_audit(job.settings).taken_in == len(received) + 1, 60, f"all booked\n{job.log}")
+        wait_until(lambda: run_audit(job.settings).taken_in == len(received) + 1, 60, f"all is durable\n{job.log}")
         assert list(run_audit(job.settings).findings) == ["not_seen"]
         assert job.terminate() == 0
     finally:

@@ -160,7 +160,7 @@ def test_actions_do_what_they_say(desk: Desk) -> None:
     events = page.locator(".events")
     for what in ("published", "kept until it is due", "rescheduled for a · anonymous", "delivered for a"):
         expect(events).to_contain_text(what)
-    # Nothing that was taken back has come.
+    # Nothing that was cancelled has come.
     assert (desk.arrived("a"), desk.arrived("b")) == (["moved", "now"], ["now"])
 
 

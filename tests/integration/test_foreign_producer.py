@@ -26,7 +26,7 @@ from tests.harness import http, now, wait_until
 from tests.integration.test_going_on import begun, made
 from tests.messages import messages
 from tests.unit.streaming.release.test_releaser import Recorded, Spark
-from tracker.commands.schema import OUTCOMES
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.in_flight import SENDING
 from tracker.messages import pack
 from tracker.wire.delaylake_pb2 import ControlOutcome
@@ -46,20 +46,20 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     begun(checkpoint, offset)
     tables = Tables(settings.warehouse)
     destination = f"{topic}-a"
-    own = producer_name(checkpoint.application, topic, "a", 0, "planned0", True)
+    own = producer_name(checkpoint.app_id, topic, "a", 0, "planned0", True)
     reader = pulsar_client.create_reader(destination, pulsar.MessageId.earliest)
     received: Counter[str] = Counter()
 
     def body(tick: int, rows: int = N) -> bytes:
         """The first rows of a release; each is in a batch of its own."""
         table = messages([(tick, i, start + 20 * i) for i in range(rows)], topic=topic)
-        table = table.append_column("wants", pa.array([1] * rows, pa.int64()))
+        table = table.append_column("subscription_mask", pa.array([1] * rows, pa.int64()))
         return pack(table.replace_schema_metadata({SENDING: '{"lanes": 1, "batch_millis": 5}'}))
 
     def sent_before_the_kill(tick: int, rows: int) -> None:
         """Sends the first rows of a release, which nobody comes to write down."""
         attempt = Attempt(generations=read_generations(checkpoint.folder))
-        what = Assignment(checkpoint.application, 0, tick, True, body(tick, rows))
+        what = Assignment(checkpoint.app_id, 0, tick, True, body(tick, rows))
         [sent] = send_releases(settings.model_dump_json(), attempt, [what])
         assert not sent.failed
 
@@ -76,7 +76,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
             settings,
             tables,
             feedback,  # type: ignore[arg-type]
-            checkpoint.application,
+            checkpoint.app_id,
             lambda rows: None,
             troubles,
         )
@@ -140,9 +140,9 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
     reader = pulsar_client.create_reader(outcome_topic, pulsar.MessageId.earliest)
 
     def outcomes(*request_ids: str) -> pa.Table:
-        defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOMES}
+        defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOME_ROWS}
         one = {"topic": topic, "operation": "SKIP", "result": 1}
-        return pa.Table.from_pylist([defaults | one | {"request_id": name} for name in request_ids], OUTCOMES)
+        return pa.Table.from_pylist([defaults | one | {"request_id": name} for name in request_ids], OUTCOME_ROWS)
 
     def steal(name: str) -> None:
         producer = pulsar_client.create_producer(outcome_topic, producer_name=name)
@@ -155,9 +155,9 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
             found.append(ControlOutcome.FromString(reader.read_next(10_000).data()).request_id)
         return [name for name in found if name]
 
-    own = f"{checkpoint.application}-outcomes-batched"
+    own = f"{checkpoint.app_id}-outcomes-batched"
     troubles = Troubles()
-    publisher = OutcomePublisher(settings, checkpoint.application, troubles)
+    publisher = OutcomePublisher(settings, checkpoint.app_id, troubles)
     publisher.publish(outcomes("a", "b"), 5)
     assert (told(), troubles.current()) == (["a", "b"], [])
 
@@ -173,7 +173,7 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
     # At a start, which it does not stop; and what is told again is not told twice.
     begun(checkpoint, Offset(tick=6, now=now()))
     check_broker(settings, checkpoint)
-    again = OutcomePublisher(settings, checkpoint.application)
+    again = OutcomePublisher(settings, checkpoint.app_id)
     again.publish(outcomes("c"), 6)
     again.publish(outcomes("d"), 7)
     assert told() == ["d"]

@@ -84,7 +84,7 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
         since = 0.0
 
         def done() -> bool:
-            """All that was sent is booked, what is booked has been delivered or rejected, and no more comes to it."""
+            """All that was sent is durable, what is durable has been delivered or rejected, and no more comes to it."""
             nonlocal last, since
             count = f"SELECT count(*) AS n, count(*) FILTER (WHERE reason LIKE '{NOT_SEEN_REASON}%') AS not_seen "
             [rejected] = job.rows("rejects", count + "FROM {table}")

@@ -32,7 +32,7 @@ from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until
 from tests.messages import messages
 from tests.unit.warehouse.maintenance.test_maintenance import rows
-from tracker.commands.schema import OUTCOMES
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.in_flight import SENDING
 from tracker.messages import pack, unpack
 from warehouse.epoch import PAUSE_SECONDS, FencedError
@@ -79,10 +79,10 @@ def test_what_a_lane_sent_hours_before_the_others_came_to_a_standstill_is_not_se
 ) -> None:
     settings, tables = made(broker, topic, tmp_path)
     sent_at = now()
-    booked, later = send(pulsar_client, topic, 2)
-    ledger = booked.ledger_id()
+    durable, later = send(pulsar_client, topic, 2)
+    ledger = durable.ledger_id()
     deliver(pulsar_client, settings, "a", f"{ledger}:0:-1:-1", sent_at)
-    deliver(pulsar_client, settings, "a", f"{ledger}:1:-1:-1", sent_at)  # not booked: comes again from the source
+    deliver(pulsar_client, settings, "a", f"{ledger}:1:-1:-1", sent_at)  # not durable: comes again from the source
     # The others went on for three hours, and b has had it, too.
     columns = {"topic": topic, "ledger_id": ledger, "entry_id": 0}
     tables.append(
@@ -128,10 +128,10 @@ def test_outcomes_told_of_later_ticks_than_the_checkpoint_has_are_noticed(
 ) -> None:
     settings, _ = made(broker, topic, tmp_path)
     checkpoint = Checkpoint(tmp_path / "checkpoint")
-    publisher = OutcomePublisher(settings, checkpoint.application)
+    publisher = OutcomePublisher(settings, checkpoint.app_id)
     row = {"request_id": "r", "topic": topic, "operation": "SKIP", "result": 1}
-    defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOMES}
-    publisher.publish(pa.Table.from_pylist([defaults | row], OUTCOMES), 7)
+    defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOME_ROWS}
+    publisher.publish(pa.Table.from_pylist([defaults | row], OUTCOME_ROWS), 7)
     publisher.close()
     offsets = tmp_path / "checkpoint" / "query" / "offsets"
     offsets.mkdir(parents=True)
@@ -174,16 +174,16 @@ def test_a_destination_with_messages_of_later_ticks_than_the_checkpoint_is_notic
 
     # As a job sends them, in the last second before a crash; by each kind of a producer that there is.
     for name, key, version in (("a", None, None), ("a", "k", None), ("b", None, None), ("b", None, version_bytes(3))):
-        wants = [1 << "ab".index(name)]
+        masks = [1 << "ab".index(name)]
         if version is not None:
             SchemaKeeper(settings.warehouse, admin)._write(topic, version, MessageSchema("STRING", "", {}))
         table = messages([(1, 7, now())], topic=topic, key=key, schema_version=version)
         body = pack(
-            table.append_column("wants", pa.array(wants, pa.int64())).replace_schema_metadata(
+            table.append_column("subscription_mask", pa.array(masks, pa.int64())).replace_schema_metadata(
                 {SENDING: offset.to_tick().sending}
             )
         )
-        later = Assignment(checkpoint.application, 1, 7, True, body)
+        later = Assignment(checkpoint.app_id, 1, 7, True, body)
         [sent] = send_releases(settings.model_dump_json(), Attempt(), [later])
         assert unpack(sent.deliveries).num_rows == 1, sent.failed
         begun(checkpoint, replace(offset, tick=7))
@@ -198,7 +198,7 @@ def test_a_destination_with_messages_of_later_ticks_than_the_checkpoint_is_notic
                 http.delete(f"{url}?force=true")
 
     # Whoever publishes as the job with an id that it can't have reached stops no start. Under its new name it is known.
-    own = producer_name(checkpoint.application, topic, "a", 0, "planned3", False)
+    own = producer_name(checkpoint.app_id, topic, "a", 0, "planned3", False)
     for taken, tick in ((own, 1 << 40), (f"{own}-1", 7)):
         producer = pulsar_client.create_producer(f"{topic}-a", producer_name=taken)
         producer.send(b"x", sequence_id=tick << ROW_BITS)
@@ -237,7 +237,7 @@ def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(
     start = now() + 4_000
     due = [start + 100 * i for i in range(150)]
     table = messages([(1, i, at) for i, at in enumerate(due)], topic=topic)
-    body = pack(table.append_column("wants", pa.array([1] * len(due), pa.int64())))
+    body = pack(table.append_column("subscription_mask", pa.array([1] * len(due), pa.int64())))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     sender = context.Process(

@@ -142,7 +142,7 @@ class Watched:
         receiver.acknowledge(last)
 
     def audit(self) -> tuple[Audit, tuple[int, int, int, int, int]]:
-        """The audit, and what it compared: entries of the broker, booked, not booked, no messages, not seen."""
+        """The audit, and what it compared: entries of the broker, durable, not durable, no messages, not seen."""
         audit = run_audit(self.settings)
         assert audit.comparison.problem is None
         [t] = audit.comparison.topics
@@ -232,7 +232,7 @@ def test_the_audit_is_of_what_the_broker_took(watched: Watched) -> None:
     assert counts == (7, 4, 0, 0, 3)
     lost = [f"{p}:-1:-1" for p in sent[4:]]
     assert [e["position"] for e in audit.findings["not_seen"]["examples"]] == lost
-    # The job finds the same three, and goes on; they are between booked entries then.
+    # The job finds the same three, and goes on; they are between durable entries then.
     receiver = watched.receive(after=sent[3])
     wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
     watched.watch.look(now())
@@ -382,7 +382,7 @@ def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) 
     receiver.cut(10, 1_000)
     watched.watch.look(began + 2 * STANDING_MILLIS)
     assert watched.troubles.current() == []
-    # Taken in, but not acknowledged: that takes until it is booked.
+    # Taken in, but not acknowledged: that takes until it is durable.
     watched.watch.look(began + 9 * STANDING_MILLIS)
     assert watched.troubles.current() == []
 

@@ -1,4 +1,4 @@
-"""What waits on a running job: it is listed, counted, taken back by a filter, and what is left is what comes."""
+"""What waits on a running job: it is listed, counted, cancelled by a filter, and what is left is what comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.admin.rest.test_admin_app import served
 from warehouse.queries.waiting import Pending, PendingFilter
 
 
-def test_what_is_listed_and_not_taken_back_by_a_filter_is_what_comes(
+def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
 ) -> None:
     job = Job(
@@ -113,10 +113,10 @@ def test_what_is_listed_and_not_taken_back_by_a_filter_is_what_comes(
             assert [m["deliverAt"] - due for m in api.get(f"{orders}/delayed?key=k2").json()["messages"]] == [
                 *range(11, 30, 3)
             ]
-            # What was taken back is listed, and given back in part: here by the command line, over HTTP.
+            # What was cancelled is listed, and restored in part: here by the command line, over HTTP.
             rest = ("--admin-url", str(api.base_url))
-            taken = done(*rest, "pending", topic, "-s", "a", "--key", "k1", "--state", "takenBack")["messages"]
-            assert [m["deliverAt"] - due for m in taken] == [*range(1, 30, 3)]
+            cancelled = done(*rest, "pending", topic, "-s", "a", "--key", "k1", "--state", "takenBack")["messages"]
+            assert [m["deliverAt"] - due for m in cancelled] == [*range(1, 30, 3)]
             k1_red = ("--key", "k1", "--property", "color=red", "--due-after", str(due + 10), "--yes")
             undone = done(*rest, "topics", "restore-by-filter", topic, "-s", "a", *k1_red)
             assert undone == {"applied": 3, "tooLate": 0, "matched": 3}  # 13, 19, 25

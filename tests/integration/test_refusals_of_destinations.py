@@ -127,7 +127,9 @@ def release(
 ) -> Assignment:
     times = due or [now()] * len(payloads)
     rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic)
-    rows = with_columns(rows, payload=pa.array(payloads)).append_column("wants", pa.repeat(3, len(payloads)))
+    rows = with_columns(rows, payload=pa.array(payloads)).append_column(
+        "subscription_mask", pa.repeat(3, len(payloads))
+    )
     sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: json.dumps(sending)})))
 

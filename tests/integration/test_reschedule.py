@@ -53,7 +53,7 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
             message_id = producer.send(text.encode(), properties={"deliverAt": due})
             return f"{message_id.ledger_id()}:{message_id.entry_id()}"
 
-        at_once, soon, by_hand, taken = send("at once"), send("soon"), send("by hand"), send("taken")
+        at_once, soon, by_hand, cancelled = send("at once"), send("soon"), send("by hand"), send("taken")
         batched = pulsar_client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=2_000)
         ids: list[pulsar.MessageId] = []
         for i in range(3):
@@ -74,11 +74,11 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
         # A whole entry of a batch is answered when each of its messages is: one of them has come already.
         part = post("deliverNow", [entry])
         assert (part.status_code, "(2 of 3 done)" in part.json()["reason"]) == (412, True)
-        assert post("skipByMessageIds", [taken]).status_code == 204
-        assert post("deliverNow", [taken]).status_code == 412
-        restored = topics("restore", topic, "-s", "a", "--messageId-triplet", taken, "--output", "json")
+        assert post("skipByMessageIds", [cancelled]).status_code == 204
+        assert post("deliverNow", [cancelled]).status_code == 412
+        restored = topics("restore", topic, "-s", "a", "--messageId-triplet", cancelled, "--output", "json")
         assert [o["result"] for o in json.loads(restored.stdout)] == ["APPLIED"]
-        assert post("deliverNow", [taken]).status_code == 204
+        assert post("deliverNow", [cancelled]).status_code == 204
 
         assert post("pause", subscription="b").status_code == 204
         assert post("reschedule", {"messageIds": [soon], "deliverAt": now() + 1_000}, "b").status_code == 204

@@ -40,7 +40,7 @@ def assignment(topic: str, batch_millis: int, first_due: int, last: int = 0) -> 
     }
     for name, values in columns.items():
         rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), [pa.array(values)])
-    rows = rows.append_column("wants", pa.array([1] * ROWS, pa.int64()))
+    rows = rows.append_column("subscription_mask", pa.array([1] * ROWS, pa.int64()))
     sending = json.dumps({"lanes": 1, "partitions": {}, "batch_millis": batch_millis})
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending})))
 

@@ -67,7 +67,7 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         for text in early:
             desk.send(text, 0)
         wait_until(lambda: (arrived(f"{topic}-a"), arrived(f"{topic}-b")) == (early, early), 20, "what is due at once")
-        wait_until(lambda: run_audit(job.settings).taken_in >= len(early), 20, "it is booked")
+        wait_until(lambda: run_audit(job.settings).taken_in >= len(early), 20, "it is durable")
         assert desk.skip("*", *(desk.send(f"for nobody {i}", 27) for i in range(N))) == {"APPLIED"}
         assert not changes()
 
@@ -98,7 +98,7 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         wait_until(lambda: len(held()) >= N, 60, f"what is held back\n{job.log}")
         wait_until(lambda: arrived(f"{other}-x") == Counter({"meanwhile"}), 20, "the other route's message")
         assert {name: arrived(f"{topic}-{name}") for name in expected} == expected
-        # A command takes back what is held back, too.
+        # A command cancels what is held back, too.
         assert desk.skip("b", late[0]) == {"APPLIED"}
         listed = delaylake(job, "pending", topic, "--output", "json", "--limit", "1000")
         pending = json.loads(listed.stdout)

@@ -21,10 +21,17 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, command, commands, messages
 from tracker.messages import concat
-from tracker.shard import Effects, Intake, Shard
+from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from warehouse.maintenance.maintain import maintain
-from warehouse.queries.index_rows import LOOKED_UP, cancels_to_index, find_entries, read_segment, rows_due, to_index
+from warehouse.queries.index_rows import (
+    LOOKED_UP,
+    cancels_to_index,
+    find_known_messages,
+    read_segment,
+    rows_due,
+    to_index,
+)
 from warehouse.tables import DELIVERIES, OUTCOMES, SCHEMAS, Tables
 
 START = 1_800_000_000_000
@@ -69,16 +76,16 @@ class Service:
         version = self.tables.version("delayed_index")
         monotonic = (now - START) / 1000
         offset = self.clock.next(last, now, monotonic, feedback, lambda: version, lambda *a: rows_due(self.tables, *a))
-        self.offset = replace(offset, passed=offset.tick)
-        intake = Intake(
+        self.offset = replace(offset, ingested_through=offset.tick)
+        tick_input = TickInput(
             messages=messages([(*key, due) for key, due in new], publish_time=now, payload=b"x" * 50),
             segment=read_segment(self.tables, offset.index_version, last.load_horizon, offset.load_horizon),
             commands=asked,
             request_ids=dict.fromkeys(requests, 1),
-            found=find_entries(self.tables, [self.tables.version(name) for name in LOOKED_UP], asked),
+            known_messages=find_known_messages(self.tables, [self.tables.version(name) for name in LOOKED_UP], asked),
         )
         shard = Shard(self.store, {TOPIC: ["a"]}, self.settings.tracker.min_index_count_per_bucket)
-        self._write(shard.apply(self.offset.to_tick(), intake), now)
+        self._write(shard.apply(self.offset.to_tick(), tick_input), now)
 
     def _write(self, effects: Effects, now: int) -> None:
         tick = self.offset.tick

@@ -5,28 +5,28 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tests.messages import TOPIC, positions
-from tracker import Effects, Intake, MemoryStore, Shard, Tick
+from tracker import Effects, MemoryStore, Shard, Tick, TickInput
 from tracker.messages import concat, int64
 
 NEAR, AHEAD = 1_000, 5_000
 
 
 class Clock:
-    """A shard, and ticks for it that follow the rules of the clock: horizons move at turns, everything rises."""
+    """A shard, and ticks for it that follow the rules of the clock: horizons move when a seal epoch ends."""
 
     def __init__(self, subscriptions: int = 1) -> None:
         self.store = MemoryStore()
         self.names = {TOPIC: [f"s{i}" for i in range(subscriptions)]}
         self.sealed: list[pa.Table] = []
-        self.tick = self.turn = self.near = self.load = 0
+        self.tick = self.seal_epoch = self.near = self.load = 0
         self.run = "first"
 
-    def step(self, cutoff: int, *new: pa.Table, turns: bool = False, confirmed: int = 0) -> Effects:
+    def step(self, cutoff: int, *new: pa.Table, seals: bool = False, confirmed: int = 0) -> Effects:
         """One tick: nothing is handed out beyond the cutoff."""
         before = self.load
         self.tick += 1
-        if turns or cutoff >= self.near:
-            self.turn += 1
+        if seals or cutoff >= self.near:
+            self.seal_epoch += 1
             self.near, self.load = cutoff + NEAR, cutoff + AHEAD
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")
@@ -34,16 +34,16 @@ class Clock:
         tick = Tick(
             tick=self.tick,
             cutoff=cutoff,
-            turn=self.turn,
+            seal_epoch=self.seal_epoch,
             load_horizon=self.load,
             near_until=self.near,
-            run=self.run,
+            run_id=self.run,
             confirmed=confirmed,
-            booked=self.turn - 2,
+            durable_through=self.seal_epoch - 2,
             now=cutoff,
         )
         shard = Shard(self.store, self.names, 1_000_000)
-        effects = shard.apply(tick, Intake(messages=concat(new), segment=segment))
+        effects = shard.apply(tick, TickInput(messages=concat(new), segment=segment))
         if effects.bucket.num_rows:
             self.sealed.append(effects.bucket)
         return effects

@@ -66,7 +66,7 @@ def test_rejected_messages_are_told_and_not_tracked() -> None:
     clock = Clock(subscriptions=2)
     effects = clock.step(0, messages([(1, 1, 0)], reason="Exceeds"), messages([(1, 2, 9_000)]))
     assert positions(effects.rejects) == [(1, 1)]
-    assert [r.rows["wants"].to_pylist() for r in effects.releases] == [[0]]
+    assert [r.rows["subscription_mask"].to_pylist() for r in effects.releases] == [[0]]
     assert effects.status["delayed"] == 1
 
 
@@ -95,11 +95,11 @@ def test_a_tick_that_fails_half_way_is_done_again_and_loses_nothing() -> None:
         clock.store = FailingStore(clock.store, writes)
         late = messages([(1, 5 + i, 705 + i) for i in range(5)])
         try:
-            clock.step(702, late, turns=True)
+            clock.step(702, late, seals=True)
             break
         except OSError:
             failures += 1
         vars(clock).update(before)
-        assert handed_out(clock.step(702, late, turns=True)) == [(1, 0), (1, 1), (1, 2)]
+        assert handed_out(clock.step(702, late, seals=True)) == [(1, 0), (1, 1), (1, 2)]
         assert handed_out(clock.step(800)) == [(1, i) for i in range(3, 10)]
     assert 5 < failures < 99

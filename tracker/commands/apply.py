@@ -12,24 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.chunks import Chunks
-from tracker.commands.cancelled import Compression, TakenBack
+from tracker.commands.cancelled import CancelledMessages, Compression
 from tracker.commands.match import each_subscription, entry_results, match, results_of, rows_of, runs, times_of
-from tracker.commands.moves import HELD_MILLIS, Moved
-from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt, take_back
+from tracker.commands.moves import HELD_DELIVER_AT, Moved
+from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt, add_positions
 from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.request_log import RequestLog
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
-    CANCELS,
+    CANCEL_ROWS,
     KNOWN,
-    OUTCOMES,
+    OUTCOME_ROWS,
     PAST,
     RESCHEDULE,
     RESTORE,
     SEQUENCE_BITS,
     SKIP,
-    Switch,
+    PauseChange,
 )
 from tracker.commands.waiting import WaitingCommands
 from tracker.messages import (
@@ -54,7 +54,7 @@ _META = "control"
 
 
 _NO_MESSAGES = MESSAGES.empty_table()
-_NO_OUTCOMES = OUTCOMES.empty_table()
+_NO_OUTCOMES = OUTCOME_ROWS.empty_table()
 
 # Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
 RELEASED_A_SECOND = 5_000
@@ -70,7 +70,7 @@ class Moment:
     tick: int  # the tick's number
     now: int  # time
     released: int  # time: messages due then or before have been handed out, unless they came in only in this tick
-    passed: int  # a tick's number: all messages published before the commands up to it have come in
+    ingested_through: int  # a tick's number: all messages published before the commands up to it have come in
     # Where the clock has been set back: messages due up to `ahead`, a time, had been handed out before that, but for
     # those that wait here.
     ahead: int = 0
@@ -86,28 +86,28 @@ class _Pairs:
     known: pa.Table
     row: Int64Array
     is_released: BoolArray  # of each known message
-    kept: pa.Table
-    kept_row: Int64Array  # of each known message its row in `kept`, -1: none
+    payload_rows: pa.Table
+    payload_row: Int64Array  # of each known message its row in `payload_rows`, -1: none
 
 
 class Control:
     """Applies commands, and decides for each message to which subscriptions it goes.
 
-    A cancel or skip takes a message back that is known and not handed out yet; the time that a cancel names need not be
+    A cancel or skip applies to a message that is known and not handed out yet; the time that a cancel names need not be
     the message's. For a message that is not known the command waits until all messages published before it have come
     in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the time it names.
 
     Messages for a subscription that is paused, whose destination can't be written, or whose topic has no route are held
-    back: when they come due, they are moved to HELD_MILLIS, until they are resumed.
+    back: when they come due, they are moved to HELD_DELIVER_AT, until they are resumed.
 
     Args:
         store: where the state is kept.
         subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
-        tick_time_millis: Pulsar's tick, ms; messages taken back are remembered for two of them beyond their time.
-        compression: of the bitmaps of messages taken back.
+        tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
+        compression: of the bitmaps of cancelled messages.
 
     Attributes:
-        taken_back: the messages that are cancelled or skipped.
+        cancelled: the messages that are cancelled or skipped.
         unwritable: by topic a mask of the subscriptions whose destinations can't be written; set for each tick.
     """
 
@@ -123,15 +123,15 @@ class Control:
         self._margin = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
-        self.taken_back = TakenBack(store, compression)
+        self.cancelled = CancelledMessages(store, compression)
         # Before a rebuild: to whom it is not to come again, and what no command can change any more.
-        self._delivered = TakenBack(store, compression, "delivered")
+        self._delivered = CancelledMessages(store, compression, "delivered")
         self._moved = Moved(store)
         self._moves: list[pa.Table] = []
         self._sequence = 0
         self._waiting = WaitingCommands(store)
         self._requests = RequestLog(store)
-        self._cancels = Chunks(store, "cancels", CANCELS, meta[0], meta[1])
+        self._cancels = Chunks(store, "cancels", CANCEL_ROWS, meta[0], meta[1])
         # Rows that wait although no subscription wants them any more: those that messages were moved to, and then by
         # topic those that messages came with. A subscription that is added wants these.
         self._unwanted_moves: int = meta[2]
@@ -150,7 +150,7 @@ class Control:
     @property
     def has_exceptions(self) -> bool:
         """Whether any message has been cancelled, skipped, moved, or was delivered before a rebuild."""
-        return bool(self.taken_back) or bool(self._moved) or bool(self._delivered)
+        return bool(self.cancelled) or bool(self._moved) or bool(self._delivered)
 
     @property
     def unwanted(self) -> int:
@@ -162,7 +162,7 @@ class Control:
         """The number of commands' rows that wait for their message."""
         return len(self._waiting)
 
-    def wants(self, rows: pa.Table) -> Int64Array:
+    def subscription_mask(self, rows: pa.Table) -> Int64Array:
         """The subscriptions that rows go to; none where the row's message has been moved to another row.
 
         Args:
@@ -171,25 +171,25 @@ class Control:
         Returns:
             masks, int64, (rows,): bit i is the topic's subscription of number i.
         """
-        wants = self._left_by_commands(rows)
-        return wants & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else wants
+        masks = self._left_by_commands(rows)
+        return masks & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else masks
 
     def _left_by_commands(self, rows: pa.Table) -> Int64Array:
         """For each row the subscriptions, also removed ones, that commands have left it to, as bits."""
-        wants = by_topic(rows, self._subscriptions.known)
+        masks = by_topic(rows, self._subscriptions.known)
         if not self.has_exceptions or not rows.num_rows:
-            return wants
+            return masks
         position = message_ids(rows)
         sequence = np.zeros(rows.num_rows, np.int64)
         if "sequence" in rows.column_names:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
-            wants &= self._own(rows)
-        for subscription in range(int(wants.max()).bit_length()):
-            is_left = self.taken_back.contains(subscription, *position)
+            masks &= self._own(rows)
+        for subscription in range(int(masks.max()).bit_length()):
+            is_left = self.cancelled.contains(subscription, *position)
             is_left |= self._moved.find(subscription, *position)[0] != sequence
             is_left |= self._delivered.contains(subscription, *position)
-            wants[is_left] &= ~(1 << subscription)
-        return wants
+            masks[is_left] &= ~(1 << subscription)
+        return masks
 
     def moved_to(self, known: pa.Table) -> set[int]:
         """The times that messages have been moved to, ms since the epoch, for any subscription.
@@ -223,8 +223,8 @@ class Control:
         rejected = is_rejected(rows)
         left = self._left_by_commands(rows)
         self._count_unwanted(where(rows, ~rejected & (left == 0)), -1)
-        wants = left & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else left
-        return self._hold(rows, np.where(rejected, 0, wants), moment)
+        masks = left & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else left
+        return self._hold(rows, np.where(rejected, 0, masks), moment)
 
     def _count_unwanted(self, rows: pa.Table, sign: int) -> None:
         """Counts rows that wait and go to no subscription; with sign -1 they are gone, or go to some again."""
@@ -243,37 +243,37 @@ class Control:
             return -1
         return self._paused.get(topic, 0) | self.unwritable.get(topic, 0)
 
-    def _hold(self, rows: pa.Table, wants: Int64Array, moment: Moment) -> Int64Array:
-        """Moves due rows to HELD_MILLIS for subscriptions that are held back; returns the masks of the others.
+    def _hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
+        """Moves due rows to HELD_DELIVER_AT for subscriptions that are held back; returns the masks of the others.
 
         These are paused, or their topic has no route, or their destination can't be written.
         """
         if not (self._paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
-            return wants
-        held_back = wants & by_topic(rows, self._held_back)
+            return masks
+        held_back = masks & by_topic(rows, self._held_back)
         for subscription in range(int(held_back.max(initial=0)).bit_length()):
             held = np.flatnonzero(held_back >> subscription & 1)
-            times = np.full(len(held), HELD_MILLIS)
+            times = np.full(len(held), HELD_DELIVER_AT)
             self._move(rows.take(pa.array(held)), subscription, times, self._next_sequences(moment, len(held)))
-        return wants & ~held_back
+        return masks & ~held_back
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
         """Gives messages of a release that have not arrived another row each, at the time they had, to be sealed.
 
-        A row that came in shortly before its time is in no bucket, and its entry may be booked now: with these rows in
+        A row that came in shortly before its time is in no bucket, and its entry may be durable now: with these rows in
         the delayed index a rebuild knows which messages are missing.
 
         Args:
-            rows: as MESSAGES, and `wants`, int64: the subscriptions they have not arrived at, as bits.
+            rows: as MESSAGES, and `subscription_mask`, int64: the subscriptions they have not arrived at, as bits.
             moment: of this tick.
 
         Returns:
             the rows, as MESSAGES, one a message and subscription.
         """
         others, self._moves = self._moves, []
-        wants = int64(rows, "wants")
-        for subscription in range(int(wants.max(initial=0)).bit_length()):
-            chosen = typed(rows.take(pa.array(np.flatnonzero(wants >> subscription & 1))), MESSAGES)
+        masks = int64(rows, "subscription_mask")
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            chosen = typed(rows.take(pa.array(np.flatnonzero(masks >> subscription & 1))), MESSAGES)
             if chosen.num_rows:
                 self._move(chosen, subscription, int64(chosen, "deliver_at"), self.next_sequence(moment))
         moved, self._moves = concat(self._moves), others
@@ -298,7 +298,7 @@ class Control:
         Of many messages RELEASED_A_SECOND are moved to each second from now on, in the order in which they were due.
 
         Args:
-            rows: as MESSAGES, this shard's rows at HELD_MILLIS; those that a later move has replaced are ignored.
+            rows: as MESSAGES, this shard's rows at HELD_DELIVER_AT; those that a later move has replaced are ignored.
             moment: of this tick.
         """
         if not rows.num_rows:
@@ -340,15 +340,17 @@ class Control:
             moment: of this tick.
 
         Returns:
-            OUTCOMES.
+            OUTCOME_ROWS.
         """
         commands = self._waiting.take(messages)
         if not commands.num_rows:
-            return OUTCOMES.empty_table()
+            return OUTCOME_ROWS.empty_table()
         known = messages.select(KNOWN.names)
         commands = self._with_added(commands.drop_columns("tick"))
         outcomes, unmatched = self._apply(commands, known, is_rejected(messages), messages, moment)
-        return concat([outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOMES)
+        return concat(
+            [outcomes, self._answer(unmatched, Result.NOT_FOUND, "the topic has no such message")], OUTCOME_ROWS
+        )
 
     def _with_added(self, commands: pa.Table) -> pa.Table:
         """Commands that waited, for the subscriptions that were added since, too, where they say so."""
@@ -363,8 +365,8 @@ class Control:
         known: pa.Table,
         is_new: BoolArray,
         moment: Moment,
-        kept: pa.Table | None = None,
-        switches: Sequence[Switch] = (),
+        payload_rows: pa.Table | None = None,
+        pause_changes: Sequence[PauseChange] = (),
         held: pa.Table = _NO_MESSAGES,
         first_answers: FirstAnswers = no_answers,
         arrived: pa.Table = _NO_OUTCOMES,
@@ -372,28 +374,28 @@ class Control:
         """Applies the commands of a tick.
 
         Args:
-            commands: as COMMANDS, this shard's.
+            commands: as COMMAND_ROWS, this shard's.
             request_ids: by request id of all shards' commands the hash of the first command's body.
             known: as KNOWN, the messages that they name, as far as they are known: all those of an entry, or none.
             is_new: bool, (known,): the message came in only in this tick.
             moment: of this tick.
-            kept: as MESSAGES, rows of the messages that are rescheduled or restored; None: there are none.
-            switches: pauses and resumes of all shards' commands.
-            held: as MESSAGES, the rows held back, where a switch resumes.
+            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored; None: there are none.
+            pause_changes: pauses and resumes of all shards' commands.
+            held: as MESSAGES, the rows held back, where a change resumes.
             first_answers: reads the answers to request ids that come again.
-            arrived: the OUTCOMES that `arrive` has returned in this tick.
+            arrived: the OUTCOME_ROWS that `arrive` has returned in this tick.
 
         Returns:
-            OUTCOMES.
+            OUTCOME_ROWS.
         """
         if not request_ids and not commands.num_rows:
-            return OUTCOMES.empty_table()
+            return OUTCOME_ROWS.empty_table()
         remembered = self._requests.find([*request_ids, *commands["request_id"].to_pylist()], moment.now)
         repeats = Repeats(remembered, request_ids, first_answers(remembered.keys()))
-        for switch in (s for s in switches if s.request_id not in repeats.known):
-            paused = self._paused.get(switch.topic, 0)
-            bits = switch.subscriptions
-            self._paused[switch.topic] = paused | bits if switch.is_paused else paused & ~bits
+        for change in (c for c in pause_changes if c.request_id not in repeats.known):
+            paused = self._paused.get(change.topic, 0)
+            bits = change.subscriptions
+            self._paused[change.topic] = paused | bits if change.is_paused else paused & ~bits
         self._paused = {topic: bits for topic, bits in self._paused.items() if bits}
         self.release_held(held, moment)
         self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, moment.now)
@@ -408,24 +410,28 @@ class Control:
         is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
         due = int64(known, "deliver_at")
         is_released |= _is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
-        kept = MESSAGES.empty_table() if kept is None else kept
-        applied, unmatched = self._apply(commands, known, is_released, kept, moment)
+        payload_rows = MESSAGES.empty_table() if payload_rows is None else payload_rows
+        applied, unmatched = self._apply(commands, known, is_released, payload_rows, moment)
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._wait(unmatched, moment)
         if again.num_rows:
             index, names = each_subscription(again, self._subscriptions.names)
             again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-            outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOMES), moment.tick)
-        return concat(outcomes, OUTCOMES)
+            outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOME_ROWS), moment.tick)
+        return concat(outcomes, OUTCOME_ROWS)
 
     def expire(self, moment: Moment) -> pa.Table:
-        """Ends waiting commands whose message can no longer come; returns their OUTCOMES."""
+        """Ends waiting commands whose message can no longer come; returns their OUTCOME_ROWS."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
             is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
             is_past = int64(rows, "deliver_at") + self._margin <= moment.released
-            return (int64(rows, "tick") <= moment.passed) & (~is_cancel | is_past) & ~self._is_without_route(rows)
+            return (
+                (int64(rows, "tick") <= moment.ingested_through)
+                & (~is_cancel | is_past)
+                & ~self._is_without_route(rows)
+            )
 
         expired = self._waiting.take_where(is_expired)
         return self._answer(expired, Result.NOT_FOUND, "no such message has come")
@@ -437,9 +443,9 @@ class Control:
             rebuilt: this shard's part.
             now: ms since the epoch.
         """
-        for kept, rows in ((self.taken_back, rebuilt.taken), (self._delivered, rebuilt.delivered)):
-            take_back(kept, rows)
-            kept.save()
+        for messages, rows in ((self.cancelled, rebuilt.cancelled), (self._delivered, rebuilt.delivered)):
+            add_positions(messages, rows)
+            messages.save()
         subscriptions = int64(rebuilt.moved, "subscription")
         for subscription in np.unique(subscriptions).tolist():
             moved = where(rebuilt.moved, subscriptions == subscription)
@@ -451,18 +457,18 @@ class Control:
         self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
 
     def take_cancels(self) -> pa.Table:
-        """Removes and returns the rows of type CANCEL, RESTORE and MOVE for the delayed index, as CANCELS."""
+        """Removes and returns the rows of type CANCEL, RESTORE and MOVE for the delayed index, as CANCEL_ROWS."""
         return self._cancels.take_all()
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets messages taken back, delivered or moved whose time is past at the cutoff, ms since the epoch."""
-        self.taken_back.drop_expired(cutoff)
+        """Forgets cancelled messages, delivered or moved whose time is past at the cutoff, ms since the epoch."""
+        self.cancelled.drop_expired(cutoff)
         self._delivered.drop_expired(cutoff)
         self._moved.drop_expired(cutoff)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
-        self.taken_back.save()
+        self.cancelled.save()
         self._moved.save()
         self._waiting.save()
         counts = [self._cancels.n_chunks, self._cancels.n_rows, self._unwanted_moves]
@@ -474,7 +480,7 @@ class Control:
     def _wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
         """Answers commands for messages that are not known, and keeps those whose message may still come."""
         is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
-        has_all_come = (moment.passed >= moment.tick) & ~self._is_without_route(commands)
+        has_all_come = (moment.ingested_through >= moment.tick) & ~self._is_without_route(commands)
         is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
         is_nowhere = ~is_cancel & has_all_come
         waiting = where(commands, ~is_past & ~is_nowhere)
@@ -519,12 +525,12 @@ class Control:
         """Keeps rows of type CANCEL, RESTORE or MOVE for the delayed index."""
         n = rows.num_rows
         values = {
-            **{name: rows[name] for name in CANCELS.names if name in rows.column_names},
+            **{name: rows[name] for name in CANCEL_ROWS.names if name in rows.column_names},
             "operation": pa.array([operation] * n, pa.string()),
             "sequence": pa.array(np.full(n, sequence)),
             "deliver_at": pa.array(deliver_at),
         }
-        self._cancels.add(pa.table([values[f.name] for f in CANCELS], schema=CANCELS))
+        self._cancels.add(pa.table([values[f.name] for f in CANCEL_ROWS], schema=CANCEL_ROWS))
 
     def _move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> None:
         """Gives messages another row, at another time, for one subscription."""
@@ -557,7 +563,7 @@ class Control:
         return self._sequence
 
     def _apply(
-        self, commands: pa.Table, known: pa.Table, is_released: BoolArray, kept: pa.Table, moment: Moment
+        self, commands: pa.Table, known: pa.Table, is_released: BoolArray, payload_rows: pa.Table, moment: Moment
     ) -> tuple[pa.Table, pa.Table]:
         """Applies commands to known messages; returns the outcomes, and the commands whose entry is not known."""
         command, row = match(commands, known)
@@ -570,21 +576,21 @@ class Control:
         command, row = command[is_named], row[is_named]
         order = np.lexsort((row_index[is_named], command))
         command, row = command[order], row[order]
-        kept_row = rows_of(known, kept)
+        payload_row = rows_of(known, payload_rows)
         for start, end in runs(commands):
             first, last = np.searchsorted(command, [start, end])
             part = slice(first, last)
             if first < last:
-                pairs = _Pairs(commands, command[part], known, row[part], is_released, kept, kept_row)
+                pairs = _Pairs(commands, command[part], known, row[part], is_released, payload_rows, payload_row)
                 outcomes += self._apply_run(pairs, moment)
-        return concat(outcomes, OUTCOMES), where(commands, unmatched)
+        return concat(outcomes, OUTCOME_ROWS), where(commands, unmatched)
 
     def _apply_run(self, pairs: _Pairs, moment: Moment) -> list[pa.Table]:
         """Applies commands of one kind, each to the messages that it names."""
         commands, command, row = pairs.commands, pairs.command, pairs.row
         kind = commands["kind"][int(command[0])].as_py()
         rows = pairs.known.take(pa.array(row))
-        # Only a command that takes back whole entries is answered, and kept, by entry.
+        # Only a command that cancels whole entries is answered, and kept, by entry.
         is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
         masks = int64(commands, "subscriptions")[command]
         due = int64(rows, "deliver_at")
@@ -598,13 +604,13 @@ class Control:
             sequence = self.next_sequence(moment)
             chosen = np.flatnonzero(masks >> subscription & 1)
             at = ledgers[chosen], entries[chosen], indexes[chosen]
-            taken = self.taken_back.contains(subscription, *at)
+            cancelled = self.cancelled.contains(subscription, *at)
             moves, moved_to, _ = self._moved.find(subscription, *at)
             is_out = (moved_to <= moment.released) | _is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
             is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
             is_late |= self._delivered.contains(subscription, *at)
-            is_kept = pairs.kept_row[row[chosen]] >= 0
-            result, reason = results_of(kind, taken, is_late, is_kept)
+            has_payload = pairs.payload_row[row[chosen]] >= 0
+            result, reason = results_of(kind, cancelled, is_late, has_payload)
             applied = np.flatnonzero(result == Result.APPLIED)
             _, first = np.unique(row[chosen[applied]], return_index=True)
             repeated = np.ones(len(applied), np.bool_)
@@ -619,30 +625,30 @@ class Control:
             times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
             until = np.maximum(due[chosen], moved_to) + self._margin
             if kind == RESTORE:
-                self.taken_back.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
+                self.cancelled.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
             elif kind == RESCHEDULE:
-                moving = pairs.kept.take(pa.array(pairs.kept_row[row[now]]))
+                moving = pairs.payload_rows.take(pa.array(pairs.payload_row[row[now]]))
                 self._move(moving, subscription, times[applied], sequence)
             else:
                 as_entry = (collapsed[applied] | (indexes[now] < 0)).astype(np.bool_)
                 whole, single = now[as_entry], now[~as_entry]
                 ends = until[applied]
-                self.taken_back.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
-                self.taken_back.add_messages(
+                self.cancelled.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
+                self.cancelled.add_messages(
                     subscription, ledgers[single], entries[single], indexes[single], sizes[single], ends[~as_entry]
                 )
-            told = self._outcomes(pairs, chosen, result, reason, collapsed, starts, subscription)
-            is_applied = pc.equal(told["result"], int(Result.APPLIED))
+            answers = self._outcomes(pairs, chosen, result, reason, collapsed, starts, subscription)
+            is_applied = pc.equal(answers["result"], int(Result.APPLIED))
             new_times = times[np.flatnonzero(starts | ~collapsed)] if kind == RESCHEDULE else None
             outcomes.append(
                 with_columns(
-                    told,
+                    answers,
                     sequence=pc.if_else(is_applied, sequence, None),
-                    deliver_at=told["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
+                    deliver_at=answers["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
                 )
             )
             if kind != RESCHEDULE:
-                done = told.filter(is_applied)
+                done = answers.filter(is_applied)
                 operation = "RESTORE" if kind == RESTORE else "CANCEL"
                 ends = times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
                 self._add_operations(operation, done, sequence, ends)
@@ -657,19 +663,19 @@ class Control:
         later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
         chosen = np.flatnonzero(later[pairs.command])
         if not len(chosen):
-            return OUTCOMES.empty_table()
+            return OUTCOME_ROWS.empty_table()
         is_late = pairs.is_released[pairs.row[chosen]]
         result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
         reason = np.where(is_late, "released", "").tolist()
         shared, starts = entry_results(pairs.command[chosen], is_whole[chosen], result)
-        told = self._outcomes(pairs, chosen, result, reason, shared, starts, ALSO_LATER)
-        is_applied = pc.equal(told["result"], int(Result.APPLIED))
+        answers = self._outcomes(pairs, chosen, result, reason, shared, starts, ALSO_LATER)
+        is_applied = pc.equal(answers["result"], int(Result.APPLIED))
         times = np.maximum(int64(pairs.commands, "deliver_at")[pairs.command[chosen]], moment.now)
         of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
         return with_columns(
-            told,
+            answers,
             sequence=pc.if_else(is_applied, self.next_sequence(moment), None),
-            deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else told["deliver_at"],
+            deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else answers["deliver_at"],
         )
 
     def _out_of_batch(
@@ -696,11 +702,11 @@ class Control:
         subscription: int | str,
     ) -> pa.Table:
         """A row for each chosen command and message, and one for an entry whose messages share a result."""
-        kept = np.flatnonzero(starts | ~collapsed)
-        of_command = pairs.commands.take(pa.array(pairs.command[chosen[kept]]))
-        of_row = pairs.known.take(pa.array(pairs.row[chosen[kept]]))
+        answered = np.flatnonzero(starts | ~collapsed)
+        of_command = pairs.commands.take(pa.array(pairs.command[chosen[answered]]))
+        of_row = pairs.known.take(pa.array(pairs.row[chosen[answered]]))
         # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
-        is_named = collapsed[kept] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
+        is_named = collapsed[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
         values = {
             **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
             "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
@@ -708,25 +714,25 @@ class Control:
             "partition": of_row["partition"],
             "ledger_id": of_row["ledger_id"],
             "entry_id": of_row["entry_id"],
-            "batch_index": pa.array(np.where(collapsed[kept], -1, int64(of_row, "batch_index")), pa.int32()),
-            "result": pa.array(result[kept], pa.int32()),
-            "reason": pa.array([reason[i] for i in kept.tolist()], pa.string()),
+            "batch_index": pa.array(np.where(collapsed[answered], -1, int64(of_row, "batch_index")), pa.int32()),
+            "result": pa.array(result[answered], pa.int32()),
+            "reason": pa.array([reason[i] for i in answered.tolist()], pa.string()),
         }
-        return typed(values, OUTCOMES)
+        return typed(values, OUTCOME_ROWS)
 
     def _answer(self, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
         """One outcome for each command and subscription; without a result, the one of the command's row."""
         if not commands.num_rows:
-            return OUTCOMES.empty_table()
+            return OUTCOME_ROWS.empty_table()
         index, names = each_subscription(commands, self._subscriptions.names)
         rows = commands.take(pa.array(index))
         n = rows.num_rows
-        values = {name: rows[name] for name in OUTCOMES.names if name in rows.column_names and name != "deliver_at"}
+        values = {name: rows[name] for name in OUTCOME_ROWS.names if name in rows.column_names and name != "deliver_at"}
         values["subscription"] = pa.array(names, pa.string())
         if result is not None:
             values["result"] = pa.array([int(result)] * n, pa.int32())
             values["reason"] = pa.array([reason] * n, pa.string())
-        return typed(values, OUTCOMES)
+        return typed(values, OUTCOME_ROWS)
 
 
 def _is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, moment: Moment) -> BoolArray:
@@ -746,23 +752,23 @@ def _is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, mome
     return is_out
 
 
-def with_released(found: pa.Table) -> pa.Table:
+def with_released(known: pa.Table) -> pa.Table:
     """Completes entries: their messages that are in no bucket were released long ago.
 
     Args:
-        found: as KNOWN, booked messages. A row with batch_index -1 of an entry of several messages stands for an entry
+        known: as KNOWN, durable messages. A row with batch_index -1 of an entry of several messages stands for an entry
             of which no message is in a bucket.
 
     Returns:
         as KNOWN, all messages of these entries; those added are due at PAST.
     """
-    if not found.num_rows:
-        return found
-    entries = found.group_by(["ledger_id", "entry_id"]).aggregate([("batch_size", "max"), ("batch_index", "count")])
+    if not known.num_rows:
+        return known
+    entries = known.group_by(["ledger_id", "entry_id"]).aggregate([("batch_size", "max"), ("batch_index", "count")])
     missing = entries.filter(pc.greater(entries["batch_size_max"], entries["batch_index_count"]))
     if not missing.num_rows:
-        return found
-    parts = found.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
+        return known
+    parts = known.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
     there: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in parts.to_pylist():
         there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
@@ -771,5 +777,5 @@ def with_released(found: pa.Table) -> pa.Table:
         for rows in there.values()
         for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
     ]
-    is_stand_in = (int64(found, "batch_index") < 0) & (int64(found, "batch_size") > 1)
-    return pa.concat_tables([where(found, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])
+    is_stand_in = (int64(known, "batch_index") < 0) & (int64(known, "batch_size") > 1)
+    return pa.concat_tables([where(known, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])

@@ -1,4 +1,4 @@
-"""Messages that are taken back from subscriptions: cancelled or skipped, after PIP-423.
+"""Messages that are cancelled for subscriptions by a cancel or skip, after PIP-423.
 
 Roaring bitmaps: https://roaringbitmap.org
 """
@@ -17,8 +17,9 @@ from tracker.buckets.index_bits import among, by_ledger
 from tracker.messages import BoolArray, Int64Array
 from tracker.store import Store
 
-_HEADER = struct.Struct("<BIII")  # compression, size before it, bytes of the whole entries' bitmap, messages taken back
+_HEADER = struct.Struct("<BIII")  # compression, size before it, bytes of the whole entries' bitmap, cancelled messages
 _BATCH_BITS = 20
+_STORED = "taken_back"  # the table's name in the store
 
 _CODECS = ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"]
 
@@ -37,10 +38,10 @@ class _Bits:
     part: BitMap64  # entry << 20 | batch index
 
 
-class TakenBack:
-    """The set of messages taken back: a Roaring bitmap of entries, and one of messages, a ledger and subscription.
+class CancelledMessages:
+    """The set of cancelled messages: a Roaring bitmap of entries, and one of messages, a ledger and subscription.
 
-    A ledger's are dropped when the last of its messages that were taken back is past. There is no limit to how many
+    A ledger's are dropped when the last of its cancelled messages is past. There is no limit to how many
     there are. A call reads and writes only the bitmaps of the ledgers that it names.
 
     Args:
@@ -49,13 +50,13 @@ class TakenBack:
         table: its name in the store.
     """
 
-    def __init__(self, store: Store, compression: Compression | None = None, table: str = "taken_back") -> None:
+    def __init__(self, store: Store, compression: Compression | None = None, table: str = _STORED) -> None:
         self._store = store
         self._table, self._directory = table, f"{table}_ledgers"
         self._compression = compression or Compression()
         self._bits: dict[tuple[int, int], _Bits] = {}
         self._changed: set[tuple[int, int]] = set()
-        # By ledger: the subscriptions as bits, when the last message taken back is past, their number, their bytes.
+        # By ledger: the subscriptions as bits, when the last cancelled message is past, their number, their bytes.
         data = store.get(self._directory, (0, 0)) or b""
         self._saved = data
         self._ledgers: dict[int, list[int]] = {
@@ -63,12 +64,12 @@ class TakenBack:
         }
 
     def __bool__(self) -> bool:
-        """Whether anything has been taken back."""
+        """Whether anything has been cancelled."""
         return bool(self._ledgers)
 
     @property
     def count(self) -> int:
-        """The number of messages and whole entries taken back, summed over subscriptions, as of the last save."""
+        """The number of messages and whole entries cancelled, summed over subscriptions, as of the last save."""
         return sum(entry[2] for entry in self._ledgers.values())
 
     @property
@@ -79,7 +80,7 @@ class TakenBack:
     def contains(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """Which of the messages have been taken back from a subscription.
+        """Which of the messages have been cancelled for a subscription.
 
         Args:
             subscription: its number.
@@ -90,21 +91,21 @@ class TakenBack:
         Returns:
             bool, (n,).
         """
-        taken = np.zeros(len(ledger_ids), dtype=np.bool_)
+        cancelled = np.zeros(len(ledger_ids), dtype=np.bool_)
         if not self._ledgers:
-            return taken
+            return cancelled
         for ledger, rows in by_ledger(ledger_ids):
             entry = self._ledgers.get(ledger)
             if entry is None or not entry[0] >> subscription & 1:
                 continue
             bits = self._load(ledger, subscription)
-            taken[rows] = among(entry_ids[rows].astype(np.uint32), bits.whole)
+            cancelled[rows] = among(entry_ids[rows].astype(np.uint32), bits.whole)
             if bits.part:
-                taken[rows] |= among(codes(entry_ids[rows], batch_indexes[rows]).astype(np.uint64), bits.part)
-        return taken
+                cancelled[rows] |= among(codes(entry_ids[rows], batch_indexes[rows]).astype(np.uint64), bits.part)
+        return cancelled
 
     def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:
-        """Takes whole entries back from a subscription.
+        """Cancels whole entries for a subscription.
 
         Args:
             subscription: its number.
@@ -129,7 +130,7 @@ class TakenBack:
         batch_sizes: Int64Array,
         until: Int64Array,
     ) -> None:
-        """Takes messages of batches back from a subscription; an entry is as a whole once all its messages are.
+        """Cancels messages of batches for a subscription; an entry is cancelled as a whole once all its messages are.
 
         Args:
             subscription: its number.
@@ -157,7 +158,7 @@ class TakenBack:
         batch_indexes: Int64Array,
         batch_sizes: Int64Array,
     ) -> None:
-        """Restores messages for a subscription; the others of an entry that was taken back as a whole stay taken back.
+        """Restores messages for a subscription; the others of an entry that was cancelled as a whole stay cancelled.
 
         Args:
             subscription: its number.
@@ -176,7 +177,7 @@ class TakenBack:
             self._changed.add((ledger, subscription))
 
     def drop_expired(self, cutoff: int) -> None:
-        """Drops the ledgers whose messages taken back are all past at the cutoff, ms since the epoch."""
+        """Drops the ledgers whose cancelled messages are all past at the cutoff, ms since the epoch."""
         for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
             for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
                 self._bits.pop((ledger, subscription), None)

@@ -16,7 +16,7 @@ from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
-    COMMANDS,
+    COMMAND_ROWS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -27,8 +27,8 @@ from tracker.commands.schema import (
     RESCHEDULE,
     RESUME,
     SKIP,
+    PauseChange,
     Routes,
-    Switch,
 )
 from tracker.messages import MESSAGES, Int64Array, typed
 from tracker.schedule import MAX_TIME_MILLIS
@@ -42,11 +42,11 @@ _CANCELS = "cancels"  # a cancel of several
 class Decoded:
     """The commands of a batch as rows, and the messages of the control topic that are no commands."""
 
-    commands: pa.Table  # COMMANDS
+    commands: pa.Table  # COMMAND_ROWS
     # By request id of the commands that have something to apply, in the control topic's order, the hash of the body.
     request_ids: dict[str, int]
     rejects: pa.Table  # MESSAGES with a reason
-    switches: list[Switch]  # pauses and resumes
+    pause_changes: list[PauseChange]  # pauses and resumes
 
 
 class InvalidCommand(ValueError):
@@ -62,7 +62,7 @@ _PARTITION = re.compile(r"[0-9]{1,9}")
 # The columns of a command's rows in which they differ. The others are the same for all.
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
 
-_SHARED = pa.schema([field for field in COMMANDS if field.name not in _POSITION])
+_SHARED = pa.schema([field for field in COMMAND_ROWS if field.name not in _POSITION])
 
 _Position = tuple[int, int, int, int, int]
 
@@ -89,12 +89,12 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
         routes: the subscriptions of all source topics.
 
     Returns:
-        COMMANDS and what else follows from the messages; no error is raised for any bytes.
+        COMMAND_ROWS and what else follows from the messages; no error is raised for any bytes.
     """
     rows: list[_Part] = []
     seen: dict[str, int] = {}
     reasons: list[str | None] = []
-    switches: list[Switch] = []
+    pause_changes: list[PauseChange] = []
     for payload in messages["payload"].to_pylist():
         command = ControlCommand()
         reason = None
@@ -102,13 +102,13 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
             command.ParseFromString(payload or b"")
             _check_request_id(command.request_id)
             positions = _positions(command)
-            of_command, switch = _rows(command, positions, routes)
+            of_command, change = _rows(command, positions, routes)
             shared: dict[str, object] = {"body": _body(command, positions)}
             if command.request_id in seen:
                 shared["kind"] = REPEAT
-            elif switch is not None or any(part.shared["kind"] != ANSWER for part in of_command):
+            elif change is not None or any(part.shared["kind"] != ANSWER for part in of_command):
                 seen[command.request_id] = _body(command, positions)
-                switches += [switch] if switch is not None else []
+                pause_changes += [change] if change is not None else []
             rows += [replace(part, shared=part.shared | shared) for part in of_command]
         except DecodeError:
             reason = "the bytes are no command"
@@ -122,16 +122,16 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     with_reason = messages.set_column(
         MESSAGES.get_field_index("reason"), MESSAGES.field("reason"), pa.array(reasons, pa.string())
     )
-    return Decoded(_table(rows), seen, with_reason.filter(pa.array(rejected)), switches)
+    return Decoded(_table(rows), seen, with_reason.filter(pa.array(rejected)), pause_changes)
 
 
 def _table(parts: Sequence[_Part]) -> pa.Table:
-    """The rows as COMMANDS."""
+    """The rows as COMMAND_ROWS."""
     shared = pa.Table.from_pylist([part.shared for part in parts], schema=_SHARED)
     shared = shared.take(pa.array(np.repeat(np.arange(len(parts)), [len(part.positions) for part in parts])))
     positions = np.concatenate([np.zeros((0, len(_POSITION)), np.int64), *(part.positions for part in parts)])
     named = {name: pa.array(positions[:, i]) for i, name in enumerate(_POSITION)}
-    return typed({name: named[name] if name in named else shared[name] for name in COMMANDS.names}, COMMANDS)
+    return typed({name: named[name] if name in named else shared[name] for name in COMMAND_ROWS.names}, COMMAND_ROWS)
 
 
 def _check_request_id(request_id: str) -> None:
@@ -141,7 +141,7 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tuple[list[_Part], Switch | None]:
+def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tuple[list[_Part], PauseChange | None]:
     operation = _kind(command)
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
@@ -164,7 +164,7 @@ def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tup
     if operation in (PAUSE, RESUME):
         names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
         rows += _answers(command, topic, names, Result.APPLIED, "")
-        return rows, Switch(command.request_id, topic, mask, operation == PAUSE) if mask else None
+        return rows, PauseChange(command.request_id, topic, mask, operation == PAUSE) if mask else None
     if not mask and not also_later:
         return rows, None
     if partition >= 0:

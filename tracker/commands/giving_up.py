@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracker.commands.schema import OUTCOMES
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.in_flight import OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
@@ -29,11 +29,11 @@ class GivenUp:
 
     Attributes:
         rejects: as MESSAGES, a row for each message and subscription, with the reason.
-        outcomes: as OUTCOMES, the same rows: the message is cancelled for the subscription.
+        outcomes: as OUTCOME_ROWS, the same rows: the message is cancelled for the subscription.
     """
 
     rejects: pa.Table = field(default_factory=MESSAGES.empty_table)
-    outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)
+    outcomes: pa.Table = field(default_factory=OUTCOME_ROWS.empty_table)
 
 
 class GivingUp:
@@ -65,31 +65,31 @@ class GivingUp:
             for release, topics in open_releases.items()
         }
 
-    def take(self, rows: pa.Table, wants: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
+    def take(self, rows: pa.Table, masks: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
         """Rejects due rows for such subscriptions.
 
         Args:
             rows: as MESSAGES.
-            wants: int64, (rows,): the subscriptions to which each row would go, as bits.
+            masks: int64, (rows,): the subscriptions to which each row would go, as bits.
             next_sequence: gives the next sequence, as that of a command.
 
         Returns:
-            the rejected messages, and `wants` without the bits for which they are rejected.
+            the rejected messages, and `masks` without the bits for which they are rejected.
         """
         rejects, outcomes = [], []
         if self._reasons and rows.num_rows:
-            wants = wants.copy()
+            masks = masks.copy()
             topics = rows["topic"].to_numpy(zero_copy_only=False)
             for topic, numbers in self._reasons.items():
                 for number, (name, reason) in numbers.items():
-                    chosen = (topics == topic) & (wants >> number & 1 > 0)
+                    chosen = (topics == topic) & (masks >> number & 1 > 0)
                     if chosen.any():
-                        wants[chosen] &= ~(1 << number)
+                        masks[chosen] &= ~(1 << number)
                         found = typed(where(rows, chosen), MESSAGES)
                         reason = f"{NOT_DELIVERED}{name}: {reason}"
                         rejects.append(_rejected(found, reason))
                         outcomes.append(cancelled(found, name, reason, next_sequence(), self._tick, self._now))
-        return GivenUp(concat(rejects), concat(outcomes, OUTCOMES)), wants
+        return GivenUp(concat(rejects), concat(outcomes, OUTCOME_ROWS)), masks
 
 
 def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, now: int) -> pa.Table:
@@ -104,7 +104,7 @@ def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, 
         now: ms since the epoch.
 
     Returns:
-        OUTCOMES, a row for each of the rows.
+        OUTCOME_ROWS, a row for each of the rows.
     """
     n = rows.num_rows
     constants: dict[str, Any] = {
@@ -120,7 +120,7 @@ def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, 
     }
     values = {field: pa.array([value] * n) for field, value in constants.items()}
     values |= {field: rows[field] for field in ("topic", "partition", "ledger_id", "entry_id", "batch_index")}
-    return typed(values, OUTCOMES)
+    return typed(values, OUTCOME_ROWS)
 
 
 def _rejected(rows: pa.Table, reason: str) -> pa.Table:

@@ -26,7 +26,7 @@ from tracker.wire.delaylake_pb2 import Result
 
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:
-    """Cuts COMMANDS in runs of one kind; in none is a message rescheduled to two times. Cancels and skips are one kind.
+    """Cuts COMMAND_ROWS in runs of one kind; none reschedules a message to two times. Cancels and skips are one kind.
 
     Returns:
         the first row of each run, and the one after its last.
@@ -39,7 +39,7 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
     for i, (kind, ledger, entry, index, time) in enumerate(
         zip(*(commands[name].to_pylist() for name in names), strict=True)
     ):
-        kind = "take back" if kind in (CANCEL, SKIP) else kind
+        kind = "cancel or skip" if kind in (CANCEL, SKIP) else kind
         of_entry, times = moved.get((ledger, entry), ({}, set()))
         # An index of -1 is all messages of the entry.
         is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
@@ -55,52 +55,54 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*starts, commands.num_rows]))
 
 
-def results_of(kind: str, taken: BoolArray, is_late: BoolArray, is_kept: BoolArray) -> tuple[Int64Array, list[str]]:
+def results_of(
+    kind: str, cancelled: BoolArray, is_late: BoolArray, has_payload: BoolArray
+) -> tuple[Int64Array, list[str]]:
     """The result of a command for messages of one subscription.
 
     Args:
         kind: of the command: CANCEL, SKIP, RESCHEDULE or RESTORE.
-        taken: bool, (n,): the message is taken back.
+        cancelled: bool, (n,): the message is cancelled.
         is_late: bool, (n,): the message has been handed out.
-        is_kept: bool, (n,): the message's row is at hand, so that it can be moved.
+        has_payload: bool, (n,): the message's row is at hand, so that it can be moved.
 
     Returns:
         numbers of the enum Result, int64, (n,), and n reasons, empty where the command is applied.
     """
     if kind == RESTORE:
         cases = [
-            (~taken, Result.ALREADY_APPLIED, ""),
+            (~cancelled, Result.ALREADY_APPLIED, ""),
             (is_late, Result.TOO_LATE, "its time is past"),
-            (~is_kept, Result.TOO_LATE, "not kept any more"),
+            (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
     elif kind == RESCHEDULE:
         cases = [
-            (taken, Result.INVALID, "taken back: restore it first"),
+            (cancelled, Result.INVALID, "taken back: restore it first"),
             (is_late, Result.TOO_LATE, "released"),
-            (~is_kept, Result.TOO_LATE, "not kept any more"),
+            (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
     else:
-        cases = [(taken, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
+        cases = [(cancelled, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
     conditions = [condition for condition, _, _ in cases]
     result = np.select(conditions, [int(r) for _, r, _ in cases], int(Result.APPLIED))
     reason = np.select(conditions, [text for _, _, text in cases], "")
     return result.astype(np.int64), reason.tolist()
 
 
-def rows_of(known: pa.Table, kept: pa.Table) -> Int64Array:
+def rows_of(known: pa.Table, payload_rows: pa.Table) -> Int64Array:
     """Finds the row of each known message.
 
     Args:
         known: as KNOWN, n rows.
-        kept: as MESSAGES.
+        payload_rows: as MESSAGES.
 
     Returns:
-        for each known message the index of the first kept row of it, int64, (n,); -1: there is none.
+        for each known message the index of its first payload row, int64, (n,); -1: there is none.
     """
-    if not kept.num_rows:
+    if not payload_rows.num_rows:
         return np.full(known.num_rows, -1, dtype=np.int64)
     there: dict[tuple[int, int, int], int] = {}
-    for i, position in enumerate(_keys(kept)):
+    for i, position in enumerate(_keys(payload_rows)):
         there.setdefault(position, i)
     return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
 
@@ -115,7 +117,7 @@ def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
     """Pairs each command with all known messages of the entry that it names, in its topic and partition.
 
     Args:
-        commands: as COMMANDS.
+        commands: as COMMAND_ROWS.
         known: as KNOWN.
 
     Returns:
@@ -172,7 +174,7 @@ def each_subscription(
     """Repeats commands for each subscription that they are for.
 
     Args:
-        commands: as COMMANDS.
+        commands: as COMMAND_ROWS.
         subscriptions: by topic the names of its subscriptions, by number.
 
     Returns:
@@ -201,7 +203,7 @@ def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
     """The time at which the entry of each outcome is due: the latest of its messages' times.
 
     Args:
-        outcomes: as OUTCOMES, n rows, of entries that are among the rows.
+        outcomes: as OUTCOME_ROWS, n rows, of entries that are among the rows.
         rows: as KNOWN.
         due: int64, (rows,), ms since the epoch: when each of the rows is due.
 

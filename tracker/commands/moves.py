@@ -12,7 +12,7 @@ from tracker.schedule import MAX_TIME_MILLIS
 from tracker.store import Store
 
 # The time of a message that is held back because its subscription is paused: beyond any that a message can have.
-HELD_MILLIS = MAX_TIME_MILLIS + 1
+HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 
 _TABLE = "moved"
 _DIRECTORY = "moved_ledgers"
@@ -23,7 +23,7 @@ _CODE, _SEQUENCE, _TIME, _UNTIL = range(4)
 
 def held(rows: pa.Table) -> pa.Table:
     """Filters MESSAGES: the rows that are held back."""
-    return where(rows, int64(rows, "deliver_at") >= HELD_MILLIS) if rows.num_rows else rows
+    return where(rows, int64(rows, "deliver_at") >= HELD_DELIVER_AT) if rows.num_rows else rows
 
 
 class Moved:
@@ -151,4 +151,4 @@ class Moved:
 
 def _unless_held(times: Int64Array) -> Int64Array:
     """A row that was held back is never loaded again: nothing has to remember it once it does not count any more."""
-    return np.where(times >= HELD_MILLIS, 0, times)
+    return np.where(times >= HELD_DELIVER_AT, 0, times)

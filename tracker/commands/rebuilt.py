@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from tracker.commands.cancelled import TakenBack
-from tracker.commands.schema import COMMANDS
+from tracker.commands.cancelled import CancelledMessages
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import int64, where
 
 # How long a message is remembered as done with, ms: longer than it takes to read the source topics up to where they
@@ -20,7 +20,7 @@ REBUILT_KEPT_MILLIS = 24 * 3600 * 1000
 REBUILT_TICK = 0
 
 # Messages that a subscription is not to get (again); batch_index -1: the whole entry. `until`: ms since the epoch.
-TAKEN = pa.schema(
+NOT_TO_DELIVER = pa.schema(
     [
         ("subscription", pa.int32()),  # its number in its route
         ("ledger_id", pa.int64()),
@@ -51,25 +51,25 @@ class Rebuilt:
 
     sealed: int = 0  # number of messages in immutable buckets, due at the load horizon or later
     unwanted: int = 0  # number of those that go to no subscription, because of commands
-    taken: pa.Table = field(default_factory=TAKEN.empty_table)  # cancelled or skipped messages
-    delivered: pa.Table = field(default_factory=TAKEN.empty_table)  # messages that were delivered or given up
+    cancelled: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # cancelled or skipped messages
+    delivered: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # messages that were delivered or given up
     request_ids: Sequence[str] = ()  # of commands that were applied
     moved: pa.Table = field(default_factory=MOVED.empty_table)  # messages with another time than they came with
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic the mask of its paused subscriptions
-    waiting: pa.Table = field(default_factory=COMMANDS.empty_table)  # commands for messages that come in again
+    waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands for messages that come in again
     released: int = 0  # ms since the epoch: messages due then or before are done with, unless they come in again
 
 
-def take_back(taken_back: TakenBack, rows: pa.Table) -> None:
-    """Adds rows of TAKEN to the messages taken back."""
+def add_positions(messages: CancelledMessages, rows: pa.Table) -> None:
+    """Adds rows of NOT_TO_DELIVER."""
     subscriptions = int64(rows, "subscription")
     for subscription in np.unique(subscriptions).tolist():
         own = where(rows, subscriptions == subscription)
         is_whole = int64(own, "batch_index") < 0
         whole, single = where(own, is_whole), where(own, ~is_whole)
-        taken_back.add_entries(subscription, int64(whole, "ledger_id"), int64(whole, "entry_id"), int64(whole, "until"))
+        messages.add_entries(subscription, int64(whole, "ledger_id"), int64(whole, "entry_id"), int64(whole, "until"))
         # The size of their batches is not known here, so that they stay single.
-        taken_back.add_messages(
+        messages.add_messages(
             subscription,
             int64(single, "ledger_id"),
             int64(single, "entry_id"),

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import OUTCOMES, REPEAT
+from tracker.commands.schema import OUTCOME_ROWS, REPEAT
 from tracker.messages import BoolArray, Int64Array, int64, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
@@ -16,7 +16,7 @@ from tracker.wire.delaylake_pb2 import Result
 OTHER_BODY = "another command has had this request id"
 
 # What was answered, and in which tick.
-ANSWERS = OUTCOMES.append(pa.field("tick", pa.int64()))
+ANSWERS = OUTCOME_ROWS.append(pa.field("tick", pa.int64()))
 
 # Reads the answers to request ids of earlier ticks, as ANSWERS. Where an id has no row, it was never applied.
 FirstAnswers = Callable[[Collection[str]], pa.Table]
@@ -47,7 +47,7 @@ class Repeats:
         self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
 
     def of(self, commands: pa.Table) -> BoolArray:
-        """Which rows of COMMANDS are repeats: bool, (rows,).
+        """Which rows of COMMAND_ROWS are repeats: bool, (rows,).
 
         A command that has nothing to apply is none: it is answered as it is.
         """
@@ -62,57 +62,61 @@ class Repeats:
         """Answers repeats.
 
         Args:
-            commands: COMMANDS that are repeats, a row for each subscription that the command is for now, with its name.
+            commands: COMMAND_ROWS that are repeats, a row for each subscription that the command is for now, by name.
             named: int64, (rows,): the number of the command's row before it was repeated for each subscription.
-            outcomes: the OUTCOMES of this tick so far.
+            outcomes: the OUTCOME_ROWS of this tick so far.
             tick: the tick's number.
 
         Returns:
-            two tables of OUTCOMES: the first answers once more, and the answers to commands that say something else
+            two tables of OUTCOME_ROWS: the first answers once more, and the answers to commands that say something else
             than the first with their id.
         """
         of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
         own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))
         of_tick = of_tick.filter(own)
-        told = _last(
+        published = _last(
             pa.concat_tables([self._answers, of_tick.append_column("tick", pa.repeat(tick, of_tick.num_rows))])
         )
         bodies = list(zip(commands["request_id"].to_pylist(), commands["body"].to_pylist(), strict=True))
         is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)
         may_be = np.array([0 in self._bodies.get(request_id, ()) for request_id, _ in bodies], np.bool_)
-        command, row = _pairs(commands, told)
+        command, row = _pairs(commands, published)
         # The same command is answered for whom it was then, whatever subscriptions there are now.
-        is_told = is_same[command] | (may_be[command] & _have_one_subscription(commands, command, told, row))
-        command, row = self._with_unnamed(commands, is_same, told, command[is_told], row[is_told])
+        is_published = is_same[command] | (may_be[command] & _have_one_subscription(commands, command, published, row))
+        command, row = self._with_unnamed(commands, is_same, published, command[is_published], row[is_published])
         is_other = ~is_same & ~np.isin(named, named[command])
         again, first = np.unique(row, return_index=True)
-        # Of an entry that a command named whole, and whose messages were answered one by one, no sum is told.
-        is_named = (int64(told, "batch_index")[again] < 0) | (int64(commands, "batch_index")[command[first]] >= 0)
+        # Of an entry that a command named whole, and whose messages were answered one by one, no sum is published.
+        is_named = (int64(published, "batch_index")[again] < 0) | (int64(commands, "batch_index")[command[first]] >= 0)
         sum_up = pc.fill_null(commands["sum_up"], False).to_numpy(zero_copy_only=False)[command[first]] & is_named
         n = len(again)
         repeated = with_columns(
-            typed(told.take(pa.array(again)), OUTCOMES),
+            typed(published.take(pa.array(again)), OUTCOME_ROWS),
             sum_up=pa.array(sum_up),
             is_repeat=pa.array(np.ones(n, np.bool_)),
             sequence=pa.nulls(n, pa.int64()),
         )
         others = where(commands, is_other)
         n = others.num_rows
-        values = {name: others[name] for name in OUTCOMES.names if name in others.column_names}
+        values = {name: others[name] for name in OUTCOME_ROWS.names if name in others.column_names}
         values |= {
             "deliver_at": pa.nulls(n, pa.int64()),
             "result": pa.repeat(int(Result.INVALID), n),
             "reason": pa.repeat(OTHER_BODY, n),
         }
-        return repeated, typed(values, OUTCOMES)
+        return repeated, typed(values, OUTCOME_ROWS)
 
     def _with_unnamed(
-        self, commands: pa.Table, is_same: BoolArray, told: pa.Table, command: Int64Array, row: Int64Array
+        self, commands: pa.Table, is_same: BoolArray, published: pa.Table, command: Int64Array, row: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
         """Pairs, and all answers of commands that are for nobody any more, and so name no message here."""
         ids = commands["request_id"].to_pylist()
         empty = {ids[i]: i for i in np.flatnonzero(is_same).tolist() if ids[i] not in self._first}
-        pairs = [(empty[told_id], i) for i, told_id in enumerate(told["request_id"].to_pylist()) if told_id in empty]
+        pairs = [
+            (empty[published_id], i)
+            for i, published_id in enumerate(published["request_id"].to_pylist())
+            if published_id in empty
+        ]
         more = np.array(pairs, np.int64).reshape(-1, 2)
         return np.concatenate([command, more[:, 0]]), np.concatenate([row, more[:, 1]])
 
@@ -131,21 +135,21 @@ def _last(answers: pa.Table) -> pa.Table:
     return answers.take(pa.array(np.sort(rows)))
 
 
-def _pairs(commands: pa.Table, told: pa.Table) -> tuple[Int64Array, Int64Array]:
+def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Array]:
     """Pairs of a command's row and an answer for the message, or its entry, that the row names."""
     entry = ["request_id", "ledger_id", "entry_id"]
     numbered = commands.select(entry).append_column("command", pa.array(np.arange(commands.num_rows)))
-    answers = told.select(entry).append_column("row", pa.array(np.arange(told.num_rows)))
+    answers = published.select(entry).append_column("row", pa.array(np.arange(published.num_rows)))
     joined = numbered.join(answers, entry, join_type="inner", use_threads=False)
     command, row = int64(joined, "command"), int64(joined, "row")
-    named, answered = int64(commands, "batch_index")[command], int64(told, "batch_index")[row]
+    named, answered = int64(commands, "batch_index")[command], int64(published, "batch_index")[row]
     matches = (named < 0) | (answered < 0) | (named == answered)
     return command[matches], row[matches]
 
 
-def _have_one_subscription(commands: pa.Table, command: Int64Array, told: pa.Table, row: Int64Array) -> BoolArray:
+def _have_one_subscription(commands: pa.Table, command: Int64Array, published: pa.Table, row: Int64Array) -> BoolArray:
     """Which pairs are of the same subscription."""
     own = pc.fill_null(commands["subscription"], "").take(pa.array(command))
-    other = pc.fill_null(told["subscription"], "").take(pa.array(row))
+    other = pc.fill_null(published["subscription"], "").take(pa.array(row))
     is_same: BoolArray = pc.equal(own, other).to_numpy(zero_copy_only=False)
     return is_same

@@ -28,7 +28,7 @@ MAX_NAMES = 1_000
 MAX_MESSAGES = 100_000  # messages that one command may name
 
 # A row is one message, or one whole entry, that a command names.
-COMMANDS = pa.schema(
+COMMAND_ROWS = pa.schema(
     [
         ("request_id", pa.string()),
         ("kind", pa.string()),
@@ -54,7 +54,7 @@ COMMANDS = pa.schema(
 )
 
 # What a command did to one message of one subscription; result is a number of the enum Result.
-OUTCOMES = pa.schema(
+OUTCOME_ROWS = pa.schema(
     [
         ("request_id", pa.string()),
         ("topic", pa.string()),
@@ -71,14 +71,14 @@ OUTCOMES = pa.schema(
         ("sequence", pa.int64()),  # rises from command to command; null where nothing was applied, or waits
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
-        ("sum_up", pa.bool_()),  # whether it may be told together with others; null: no
-        ("is_repeat", pa.bool_()),  # told before, and only told again: the table has it; null: no
+        ("sum_up", pa.bool_()),  # whether it may be published together with others; null: no
+        ("is_repeat", pa.bool_()),  # published before, and only published again: the table has it; null: no
     ]
 )
 
 
 @dataclass(frozen=True)
-class Switch:
+class PauseChange:
     """A command that pauses or resumes subscriptions of a topic."""
 
     request_id: str
@@ -101,7 +101,7 @@ Routes = Mapping[str, Sequence[SubscriptionRule]]
 
 
 def command_positions(commands: pa.Table) -> pa.Table:
-    """The distinct entries that COMMANDS are applied to; answers and repeats are applied to none.
+    """The distinct entries that COMMAND_ROWS are applied to; answers and repeats are applied to none.
 
     Returns:
         a table of ledger_id and entry_id, int64.
@@ -127,7 +127,7 @@ KNOWN = pa.schema(
 PAST = 0
 
 # Rows of type CANCEL and RESTORE for the delayed index.
-CANCELS = pa.schema(
+CANCEL_ROWS = pa.schema(
     [
         ("operation", pa.string()),
         ("topic", pa.string()),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.index_bits import by_ledger
-from tracker.commands.schema import COMMANDS
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import BoolArray, Int64Array, concat, int64, pack, typed, unpack, where, with_columns
 from tracker.store import Store, get_present
 
@@ -18,7 +18,7 @@ _TABLE = "waiting"
 _LEDGERS = "waiting_ledgers"
 
 # `tick`: the tick in which the command came.
-WAITING = COMMANDS.append(pa.field("tick", pa.int64()))
+WAITING = COMMAND_ROWS.append(pa.field("tick", pa.int64()))
 
 
 class WaitingCommands:
@@ -39,7 +39,7 @@ class WaitingCommands:
         return sum(self._ledgers.values())
 
     def add(self, commands: pa.Table, tick: int) -> None:
-        """Adds COMMANDS that came in a tick."""
+        """Adds COMMAND_ROWS that came in a tick."""
         if not commands.num_rows:
             return
         rows = commands.append_column("tick", pa.array([tick] * commands.num_rows, pa.int64()))

@@ -45,7 +45,7 @@ SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN mes
        max(deliver_at) AS deliver_at,
        coalesce(min(deliver_at) FILTER (WHERE in_table = 'delayed_index' AND NOT is_moved), min(deliver_at))
            AS first_due,
-       bool_or(in_table = 'entries') AS is_booked,
+       bool_or(in_table = 'entries') AS is_durable,
        bool_or(in_table = 'delayed_index') AS is_sealed,
        bool_or(in_table = 'rejects') AS is_rejected
 FROM (
@@ -71,10 +71,10 @@ _POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS posi
 
 # What must not be: rows of (topic, subscription, position).
 _FINDINGS = {
-    # A message of a booked entry is nowhere: neither waiting, delivered, taken back nor rejected.
+    # A message of a durable entry is nowhere: neither waiting, delivered, cancelled nor rejected.
     "lost": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_booked AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND times = 0
+        WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND times = 0
     """,  # noqa: S608
     # A message was delivered to a subscription more than once; also one that is no longer in the settings.
     "doubled": """
@@ -83,7 +83,7 @@ _FINDINGS = {
     """,
     # A message was sent before it was due, by the sender's clock.
     "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
-    # A command took the message back, and it was delivered all the same.
+    # A command cancelled the message, and it was delivered all the same.
     "delivered_although_cancelled": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_taken_back AND times > 0",  # noqa: E501, S608
     # A message waits although its time is long past.
     "overdue": f"""
@@ -112,9 +112,9 @@ SELECT topic, subscription,
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
 """
 
-# All that has come in and is booked, and how much of it was malformed.
+# All that has come in and is durable, and how much of it was malformed.
 _TOTALS = """
-SELECT count(*) FILTER (WHERE is_booked) AS taken_in, count(*) FILTER (WHERE is_rejected) AS rejected FROM messages
+SELECT count(*) FILTER (WHERE is_durable) AS taken_in, count(*) FILTER (WHERE is_rejected) AS rejected FROM messages
 """
 
 # The time by which to tell what is overdue: the last delivery, so that a job that was stopped is none the worse for it.
@@ -130,9 +130,9 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        taken_in: messages of all booked entries.
+        taken_in: messages of all durable entries.
         rejected: messages that could not be taken.
-        counts: for each topic and subscription, how many messages were delivered, taken back by a command, rejected,
+        counts: for each topic and subscription, how many messages were delivered, cancelled by a command, rejected,
             and are pending.
         findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
             position); only the kinds that were found.
@@ -243,8 +243,8 @@ due AS (
     WHERE NOT ({is_moved_on("i.sequence")})
     GROUP BY i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription
 )
-SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_booked, m.is_sealed, m.is_rejected,
-       s.subscription, coalesce(t.deliver_at, m.deliver_at) AS deliver_at, coalesce(d.times, 0) AS times,
+SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_durable, m.is_sealed,
+       m.is_rejected, s.subscription, coalesce(t.deliver_at, m.deliver_at) AS deliver_at, coalesce(d.times, 0) AS times,
        {is_cancelled()} AS is_taken_back
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic

@@ -39,11 +39,11 @@ class ComparedTopic:
     Attributes:
         entries: those that the broker has stored.
         booked: those of them that the table `entries` has.
-        not_booked: those after the booked ones, which are still to be read or written down.
+        not_booked: those after the durable ones, which are still to be read or written down.
         no_message: markers, aborted messages, and parts of chunked messages but for their last one.
-        not_seen: those between booked ones, or acknowledged, that were not taken in.
+        not_seen: those between durable ones, or acknowledged, that were not taken in.
         not_known: those missing in the tables and in the broker, or that were not asked about.
-        trimmed: booked ones that the broker no longer has, with which nothing can be compared.
+        trimmed: durable ones that the broker no longer has, with which nothing can be compared.
     """
 
     topic: str
@@ -119,38 +119,38 @@ def _read_broker(settings: Settings) -> dict[SourceTopic, TopicLedgers]:
 def _compare(
     admin: AdminClient, source: SourceTopic, broker: TopicLedgers, subscription: str, horizon: int, query: Query
 ) -> tuple[ComparedTopic, list[str]]:
-    booked = _Booked(source, horizon, query)
+    durable = _Durable(source, horizon, query)
     acknowledged = Position(*broker.acknowledged.get(subscription, START))
-    if booked.last == START:
+    if durable.last == START:
         # Nothing is in the tables: what is acknowledged was so before they began.
         n = _entries(broker.ledgers, acknowledged)
         return ComparedTopic(source.topic, source.partition, entries=n, not_booked=n), []
-    gaps = booked.gaps
-    if acknowledged > booked.last:
-        gaps.append(Gap(booked.last, Position(acknowledged.ledger_id, acknowledged.entry_id + 1)))
+    gaps = durable.gaps
+    if acknowledged > durable.last:
+        gaps.append(Gap(durable.last, Position(acknowledged.ledger_id, acknowledged.entry_id + 1)))
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         found = list(pool.map(lambda gap: find_not_seen(admin, source, gap, lambda position: None), gaps[-_MAX_GAPS:]))
     rows = [row for missing in found for row in missing.rows.select(_SEEN_COLUMNS).to_pylist()]
     # Retention forgets rows by their publish time, here and there between others.
     not_seen = [r for r in rows if not r["reason"].endswith(GONE) and r["publish_time"] >= horizon]
-    n_in_broker = sum(n for ledger, n in booked.by_ledger.items() if ledger in broker.ledgers)
-    not_booked = _entries(broker.ledgers, max(booked.last, acknowledged))
+    n_in_broker = sum(n for ledger, n in durable.by_ledger.items() if ledger in broker.ledgers)
+    not_booked = _entries(broker.ledgers, max(durable.last, acknowledged))
     compared = ComparedTopic(
         source.topic,
         source.partition,
         # The tables may have what has come since.
-        entries=max(_entries(broker.ledgers, booked.before), n_in_broker + not_booked),
+        entries=max(_entries(broker.ledgers, durable.before), n_in_broker + not_booked),
         booked=n_in_broker,
         not_booked=not_booked,
         no_message=sum(missing.passed for missing in found),
         not_seen=len(not_seen),
         not_known=len(rows) - len(not_seen) + max(0, len(gaps) - _MAX_GAPS),
-        trimmed=sum(booked.by_ledger.values()) - n_in_broker,
+        trimmed=sum(durable.by_ledger.values()) - n_in_broker,
     )
     return compared, [row["position"] for row in not_seen]
 
 
-class _Booked:
+class _Durable:
     """The entries of a topic partition in the table `entries`, from where it has all of them.
 
     Attributes:

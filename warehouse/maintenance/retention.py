@@ -100,16 +100,16 @@ class Retention:
         if name == "delayed_index":
             is_delay = pc.equal(rows["operation"], "DELAY").to_numpy(zero_copy_only=False)
             # A CANCEL for a message that has come says what `outcomes` says, too.
-            return np.where(is_delay, self._is_settled(rows), self._is_booked(rows))
+            return np.where(is_delay, self._is_settled(rows), self._is_durable(rows))
         if name == "entries":
-            return self._is_booked(rows, or_last=False) & ~self._is_in("delayed_index", rows)
-        unneeded = self._is_booked(rows) & ~self._is_in("entries", rows)
+            return self._is_durable(rows, or_last=False) & ~self._is_in("delayed_index", rows)
+        unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
             is_proof = pc.equal(rows["result"], "APPLIED")
             # By the last of these a rebuild knows what is paused.
-            is_switch = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
-            is_switch = pc.and_(is_switch, is_proof).to_numpy(zero_copy_only=False)
-            can_go: BoolArray = ~is_switch & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
+            is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
+            is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
+            can_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
             return can_go
         if name == "rejects":
             # A command that could not be read is of no source topic.
@@ -119,7 +119,7 @@ class Retention:
         return unneeded
 
     def _is_settled(self, rows: pa.Table) -> BoolArray:
-        """Which messages have been delivered to, or taken back from, each subscription of their topic's route.
+        """Which messages have been delivered to, or cancelled for, each subscription of their topic's route.
 
         Of a topic without a route it is not known who is to get its messages: they stay.
         """
@@ -128,7 +128,7 @@ class Retention:
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries "  # noqa: S608
             f"WHERE deliver_at BETWEEN {first} AND {last}"
         )
-        taken = self._query(
+        cancelled = self._query(
             f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') "
             f"AND {_of_ledgers(rows)}"
         )
@@ -142,7 +142,7 @@ class Retention:
             for subscription in subscriptions:
                 delivered_to, cancels, restores, moves = (
                     done.filter(pc.and_(pc.equal(done["topic"], topic), pc.equal(done["subscription"], subscription)))
-                    for done in (delivered, taken, restored, moved)
+                    for done in (delivered, cancelled, restored, moved)
                 )
                 is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
                 is_of_topic &= (
@@ -155,11 +155,11 @@ class Retention:
             settled |= is_of_topic
         return settled
 
-    def _is_booked(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
+    def _is_durable(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
         """Which rows are of entries that do not come again from the source topics after a rebuild.
 
         Args:
-            or_last: the last booked entry of a topic partition, too. By that row of `entries` a rebuild knows them.
+            or_last: the last durable entry of a topic partition, too. By that row of `entries` a rebuild knows them.
         """
         if self._last is None:
             by_ledger = self._query(
@@ -178,9 +178,9 @@ class Retention:
         ledger, entry = int64(joined, "ledger_id"), int64(joined, "entry_id")
         last_ledger, last_entry = int64(joined, "last_ledger"), int64(joined, "last_entry")
         is_before = (entry <= last_entry) if or_last else (entry < last_entry)
-        booked = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
-        booked[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
-        return booked
+        durable = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
+        durable[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
+        return durable
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
         """Which rows are of an entry that `delayed_index` (as DELAY) or `entries` has."""

@@ -21,8 +21,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from tracker.messages import typed
 from warehouse.tables import SCHEMAS, STATISTICS, TIME, Tables
 
-# Every exchange of files carries a transaction of this application: when there was the last one.
-APPLICATION = "delaylake-maintain"
+# Every exchange of files carries a transaction with this app id: when there was the last one.
+APP_ID = "delaylake-maintain"
 
 # A file that a merge has written says of which run it is a part. The parts of a run do not overlap in time.
 _PART_OF_RUN = re.compile(r"run-([0-9a-f]{12})-[0-9a-f]+\.parquet$")
@@ -165,7 +165,7 @@ class TableFiles:
             lambda properties: self._table.create_write_transaction(
                 [*added, *gone], "append", self._schema, commit_properties=properties
             ),
-            {APPLICATION: now},
+            {APP_ID: now},
             lambda: paths <= {file.path for file in self.all()},
         )
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, command_positions
 from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed, where
 from tracker.wire.delaylake_pb2 import Result
@@ -52,14 +52,14 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
     return typed(rows, MESSAGES)
 
 
-def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
-    """The messages of the entries that commands name, as far as they are booked.
+def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
+    """The messages of the entries that commands name, as far as they are durable.
 
     An entry that is in no bucket was delivered without being sealed: it has one row here, due long ago.
 
     Args:
         versions: of the tables LOOKED_UP.
-        commands: with the columns of `tracker.commands.schema.COMMANDS`.
+        commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
 
     Returns:
         with the columns of `tracker.commands.apply.KNOWN`.
@@ -93,8 +93,8 @@ def find_entries(tables: Tables, versions: list[int], commands: pa.Table) -> pa.
     return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
 
 
-def in_index_or_unbooked(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
-    """A mask of the rows whose entries the delayed index has due after a time, or that are not booked yet.
+def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
+    """A mask of the rows whose entries the delayed index has due after a time, or that are not durable yet.
 
     Args:
         versions: of the tables LOOKED_UP.
@@ -104,8 +104,8 @@ def in_index_or_unbooked(tables: Tables, versions: list[int], rows: pa.Table, af
     condition = f"{_near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
     sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
     waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
-    booked = tables.query("entries", sql.format("entries", _near(rows)), versions[1])
-    return is_among(rows, waiting, _ENTRY) | ~is_among(rows, booked, _ENTRY)
+    durable = tables.query("entries", sql.format("entries", _near(rows)), versions[1])
+    return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
@@ -116,7 +116,7 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
         subscriptions: topics and their subscriptions for which messages were held back.
     """
     own = [f"(topic = {literal(topic)} AND subscription = {literal(name)})" for topic, name in subscriptions]
-    condition = f"deliver_at = {HELD_MILLIS} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
+    condition = f"deliver_at = {HELD_DELIVER_AT} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
     sql = f"SELECT * FROM delayed_index WHERE {condition}"  # noqa: S608
     return typed(tables.query("delayed_index", sql, version), MESSAGES)
 
@@ -186,7 +186,7 @@ def positions(messages: pa.Table) -> pa.Array:
 
 
 def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
-    """OUTCOMES as rows of the table `outcomes`, but for those that it has.
+    """OUTCOME_ROWS as rows of the table `outcomes`, but for those that it has.
 
     Args:
         now: ms since the epoch.

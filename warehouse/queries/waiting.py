@@ -1,6 +1,6 @@
 """The pending messages of a topic, listed, counted and summed up by SQL over the Delta tables.
 
-A message is pending for a subscription when it is in the delayed index, nothing took it back there, and it has not been
+A message is pending for a subscription when it is in the delayed index, it is not cancelled there, and it has not been
 delivered. What is due in the future has not been delivered, so `deliveries` is read only for what is overdue. The job
 seals what comes in every few seconds, and never what is due at once: see docs/pending.md.
 """
@@ -25,7 +25,7 @@ from broker.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
 from warehouse.tables import Snapshot, any_of, literal, ranges_of
 from warehouse.tenure import Tenures
@@ -92,7 +92,7 @@ class State(StrEnum):
 
     WAITING = "waiting"  # to be delivered, or held back
     HELD = "held"  # held back, because the subscription was paused when it came due
-    TAKEN_BACK = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
+    CANCELLED = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
 
 
 class PendingFilter(BaseModel):
@@ -129,7 +129,7 @@ class PendingFilter(BaseModel):
         conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
         numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
         if self.state is State.HELD:
-            numbers["deliver_at ="] = HELD_MILLIS
+            numbers["deliver_at ="] = HELD_DELIVER_AT
         return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
 
 
@@ -152,7 +152,7 @@ class PendingMessage:
     @property
     def is_held(self) -> bool:
         """Whether it is due, and held back because its subscription was paused."""
-        return self.deliver_at >= HELD_MILLIS
+        return self.deliver_at >= HELD_DELIVER_AT
 
     def to_json(self) -> dict[str, Any]:
         """The message as JSON, as the admin API and `--json` give it."""
@@ -255,13 +255,13 @@ class Pending:
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
         self._start = self._filter.due_from if self._filter.due_from is not None else self._overdue_from()
-        if self._filter.state is State.TAKEN_BACK:
+        if self._filter.state is State.CANCELLED:
             self._start = max(self._start, self.as_of)
 
     @property
     def is_of_cancelled(self) -> bool:
         """Whether the listing is of messages that were cancelled or skipped."""
-        return self._filter.state is State.TAKEN_BACK
+        return self._filter.state is State.CANCELLED
 
     def page(self, limit: int) -> Page:
         """The next messages of the listing, soonest first.
@@ -356,14 +356,14 @@ class Pending:
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         bins = self._sql(
             f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
-            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_MILLIS} GROUP BY bin ORDER BY bin"
+            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY bin ORDER BY bin"
         )
         return [(row["bin"] * width_millis, row["n"]) for row in bins.to_pylist()]
 
     def stats(self) -> dict[str, Any]:
         """By subscription how many messages are pending, due soon or held back, and when the first and last are due.
 
-        `takenBack` counts what was taken back of the whole topic and would be due later: messages and whole entries.
+        `takenBack` counts what was cancelled of the whole topic and would be due later: messages and whole entries.
         """
         names = [s.name for s in self.subscriptions]
         columns = []
@@ -374,21 +374,23 @@ class Pending:
                 f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
                 for name, millis in _HORIZONS.items()
             ]
-            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at >= {HELD_MILLIS}) AS held_{i}"]
+            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at >= {HELD_DELIVER_AT}) AS held_{i}"]
             columns += [
-                f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_MILLIS}) AS {f}_{i}"
+                f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_DELIVER_AT}) AS {f}_{i}"
                 for f in ("min", "max")
             ]
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
-        taken_back = self._sql(
+        counts_of_cancelled = self._sql(
             "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
             f"FROM delayed_index WHERE operation IN ('CANCEL', 'RESTORE') AND {self._of_topic} "
             f"AND deliver_at > {self.as_of} GROUP BY subscription, ledger_id, entry_id, batch_index "
             f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {_SEQUENCE} END) "
             f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {_SEQUENCE} END), -1)) AS c GROUP BY subscription"
         )
-        cancelled = dict(zip(taken_back["subscription"].to_pylist(), taken_back["n"].to_pylist(), strict=True))
+        cancelled = dict(
+            zip(counts_of_cancelled["subscription"].to_pylist(), counts_of_cancelled["n"].to_pylist(), strict=True)
+        )
         written_at = self._tables.written_at("delayed_index")
         paused = self._paused()
         return {
@@ -417,11 +419,11 @@ class Pending:
             outcomes = Snapshot(self._warehouse, {"outcomes": None})
         except DeltaError:
             return set()
-        switches = outcomes.sql(
+        pause_changes = outcomes.sql(
             f"SELECT subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {self._of_topic} "  # noqa: S608
             "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
         ).to_pylist()
-        last = {row["subscription"]: row["operation"] for row in switches}
+        last = {row["subscription"]: row["operation"] for row in pause_changes}
         return {name for name, operation in last.items() if operation == "PAUSE"}
 
     def _times(self, n: int, after: tuple[int, ...] | None) -> str:
@@ -450,7 +452,7 @@ class Pending:
     def _waiting(self, rows: str, of: str | None = None) -> str:
         """Rows of the delayed index with the column WAITS.
 
-        Creates the table `done` for it. A CANCEL row takes back what is due at its time or before: that of a cancel
+        Creates the table `done` for it. A CANCEL row cancels what is due at its time or before: that of a cancel
         which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry. A RESTORE row
         undoes those before it. A message that was moved is where its last MOVE row says.
 
@@ -488,14 +490,14 @@ class Pending:
             f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
             f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
         )
-        is_taken_back = self._filter.state is State.TAKEN_BACK
+        of_cancelled = self._filter.state is State.CANCELLED
         tenures = Tenures.of(self._warehouse)
 
         def missed(name: str) -> str:
             return f"i.subscription IS NULL AND {tenures.sql('i', 'i.deliver_at', literal(self.topic), literal(name))}"
 
         bits = [
-            f"CASE WHEN {_is_left(i, name, is_taken_back)} AND NOT ({missed(name)}) THEN {1 << i} ELSE 0 END"
+            f"CASE WHEN {_is_left(i, name, of_cancelled)} AND NOT ({missed(name)}) THEN {1 << i} ELSE 0 END"
             for i, name in enumerate(names)
         ]
         return f"""
@@ -567,12 +569,12 @@ def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple
     return route.source, None if partition < 0 else partition, chosen
 
 
-def _is_left(i: int, name: str, is_taken_back: bool) -> str:
-    """The condition that a row (i) counts for a subscription, was not delivered to it, and was taken back or not."""
-    taken_back = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
+def _is_left(i: int, name: str, of_cancelled: bool) -> str:
+    """The condition that a row (i) counts for a subscription, was not delivered to it, and was cancelled or not."""
+    cancelled = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
     return (
         f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
-        f"AND {last(f'delivered_{i}')} < i.deliver_at AND {'' if is_taken_back else 'NOT '}({taken_back})"
+        f"AND {last(f'delivered_{i}')} < i.deliver_at AND {'' if of_cancelled else 'NOT '}({cancelled})"
     )
 
 

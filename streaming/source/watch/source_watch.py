@@ -23,7 +23,7 @@ from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.standing import Standing
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
 from warehouse.tables import Tables
-from warehouse.unseen_entries import booked_index, find_not_seen, record
+from warehouse.unseen_entries import durable_index, find_not_seen, record
 
 _log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class SourceWatch:
         _log.error("%s: %s", source.name, text)
 
     def _index_of(self, source: SourceTopic, position: Position) -> int | None:
-        return booked_index(self._tables, source, position)
+        return durable_index(self._tables, source, position)
 
     def look(self, now: int) -> None:
         """Looks at every topic partition: does it stand still, and was its end passed over?"""

@@ -14,7 +14,7 @@ from broker.replication import NotWantedError, Origins
 from broker.silent_producers import NotTold
 from tests.messages import batches, messages
 from tracker.messages import concat
-from tracker.shard import Intake, Shard, Tick
+from tracker.shard import Shard, Tick, TickInput
 from tracker.store import MemoryStore
 
 TOPIC = "persistent://public/default/orders"
@@ -153,19 +153,38 @@ def test_a_change_of_the_policy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_left_out_is_written_down_and_goes_nowhere() -> None:
-    """Its entries are booked, so that they are acknowledged and have their indexes."""
+    """Its entries are durable, so that they are acknowledged and have their indexes."""
     foreign = batches([(1, 1, 0, 2, 5), (1, 1, 1, 2, 5)], reason="replicated from east", payload=None)
     bad = messages([(1, 2, 5)], reason="deliverAt is no number")
     shard = Shard(MemoryStore(), {"persistent://public/default/t": ["a"]}, 1)
     came = shard.apply(
-        Tick(tick=1, cutoff=100, turn=1, load_horizon=1_000, near_until=500, run="run", confirmed=0, booked=0),
-        Intake(messages=concat([messages([(1, 0, 5)]), foreign, bad])),
+        Tick(
+            tick=1,
+            cutoff=100,
+            seal_epoch=1,
+            load_horizon=1_000,
+            near_until=500,
+            run_id="run",
+            confirmed=0,
+            durable_through=0,
+        ),
+        TickInput(messages=concat([messages([(1, 0, 5)]), foreign, bad])),
     )
     assert sorted(e for release in came.releases for e in release.rows["entry_id"].to_pylist()) == [0, 2]
     assert came.rejects["entry_id"].to_pylist() == [1, 1, 2]
     assert [came.status[name] for name in ("taken", "rejected", "left_out", "short_notice")] == [4, 1, 2, 1]
-    booked = shard.apply(
-        Tick(tick=2, cutoff=200, turn=2, load_horizon=2_000, near_until=600, run="run", confirmed=1, booked=1), Intake()
+    durable = shard.apply(
+        Tick(
+            tick=2,
+            cutoff=200,
+            seal_epoch=2,
+            load_horizon=2_000,
+            near_until=600,
+            run_id="run",
+            confirmed=1,
+            durable_through=1,
+        ),
+        TickInput(),
     )
-    assert booked.entries["entry_id"].to_pylist() == [0, 1, 2]
-    assert booked.entries["batch_size"].to_pylist() == [1, 2, 1]
+    assert durable.entries["entry_id"].to_pylist() == [0, 1, 2]
+    assert durable.entries["batch_size"].to_pylist() == [1, 2, 1]

@@ -162,10 +162,10 @@ def test_what_was_not_to_be_delivered_must_not_come(messages: list[Message], fat
     assert [p.split(": ", 1)[1] for p in problems] == ["came, and should not have"]
 
 
-def test_what_was_taken_back_must_not_come_to_that_subscription(messages: list[Message]) -> None:
+def test_what_was_cancelled_must_not_come_to_that_subscription(messages: list[Message]) -> None:
     received = all_copies(messages)
     message = first(messages, lambda m: is_delayed(m) and len(m.subscriptions) == 2)
-    message.taken_back = {message.subscriptions[0]}
+    message.cancelled = {message.subscriptions[0]}
     problems = verify(messages, received)
     assert problems == [
         f"message {message.number} of {message.topic} for {message.subscriptions[0]}: came, and should not have"

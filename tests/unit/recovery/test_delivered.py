@@ -84,8 +84,8 @@ def test_of_another_source_or_without_properties_is_none() -> None:
 def test_only_entries_that_were_taken_in_or_come_again_were_delivered(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
     tables.create()
-    booked = [{"topic": ORDERS, "partition": p, "ledger_id": 7, "entry_id": e} for p, e in ((0, 3), (1, 4))]
-    tables.append("entries", pa.Table.from_pylist(booked, schema=SCHEMAS["entries"]), {"test": 1})
+    durable = [{"topic": ORDERS, "partition": p, "ledger_id": 7, "entry_id": e} for p, e in ((0, 3), (1, 4))]
+    tables.append("entries", pa.Table.from_pylist(durable, schema=SCHEMAS["entries"]), {"test": 1})
     rows = _deliveries(
         [sent(text) for text in ("7:3:0:-1", "7:3:1:0", "7:4:1:5", "8:0:0:-1", "9:1:0:0", "6:0:0:-1")],
         ORDERS,

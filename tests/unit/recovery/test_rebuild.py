@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from broker.position import Position
 from conf.settings import Settings
-from recovery.delivered import is_unbooked
+from recovery.delivered import is_not_durable
 from recovery.message_set import MessageSet
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.apply import Control
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
 from tracker.shards import shard_of
@@ -45,12 +45,12 @@ class Message:
 
     times: list[tuple[int, int]]  # (sequence, due) of its rows that are sealed, the last move's even where it is not
     is_last_sealed: bool = True
-    is_taken: bool = False
+    is_cancelled: bool = False
     is_delivered: bool = False
 
     @property
     def is_waiting(self) -> bool:
-        return not self.is_taken and not self.is_delivered
+        return not self.is_cancelled and not self.is_delivered
 
 
 @dataclass
@@ -88,7 +88,7 @@ class History:
         """Applies a command as a shard would, where it can: to one message, or to the whole entry (None)."""
         own = self.messages[name]
         named = own if message is None else [own[message]]
-        if any(m.is_delivered or m.is_taken == (kind != "RESTORE") for m in named):
+        if any(m.is_delivered or m.is_cancelled == (kind != "RESTORE") for m in named):
             return
         self.sequence += 1
         by = {"subscription": name, "sequence": self.sequence}
@@ -101,7 +101,7 @@ class History:
                 m.times = [*(m.times if m.is_last_sealed else m.times[:-1]), (self.sequence, due)]
                 m.is_last_sealed = self.is_sealing
             else:
-                m.is_taken = kind == "SKIP"
+                m.is_cancelled = kind == "SKIP"
         if self.is_sealing and kind == "RESCHEDULE":
             self.index("DELAY", message, due, **by)
             self.index("MOVE", message, max(past, due), **by)
@@ -113,22 +113,22 @@ class History:
         m = self.messages[name][message]
         if m.is_waiting and m.is_last_sealed and self.is_sealing:
             self.sequence += 1
-            m.times.append((self.sequence, HELD_MILLIS))
+            m.times.append((self.sequence, HELD_DELIVER_AT))
             for operation in ("DELAY", "MOVE"):
-                self.index(operation, message, HELD_MILLIS, subscription=name, sequence=self.sequence)
+                self.index(operation, message, HELD_DELIVER_AT, subscription=name, sequence=self.sequence)
 
     def resume(self, name: str, message: int) -> None:
         """As a subscription that goes on does with what was held back, where no seal follows but that of its move."""
         m = self.messages[name][message]
-        if m.is_waiting and m.times[-1][1] == HELD_MILLIS and self.is_sealing:
+        if m.is_waiting and m.times[-1][1] == HELD_DELIVER_AT and self.is_sealing:
             self.sequence += 1
             m.times.append((self.sequence, NOW))
             m.is_last_sealed = False
-            self.index("MOVE", message, HELD_MILLIS, subscription=name, sequence=self.sequence)
+            self.index("MOVE", message, HELD_DELIVER_AT, subscription=name, sequence=self.sequence)
 
     def deliver(self, name: str, message: int) -> None:
         m = self.messages[name][message]
-        if m.is_waiting and m.times[-1][1] < HELD_MILLIS:
+        if m.is_waiting and m.times[-1][1] < HELD_DELIVER_AT:
             m.is_delivered = True
             at = self.at(message)
             text = f"{self.ledger}:{self.entry}:-1:{at['batch_index']}"
@@ -166,9 +166,9 @@ def histories(draw: st.DrawFn) -> list[History]:
     return made
 
 
-def write(tables: Tables, made: list[History], booked: int) -> None:
-    """The first `booked` entries are in `entries`."""
-    for entry in made[:booked]:
+def write(tables: Tables, made: list[History], durable: int) -> None:
+    """The first `durable` entries are in `entries`."""
+    for entry in made[:durable]:
         entry.tables["entries"] = [entry.at(None)]
     for name in ("delayed_index", "outcomes", "deliveries", "entries"):
         values = [row for entry in made for row in entry.tables[name]]
@@ -186,16 +186,16 @@ def control(made: Settings, found: PreparedState) -> Control:
     """What all shards together begin with."""
     inputs = [tables for _, tables in found.inputs(made.tracker.shards)]
     kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-    taken, delivered, moved = (pa.concat_tables(tables[kind] for tables in inputs) for kind in kinds)
+    cancelled, delivered, moved = (pa.concat_tables(tables[kind] for tables in inputs) for kind in kinds)
     begun = Control(MemoryStore(), subscription_names(made), 1000)
-    begun.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), NOW)
+    begun.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), NOW)
     return begun
 
 
 @given(histories(), st.integers(0, 6))
 @settings(max_examples=examples(30), deadline=None)
-def test_a_rebuild_finds_what_happened(made: list[History], booked: int) -> None:
-    check_rebuild(made, booked)
+def test_a_rebuild_finds_what_happened(made: list[History], durable: int) -> None:
+    check_rebuild(made, durable)
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
@@ -218,26 +218,26 @@ def test_only_what_was_applied_is_taken_for_done() -> None:
     check_rebuild([entry], 1)
 
 
-def check_rebuild(made: list[History], booked: int) -> None:
+def check_rebuild(made: list[History], durable: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings_, tables = make(Path(folder))
-        write(tables, made, booked)
+        write(tables, made, durable)
         last = {
-            t: max(((e.ledger, e.entry) for e in made[:booked] if e.topic == t), default=()) for t in (TOPIC, OTHER)
+            t: max(((e.ledger, e.entry) for e in made[:durable] if e.topic == t), default=()) for t in (TOPIC, OTHER)
         }
         meta, found, counts = rebuilt(settings_, folder)
         expected: dict[Key, set[str]] = {}
         for entry in made:
             expected |= rows_left(entry, (entry.ledger, entry.entry) <= last[entry.topic])
 
-        first = min([NOW, *(key[0] for key, wants in expected.items() if wants)])
-        waits = {key: wants for key, wants in expected.items() if key[0] >= first}
+        first = min([NOW, *(key[0] for key, masks in expected.items() if masks)])
+        waits = {key: masks for key, masks in expected.items() if key[0] >= first}
         shards = settings_.tracker.shards
         shard = {key: int(shard_of(np.array([key[1]]), np.array([key[2]]), shards)[0]) for key in waits}
         assert (meta["offset"]["load_horizon"], meta["released"]) == (first, first - 1)
         assert meta["sealed"] == [list(shard.values()).count(i) for i in range(shards)]
         assert meta["unwanted"] == [sum(shard[k] == i and not waits[k] for k in waits) for i in range(shards)]
-        assert counts["pending"] == sum(bool(wants) for wants in waits.values())
+        assert counts["pending"] == sum(bool(masks) for masks in waits.values())
 
         # The shards begin with what says the same of each row when it comes due, whatever they have forgotten by then.
         begun = control(settings_, found)
@@ -246,7 +246,7 @@ def check_rebuild(made: list[History], booked: int) -> None:
         for i, row in enumerate(index.to_pylist()):
             due, sequence = row["deliver_at"], row["sequence"] or 0
             if due >= first:
-                if due < HELD_MILLIS:
+                if due < HELD_DELIVER_AT:
                     begun.drop_expired(due - 1)
                 else:  # never loaded, but found when its subscription goes on
                     begun = control(settings_, found)
@@ -267,26 +267,28 @@ def check_rebuild(made: list[History], booked: int) -> None:
 Key = tuple[int, int, int, int, int, str]  # due, ledger, entry, message, sequence and subscription of the move
 
 
-def rows_left(entry: History, is_booked: bool) -> dict[Key, set[str]]:
+def rows_left(entry: History, is_durable: bool) -> dict[Key, set[str]]:
     """Each row that a rebuild leaves of an entry, or completes, and who wants it."""
     left: dict[Key, set[str]] = {}
     for i in range(len(entry.due)):
         own = {name: entry.messages[name][i] for name in "ab"}
-        has_row = is_booked or any(len(m.times) > 2 - m.is_last_sealed for m in own.values())
+        has_row = is_durable or any(len(m.times) > 2 - m.is_last_sealed for m in own.values())
         for name, m in own.items():
             for sequence, due in m.times:
                 is_last = (sequence, due) == m.times[-1]
                 is_completed = has_row and not m.is_delivered and entry.topic == TOPIC
-                if is_booked if sequence == 0 else (m.is_last_sealed or is_completed or not is_last):
-                    wants = left.setdefault(
+                if is_durable if sequence == 0 else (m.is_last_sealed or is_completed or not is_last):
+                    masks = left.setdefault(
                         (due, entry.ledger, entry.entry, i, sequence, name if sequence else ""), set()
                     )
-                    wants |= {name} if is_last and m.is_waiting and entry.topic == TOPIC else set()
+                    masks |= {name} if is_last and m.is_waiting and entry.topic == TOPIC else set()
     return left
 
 
 def wanted_by(begun: Control, messages: pa.Table) -> list[set[str]]:
-    return [{name for i, name in enumerate("ab") if bits >> i & 1} for bits in begun.wants(messages).tolist()]
+    return [
+        {name for i, name in enumerate("ab") if bits >> i & 1} for bits in begun.subscription_mask(messages).tolist()
+    ]
 
 
 def waits_again(found: PreparedState, entry: History, message: int, name: str) -> bool:
@@ -335,8 +337,8 @@ def test_of_what_was_delivered_only_that_is_kept_which_is_loaded_or_comes_again(
     )
     sent = [one(due, entry_id=i, subscription=name) for i, due in ((1, before), (2, after)) for name in "ab"]
     short_notice = one(before, entry_id=3, subscription="a")
-    unbooked = one(before, entry_id=6, subscription="a")
-    tables.append("deliveries", rows("deliveries", [*sent, short_notice, unbooked]), {})
+    not_durable = one(before, entry_id=6, subscription="a")
+    tables.append("deliveries", rows("deliveries", [*sent, short_notice, not_durable]), {})
     tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": 5}]), {})
     meta, found, _ = rebuilt(settings_, str(tmp_path))
     kept = [row for _, tables in found.inputs(2) for row in tables["rebuilt_delivered"].to_pylist()]
@@ -361,13 +363,13 @@ def test_a_message_set_is_a_set(added: list[tuple[int, ...]], others: list[tuple
 
 
 @given(st.lists(st.tuples(st.sampled_from(["x", "y"]), st.integers(-1, 1), st.integers(0, 2), st.integers(0, 2))))
-def test_what_comes_again_is_after_the_last_booked_entry_of_its_partition(found: list[tuple[Any, ...]]) -> None:
-    booked = {"x": Position(1, 1), "x-partition-0": Position(0, 2), "y-partition-1": Position(2, 0)}
+def test_what_comes_again_is_after_the_last_durable_entry_of_its_partition(found: list[tuple[Any, ...]]) -> None:
+    durable = {"x": Position(1, 1), "x-partition-0": Position(0, 2), "y-partition-1": Position(2, 0)}
     table = pa.table([list(c) for c in zip(*found, strict=True)] or [[]] * 4, ["topic", "partition", *_ENTRY])
     table = table.set_column(0, "topic", table["topic"].cast(pa.string()))
     names = [topic if partition < 0 else f"{topic}-partition-{partition}" for topic, partition, *_ in found]
-    expected = [tuple(entry) > booked.get(n, (-1, -1)) for n, (_, _, *entry) in zip(names, found, strict=True)]
-    assert is_unbooked(table, booked).tolist() == expected
+    expected = [tuple(entry) > durable.get(n, (-1, -1)) for n, (_, _, *entry) in zip(names, found, strict=True)]
+    assert is_not_durable(table, durable).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.sampled_from(["x", "y", "z"]), st.sampled_from(["a", "b", "c", None]))))
@@ -386,7 +388,7 @@ def test_subscriptions_are_numbered_as_in_their_route(found: list[tuple[str, str
 def test_what_is_held_back_for_who_is_paused_is_not_read(tmp_path: Path) -> None:
     _, tables = make(tmp_path)
     held = [
-        one(HELD_MILLIS, entry_id=i, subscription=name, topic=topic, sequence=1)
+        one(HELD_DELIVER_AT, entry_id=i, subscription=name, topic=topic, sequence=1)
         for i, (topic, name) in enumerate([(TOPIC, "a"), (TOPIC, "b"), (OTHER, "a")])
     ]
     tables.append("delayed_index", rows("delayed_index", held), {})
@@ -397,8 +399,8 @@ def test_what_is_held_back_for_who_is_paused_is_not_read(tmp_path: Path) -> None
 
 def test_what_was_imported_does_not_come_again() -> None:
     table = pa.table({"topic": ["x"], "partition": [-1], "ledger_id": [FIRST_IMPORTED_LEDGER], "entry_id": [0]})
-    assert not is_unbooked(table, {"x": Position(1, 1)}).any()
-    assert not is_unbooked(table, {}).any()
+    assert not is_not_durable(table, {"x": Position(1, 1)}).any()
+    assert not is_not_durable(table, {}).any()
 
 
 def overdue_of(made: Settings) -> dict[tuple[str, int], int]:

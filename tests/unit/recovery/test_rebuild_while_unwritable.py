@@ -12,11 +12,11 @@ import pytest
 from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import REBUILT_DELIVERED, REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.operator_input import InputKind
 from tests.messages import TOPIC, messages
 from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import in_order, typed
-from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.shard import Effects, Shard, Tick, TickInput
 from tracker.store import MemoryStore
 from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index
 from warehouse.tables import DELIVERIES, SCHEMAS, Tables
@@ -43,30 +43,34 @@ class Service:
         self.near = NOW + 500
 
     def step(self, at: int, rows: pa.Table | None = None, **changes: Any) -> list[tuple[int, int]]:
-        """A tick at a time; returns entries and wants of what is handed out."""
+        """A tick at a time; returns entries and subscription masks of what is handed out."""
         tick = {name: changes.pop(name) for name in ("confirmed", "unwritable", "load_horizon") if name in changes}
-        return self.apply(at, Intake(messages=messages([]) if rows is None else rows, **changes), **tick)
+        return self.apply(at, TickInput(messages=messages([]) if rows is None else rows, **changes), **tick)
 
-    def apply(self, at: int, intake: Intake, load_horizon: int = 1_000, **of_tick: Any) -> list[tuple[int, int]]:
+    def apply(self, at: int, tick_input: TickInput, load_horizon: int = 1_000, **of_tick: Any) -> list[tuple[int, int]]:
         self.tick += 1
         cutoff = NOW + at
         tick = Tick(
             tick=self.tick,
             cutoff=cutoff,
-            turn=self.tick,
+            seal_epoch=self.tick,
             load_horizon=cutoff + load_horizon,
             near_until=cutoff + 500,
-            run="run",
+            run_id="run",
             confirmed=of_tick.pop("confirmed", 0),
-            booked=0,
+            durable_through=0,
             now=cutoff,
             **of_tick,
         )
-        effects: Effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, intake)
+        effects: Effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, tick_input)
         for rows in (to_index(in_order(effects.bucket), self.tick), cancels_to_index(effects.cancels, self.tick)):
             if rows.num_rows:
                 self.tables.append("delayed_index", rows, {})
-        return [(row["entry_id"], row["wants"]) for release in effects.releases for row in release.rows.to_pylist()]
+        return [
+            (row["entry_id"], row["subscription_mask"])
+            for release in effects.releases
+            for row in release.rows.to_pylist()
+        ]
 
     def deliver(self, name: str, *entries: int) -> None:
         rows = messages([(1, entry, NOW) for entry in entries])
@@ -94,15 +98,15 @@ class Service:
         began = Rebuilt(
             meta["sealed"],
             meta["unwanted"],
-            tables[REBUILT_TAKEN],
-            tables[REBUILT_DELIVERED],
-            moved=tables[REBUILT_MOVED],
-            waiting=tables[REBUILT_WAITING],
+            tables[InputKind.REBUILT_CANCELLED],
+            tables[InputKind.REBUILT_DELIVERED],
+            moved=tables[InputKind.REBUILT_MOVED],
+            waiting=tables[InputKind.REBUILT_WAITING],
             released=meta["released"],
         )
         segment = read_segment(self.tables, version, found.offset.load_horizon, NOW + at + 1_000)
-        kept = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
-        return self.step(at, rebuilt=began, segment=segment, kept=kept)
+        payload_rows = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
+        return self.step(at, rebuilt=began, segment=segment, payload_rows=payload_rows)
 
 
 @pytest.fixture

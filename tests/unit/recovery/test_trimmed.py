@@ -146,6 +146,6 @@ def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_
         mock.patch("recovery.delivered.AdminClient", return_value=FakeAdmin([(9, 3, NEEDED + MINUTE)])),
     ):
         overdue = {(ORDERS, 0): NEEDED}  # audit's is not read
-        write_missing_deliveries(settings, tables, known, known.booked, overdue, lambda *_: None, warnings.append)
+        write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append)
     assert [warning.startswith(f"{BILLING}: the broker still has it from") for warning in warnings] == [True]
     assert caplog.messages == warnings

@@ -43,8 +43,8 @@ def test_a_warehouse_of_an_earlier_release_goes_on(
     assert found["pending"] == 4, "as it came; of the skipped one audit's; of the rescheduled one each its own"
     begin(settings, tables, checkpoint)
     inputs = PreparedState(tmp_path / "c").inputs(settings.tracker.shards)
-    taken = [row for _, kinds in inputs for row in kinds["rebuilt_taken"].to_pylist()]
-    assert sorted((row["entry_id"], row["subscription"]) for row in taken) == [(2, 0), (3, 0), (3, 1)]
+    cancelled = [row for _, kinds in inputs for row in kinds["rebuilt_taken"].to_pylist()]
+    assert sorted((row["entry_id"], row["subscription"]) for row in cancelled) == [(2, 0), (3, 0), (3, 1)]
 
     version = tables.version("delayed_index")
     waiting = read_segment(tables, version, DUE, DUE + 10_000)

@@ -14,9 +14,9 @@ from conf.settings import Settings
 from recovery.rebuild import rebuild
 from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import REBUILT_MOVED, REBUILT_TAKEN, REBUILT_WAITING
+from streaming.operator_input import InputKind
 from tests.messages import TOPIC, command, commands, messages
-from tracker import Intake, MemoryStore, Shard, Tick
+from tracker import MemoryStore, Shard, Tick, TickInput
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.shard import Effects
@@ -72,28 +72,32 @@ def test_what_waits_meets_its_message_and_the_rest_is_not_there_once_all_has_com
     [(_, parts)] = found.inputs(1)
     assert found.offset is not None
     # Until the source topics have been read to where they end now, nothing is told to be missing.
-    assert (found.offset.barriers, found.offset.passed) == ([[0, {TOPIC: None}]], -1)
+    assert (found.offset.barriers, found.offset.ingested_through) == ([[0, {TOPIC: None}]], -1)
 
     store = MemoryStore()
 
-    def step(tick: int, passed: int, **changes: Any) -> tuple[list[tuple[str, str, int]], list[tuple[int, int]]]:
+    def step(
+        tick: int, ingested_through: int, **changes: Any
+    ) -> tuple[list[tuple[str, str, int]], list[tuple[int, int]]]:
         at = Tick(
             tick=tick,
             cutoff=NOW + tick,
-            turn=tick,
+            seal_epoch=tick,
             load_horizon=NOW + 1_000,
             near_until=NOW + 500,
-            run="run",
+            run_id="run",
             confirmed=0,
-            booked=0,
+            durable_through=0,
             now=NOW + tick,
-            passed=passed,
+            ingested_through=ingested_through,
         )
-        effects = Shard(store, {TOPIC: ["a", "b"]}, 1_000_000).apply(at, Intake(**changes))
-        told = [(r["request_id"], r["subscription"], r["result"]) for r in effects.outcomes.to_pylist()]
-        return told, [(row["entry_id"], row["wants"]) for one in effects.releases for row in one.rows.to_pylist()]
+        effects = Shard(store, {TOPIC: ["a", "b"]}, 1_000_000).apply(at, TickInput(**changes))
+        published = [(r["request_id"], r["subscription"], r["result"]) for r in effects.outcomes.to_pylist()]
+        return published, [
+            (row["entry_id"], row["subscription_mask"]) for one in effects.releases for row in one.rows.to_pylist()
+        ]
 
-    rebuilt = Rebuilt(sealed=0, unwanted=0, waiting=parts[REBUILT_WAITING], released=NOW - 1)
+    rebuilt = Rebuilt(sealed=0, unwanted=0, waiting=parts[InputKind.REBUILT_WAITING], released=NOW - 1)
     assert step(1, -1, messages=messages([]), rebuilt=rebuilt) == ([], [])
     assert step(2, -1, messages=messages([(1, 0, NOW + 2)])) == ([("waits", "b", Result.APPLIED)], [(0, 0b01)])
     assert step(3, 0, messages=messages([])) == ([("of nothing", "b", Result.NOT_FOUND)], [])
@@ -106,7 +110,7 @@ def test_the_answers_of_another_message_of_the_same_request_say_nothing(settings
         answered(tables, "r", entry, "WAITING", batch_index=index)
     answered(tables, "r", 0, "APPLIED", batch_index=2)
     [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
-    waiting = parts[REBUILT_WAITING].to_pylist()
+    waiting = parts[InputKind.REBUILT_WAITING].to_pylist()
     assert sorted((row["entry_id"], row["batch_index"], row["subscriptions"]) for row in waiting) == [
         (0, 1, 0b10),
         (1, -1, 0b10),
@@ -130,9 +134,9 @@ def commands_of(order: tuple[str, ...], entry: int) -> list[dict[str, object]]:
 class Job:
     """A shard on the state of a job, and what it has told and handed out, by entry."""
 
-    def __init__(self, store: MemoryStore, tick: int, passed: int) -> None:
-        self.store, self.tick, self.passed = store, tick, passed
-        self.told: list[tuple[object, ...]] = []
+    def __init__(self, store: MemoryStore, tick: int, ingested_through: int) -> None:
+        self.store, self.tick, self.ingested_through = store, tick, ingested_through
+        self.published: list[tuple[object, ...]] = []
         self.handed_out: list[tuple[int, ...]] = []
 
     def step(self, now: int, **changes: Any) -> Effects:
@@ -140,32 +144,32 @@ class Job:
         at = Tick(
             tick=self.tick,
             cutoff=now,
-            turn=self.tick,
+            seal_epoch=self.tick,
             load_horizon=NOW + 1_000,
             near_until=NOW + 500,
-            run="run",
+            run_id="run",
             confirmed=self.tick - 1,
-            booked=0,
+            durable_through=0,
             now=now,
-            passed=self.passed,
+            ingested_through=self.ingested_through,
         )
         effects = Shard(self.store, {TOPIC: ["a", "b"]}, 1, TICK_MILLIS).apply(
-            at, Intake(**{"messages": messages([])} | changes)
+            at, TickInput(**{"messages": messages([])} | changes)
         )
         names = ("request_id", "subscription", "entry_id", "result")
-        self.told += [tuple(row[name] for name in names) for row in effects.outcomes.to_pylist()]
+        self.published += [tuple(row[name] for name in names) for row in effects.outcomes.to_pylist()]
         self.handed_out += [
-            (row["entry_id"], row["wants"], now) for one in effects.releases for row in one.rows.to_pylist()
+            (row["entry_id"], row["subscription_mask"], now) for one in effects.releases for row in one.rows.to_pylist()
         ]
         return effects
 
     def go_on(self, n: int) -> None:
         """The messages come, and time passes until all are due."""
-        self.told, self.handed_out = [], []
+        self.published, self.handed_out = [], []
         self.step(NOW + 5, messages=messages([(1, entry, DUE) for entry in range(n)]))
         for now in (DUE, DUE + 20):
             self.step(now)
-        self.told.sort(key=str)
+        self.published.sort(key=str)
         self.handed_out.sort()
 
 
@@ -181,7 +185,7 @@ def test_what_waits_is_applied_after_a_rebuild_as_it_would_have_been(
     if not in_one_batch:
         batches = [[of_entry[i] for of_entry in named if i < len(of_entry)] for i in range(3)]
 
-    undisturbed = Job(MemoryStore(), tick=1, passed=0)
+    undisturbed = Job(MemoryStore(), tick=1, ingested_through=0)
     for batch in batches:
         of_batch = {"commands": commands(batch), "request_ids": {str(row["request_id"]): 1 for row in batch}}
         effects = undisturbed.step(NOW, **of_batch)
@@ -189,17 +193,21 @@ def test_what_waits_is_applied_after_a_rebuild_as_it_would_have_been(
         tables.append("outcomes", outcomes_to_rows(effects.outcomes, undisturbed.tick, NOW), tick)
         if is_sealed:
             tables.append("delayed_index", cancels_to_index(effects.cancels, undisturbed.tick), tick)
-    assert {row[-1] for row in undisturbed.told} == {Result.WAITING}
+    assert {row[-1] for row in undisturbed.published} == {Result.WAITING}
 
     found = lost(settings, tables, tmp_path / "checkpoint")
     assert found.offset is not None
     [(_, parts)] = found.inputs(1)
-    rebuilt = Job(MemoryStore(), found.offset.tick, found.offset.passed)
-    kept = {"taken": parts[REBUILT_TAKEN], "moved": parts[REBUILT_MOVED], "waiting": parts[REBUILT_WAITING]}
+    rebuilt = Job(MemoryStore(), found.offset.tick, found.offset.ingested_through)
+    kept = {
+        "cancelled": parts[InputKind.REBUILT_CANCELLED],
+        "moved": parts[InputKind.REBUILT_MOVED],
+        "waiting": parts[InputKind.REBUILT_WAITING],
+    }
     rebuilt.step(NOW, rebuilt=Rebuilt(**kept, released=NOW - 1))
     for job in (undisturbed, rebuilt):
         job.go_on(len(orders))
-    assert rebuilt.told == undisturbed.told
+    assert rebuilt.published == undisturbed.published
     assert rebuilt.handed_out == undisturbed.handed_out
     assert {now for _, _, now in rebuilt.handed_out} == {NOW + 5, DUE, DUE + 20}
 
@@ -239,13 +247,13 @@ def test_a_cancel_that_waits_in_vain_is_answered_after_a_rebuild(settings: Setti
     tables.create()
     answered(tables, "r", 0, "WAITING", operation="CANCEL", deliver_at=DUE, sequence=1)
     [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
-    job = Job(MemoryStore(), 7, passed=0)
-    job.step(NOW, rebuilt=Rebuilt(waiting=parts[REBUILT_WAITING], released=NOW - 1))
+    job = Job(MemoryStore(), 7, ingested_through=0)
+    job.step(NOW, rebuilt=Rebuilt(waiting=parts[InputKind.REBUILT_WAITING], released=NOW - 1))
     job.step(DUE)
-    assert job.told == []
+    assert job.published == []
     for now in (DUE + 2 * TICK_MILLIS, DUE + 10):
         job.step(now)
-    assert job.told == [("r", "b", 0, Result.NOT_FOUND)]
+    assert job.published == [("r", "b", 0, Result.NOT_FOUND)]
 
 
 def test_what_an_earlier_version_let_wait_without_its_time_is_not_guessed(settings: Settings, tmp_path: Path) -> None:
@@ -257,5 +265,7 @@ def test_what_an_earlier_version_let_wait_without_its_time_is_not_guessed(settin
     row |= {"subscription": "b", "sequence": 1, "deliver_at": DUE}
     tables.append("delayed_index", pa.Table.from_pylist([row], schema=SCHEMAS["delayed_index"]), {})
     [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
-    assert parts[REBUILT_WAITING].num_rows == 0
-    assert [(row["entry_id"], row["subscription"]) for row in parts[REBUILT_TAKEN].to_pylist()] == [(0, 1)]
+    assert parts[InputKind.REBUILT_WAITING].num_rows == 0
+    assert [(row["entry_id"], row["subscription"]) for row in parts[InputKind.REBUILT_CANCELLED].to_pylist()] == [
+        (0, 1)
+    ]

@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
-from streaming.operator.processor import BUCKET, CANCELS, OUTCOMES, RELEASE, SHORT_NOTICE, Operator
-from streaming.operator_input import MESSAGES as MESSAGE_PARTS
-from streaming.operator_input import TICK, split
+from streaming.operator.processor import Operator, OutputKind
+from streaming.operator_input import InputKind, split
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.plan import plan_release
 from streaming.source.reader import SourceReader
@@ -43,7 +42,7 @@ class State:
 
 
 class Job:
-    """What a job does in a batch, without Spark and Pulsar: one shard, a turn each batch."""
+    """What a job does in a batch, without Spark and Pulsar: one shard, and a seal each batch."""
 
     def __init__(self, folder: Path, *routes: str) -> None:
         self.folder = folder
@@ -90,11 +89,11 @@ class Job:
         control = messages([(9, i, 0) for i in range(len(commands))])
         payloads = pa.array([command.SerializeToString() for command in commands], pa.binary())
         control = control.set_column(MESSAGES.get_field_index("payload"), MESSAGES.field("payload"), payloads)
-        last, run = self.offset, f"run{self.runs}"
+        last, run_id = self.offset, f"run{self.runs}"
         before = last.known_routes
         routes = last.routes
         back: list[list[str]] = []
-        if last.run != run:
+        if last.run_id != run_id:
             known = (before or KnownRoutes({})).taken_on(self.settings)
             routes, back = known.to_json(), [list(p) for p in known.back_since(before)] if before else []
         version = self.tables.version("delayed_index")
@@ -102,22 +101,22 @@ class Job:
             tick=last.tick + 1,
             now=now,
             cutoff=now,
-            turn=last.turn + 1,
+            seal_epoch=last.seal_epoch + 1,
             load_horizon=now + 2_000,
             near_until=now + 1_000,
-            run=run,
+            run_id=run_id,
             confirmed=self.confirmed,
             index_version=version,
             lookup_versions=[version, self.tables.version("entries")] if commands else [],
             routes=routes,
             back=back,
-            passed=last.tick + 1,
+            ingested_through=last.tick + 1,
         )
         reader = SourceReader({"settings": self.settings.model_dump_json(), "shard_keys": f"[{KEY}]", "epoch": "0"})
         reader.__dict__["_intake"] = SimpleNamespace(
             parts=lambda *_: [
-                (KEY, TICK, json.dumps(self.offset.to_json()).encode()),
-                *split(rows, MESSAGE_PARTS, [KEY]),
+                (KEY, InputKind.TICK, json.dumps(self.offset.to_json()).encode()),
+                *split(rows, InputKind.MESSAGES, [KEY]),
             ],
             has_segment=lambda first, end: bool(
                 rows_due(self.tables, end.index_version, first.load_horizon, end.load_horizon)
@@ -137,8 +136,8 @@ class Job:
         outputs = list(operator.apply(KEY, iter(parts)))
         self._write(outputs)
         for output in outputs:
-            if output.kind in (RELEASE, SHORT_NOTICE):
-                key = output.tick, output.kind == RELEASE
+            if output.kind in (OutputKind.RELEASE, OutputKind.SHORT_NOTICE):
+                key = output.tick, output.kind == OutputKind.RELEASE
                 assert self.unconfirmed.setdefault(key, output.body) == output.body
                 if is_sent:
                     self._send(*key, output.body)
@@ -146,11 +145,11 @@ class Job:
             self.confirmed = self.offset.tick
 
     def _write(self, outputs: list[Any]) -> None:
-        index = [to_index(unpack(o.body), self.offset.tick) for o in outputs if o.kind == BUCKET]
-        index += [cancels_to_index(unpack(o.body), self.offset.tick) for o in outputs if o.kind == CANCELS]
+        index = [to_index(unpack(o.body), self.offset.tick) for o in outputs if o.kind == OutputKind.BUCKET]
+        index += [cancels_to_index(unpack(o.body), self.offset.tick) for o in outputs if o.kind == OutputKind.CANCELS]
         if rows := concat(index, DELAYED_INDEX):
             self.tables.append("delayed_index", rows, {})
-        self.outcomes += [row for o in outputs if o.kind == OUTCOMES for row in unpack(o.body).to_pylist()]
+        self.outcomes += [row for o in outputs if o.kind == OutputKind.OUTCOMES for row in unpack(o.body).to_pylist()]
 
     def _send(self, tick: int, is_planned: bool, body: bytes) -> None:
         plan = plan_release(self.settings, Assignment("app", 0, tick, is_planned, body), Attempt())

@@ -41,7 +41,7 @@ class Start:
         offsets.mkdir(parents=True, exist_ok=True)
         (offsets / str(tick)).write_text("v1\n{}\n" + json.dumps(Offset(tick=tick).to_json()))
         if table is not None:
-            self.tables.append(table, rows(table, [{"ledger_id": tick}]), {self.checkpoint.application + lane: tick})
+            self.tables.append(table, rows(table, [{"ledger_id": tick}]), {self.checkpoint.app_id + lane: tick})
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_a_job_goes_on_from_its_own_checkpoint(settings: Settings, tmp_path: Path) -> None:
     job = Start(settings, tmp_path / "c")
-    name = job.checkpoint.application
+    name = job.checkpoint.app_id
     job.batch(1, "delayed_index")
     job.batch(2, "deliveries", ":planned2")
     job.batch(3)
     again = Start(settings, tmp_path / "c")
-    assert again.checkpoint.application == name
+    assert again.checkpoint.app_id == name
     assert again.tables.epoch == again.checkpoint.epoch == 2
     with pytest.raises(FencedError):
         job.batch(4, "entries")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from streaming.sinks.outcomes import told
-from tracker.commands.schema import OUTCOMES
+from streaming.sinks.outcomes import to_publish
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result
 
 
@@ -18,7 +18,7 @@ def outcome(entry_id: int, **given: object) -> Mapping[str, object]:
 
 
 def published(*outcomes: Mapping[str, object]) -> list[tuple[object, ...]]:
-    rows = told(pa.Table.from_pylist(list(outcomes), schema=OUTCOMES)).to_pylist()
+    rows = to_publish(pa.Table.from_pylist(list(outcomes), schema=OUTCOME_ROWS)).to_pylist()
     names = ("request_id", "subscription", "ledger_id", "entry_id", "batch_index", "result", "has_more", "n_named")
     return [tuple(row[name] for name in names) for row in rows]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tests.messages import TOPIC, command, commands, messages
 from tracker.commands.schema import KNOWN
-from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.shard import Effects, Shard, Tick, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
@@ -25,16 +25,16 @@ class Service:
         tick = Tick(
             tick=self.tick,
             cutoff=cutoff,
-            turn=self.tick,
+            seal_epoch=self.tick,
             load_horizon=horizon,
             near_until=cutoff + 100,
-            run="run",
+            run_id="run",
             confirmed=0,
-            booked=0,
+            durable_through=0,
             now=cutoff,
         )
-        intake = Intake(messages=messages([]) if rows is None else rows, **changes)
-        return Shard(self.store, {TOPIC: ["a"]}, 1_000_000).apply(tick, intake)
+        tick_input = TickInput(messages=messages([]) if rows is None else rows, **changes)
+        return Shard(self.store, {TOPIC: ["a"]}, 1_000_000).apply(tick, tick_input)
 
 
 def handed_out(effects: Effects) -> list[int]:
@@ -51,7 +51,7 @@ def test_what_comes_after_the_step_waits_for_its_time_and_what_went_out_before_i
 
     known = pa.concat_tables([first, later]).select(KNOWN.names)
     requests = commands([command(f"r{entry}", 1, entry) for entry in range(3)])
-    effects = service.step(100, commands=requests, request_ids={f"r{i}": 0 for i in range(3)}, found=known)
+    effects = service.step(100, commands=requests, request_ids={f"r{i}": 0 for i in range(3)}, known_messages=known)
     results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
     assert results == {0: Result.TOO_LATE, 1: Result.APPLIED, 2: Result.APPLIED}
     assert handed_out(service.step(500)) == [3]

@@ -1,4 +1,4 @@
-"""What came in and is not booked."""
+"""What came in and is not durable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracker.messages import MESSAGES
 from tracker.store import MemoryStore
 
 
-def test_an_entry_is_booked_as_one_row_however_many_messages_it_has() -> None:
+def test_an_entry_is_durable_as_one_row_however_many_messages_it_has() -> None:
     log = EntryLog(MemoryStore())
     log.add(batches([(1, 5, i, 3, 100 - i) for i in range(3)] + [(1, 6, -1, 1, 50)]), 1)
     entries = log.take(1)
@@ -19,11 +19,11 @@ def test_an_entry_is_booked_as_one_row_however_many_messages_it_has() -> None:
     assert entries.schema == EMPTY_ENTRIES.schema
 
 
-def test_a_turn_takes_its_entries_and_those_before_once() -> None:
+def test_a_seal_epoch_takes_its_entries_and_those_before_once() -> None:
     store = MemoryStore()
     log = EntryLog(store)
-    for entry, turn in enumerate((3, 1, 2, 3, 1)):
-        log.add(messages([(1, entry, 10)]), turn)
+    for entry, seal_epoch in enumerate((3, 1, 2, 3, 1)):
+        log.add(messages([(1, entry, 10)]), seal_epoch)
     assert log.take(0).equals(EMPTY_ENTRIES)
     assert positions(log.take(2)) == [(1, 1), (1, 4), (1, 2)]
     assert log.take(2).equals(EMPTY_ENTRIES)

@@ -7,11 +7,14 @@ import pyarrow as pa
 
 from tests.messages import TOPIC, messages
 from tracker.in_flight import PLACE, REJECTED, SENDING, InFlight, Release
+from tracker.messages import MESSAGES, unpack
 from tracker.store import MemoryStore
 
 
 def release(tick: int, is_planned: bool = True, n: int = 2) -> Release:
-    rows = messages([(1, i, tick) for i in range(n)], payload=b"x").append_column("wants", pa.array(np.arange(n)))
+    rows = messages([(1, i, tick) for i in range(n)], payload=b"x").append_column(
+        "subscription_mask", pa.array(np.arange(n))
+    )
     return Release(tick, is_planned, rows.replace_schema_metadata({SENDING: f'{{"lanes": {tick}}}'}))
 
 
@@ -76,8 +79,10 @@ def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() ->
     store = MemoryStore()
     in_flight = InFlight(store)
     rows = messages([(1, i, 5) for i in range(4)], payload=b"x")
-    wants = pa.array([1, 2, 3, 2], pa.int64())
-    in_flight.add(Release(5, True, rows.append_column("wants", wants).replace_schema_metadata({SENDING: "{}"})))
+    masks = pa.array([1, 2, 3, 2], pa.int64())
+    in_flight.add(
+        Release(5, True, rows.append_column("subscription_mask", masks).replace_schema_metadata({SENDING: "{}"}))
+    )
     in_flight.add(release(6))
     opened = in_flight.confirm(5, {(5, True): {TOPIC: 2}})
     assert [(r.tick, r.is_planned) for r in opened] == [(5, True)]
@@ -88,7 +93,7 @@ def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() ->
     assert again.confirm(5, {(5, True): {TOPIC: 2}}) == []
     left = again.all()[0].rows
     assert left["entry_id"].to_pylist() == left[PLACE].to_pylist() == [1, 2, 3]
-    assert left["wants"].to_pylist() == [2, 2, 2]
+    assert left["subscription_mask"].to_pylist() == [2, 2, 2]
     assert left.schema.metadata == {SENDING.encode(): b"{}"}
     assert again.confirm(5, {(5, True): {"another": 2}, (6, True): {TOPIC: 1}}) == []
     assert ticks(again) == [(6, True)]
@@ -98,6 +103,17 @@ def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() ->
 def test_what_was_rejected_is_open_by_itself() -> None:
     in_flight = InFlight(MemoryStore())
     rows = pa.concat_tables([messages([(1, 0, 5)], reason="bad"), messages([(1, 1, 5)])])
-    in_flight.add(Release(5, False, rows.append_column("wants", pa.array([0, 1], pa.int64()))))
+    in_flight.add(Release(5, False, rows.append_column("subscription_mask", pa.array([0, 1], pa.int64()))))
     in_flight.confirm(5, {(5, False): {TOPIC: REJECTED}})
     assert in_flight.all()[0].rows["entry_id"].to_pylist() == [0]
+
+
+def test_the_store_has_the_column_names_that_checkpoints_have() -> None:
+    store = MemoryStore()
+    in_flight = InFlight(store)
+    in_flight.add(release(4))
+    [body] = [value for (table, *_), value in store.values.items() if table == "in_flight"]
+    stored = unpack(body)
+    assert stored.column_names == [*MESSAGES.names, "wants"]
+    assert stored.schema.metadata == {b"sending": b'{"lanes": 4}'}
+    assert in_flight.all()[0].rows["subscription_mask"].to_pylist() == [0, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracker.commands.cancelled import Compression, TakenBack
+from tracker.commands.cancelled import CancelledMessages, Compression
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.shards import shard_of
 from tracker.store import MemoryStore
@@ -81,16 +81,18 @@ def test_shards_are_stable_and_even() -> None:
 
 
 @pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
-def test_what_is_taken_back_survives_any_compression(codec: str) -> None:
+def test_what_is_cancelled_survives_any_compression(codec: str) -> None:
     chance = np.random.default_rng(1)
     entries = chance.choice(200_000, 20_000, replace=False)
     ledgers = np.full(len(entries), 3)
     store = MemoryStore()
-    taken = TakenBack(store, Compression(codec, 100))
-    taken.add_entries(1, ledgers, entries, entries * 0 + 1_000)
-    taken.add_messages(1, ledgers[:2], np.array([300_000, 300_000]), np.array([0, 2]), np.array([3, 3]), entries[:2])
-    taken.save()
-    again = TakenBack(store, Compression("NONE"))
+    cancelled = CancelledMessages(store, Compression(codec, 100))
+    cancelled.add_entries(1, ledgers, entries, entries * 0 + 1_000)
+    cancelled.add_messages(
+        1, ledgers[:2], np.array([300_000, 300_000]), np.array([0, 2]), np.array([3, 3]), entries[:2]
+    )
+    cancelled.save()
+    again = CancelledMessages(store, Compression("NONE"))
     assert again.count == 20_002
     assert again.n_bytes > 0
     every = np.arange(200_000)

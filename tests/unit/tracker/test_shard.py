@@ -1,4 +1,4 @@
-"""A shard with the service's clock: when entries are booked, and what a seal leaves in state."""
+"""A shard with the service's clock: when entries are durable, and what a seal leaves in state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.examples import examples
 from tests.messages import TOPIC, batches, messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.rebuilt import Rebuilt
-from tracker.commands.schema import COMMANDS, KNOWN, RESCHEDULE
+from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE
 from tracker.messages import concat, int64
-from tracker.shard import Effects, Intake, Shard
+from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
@@ -43,11 +43,11 @@ class Service:
         self.sealed: list[pa.Table] = []
         self.in_bucket: set[tuple[int, int]] = set()
         self.released: dict[tuple[int, int], int] = {}
-        self.booked: list[int] = []
+        self.durable: list[int] = []
 
     def restart(self) -> None:
         self.runs += 1
-        self.clock = Clock(replace(SETTINGS, run=f"run{self.runs}"))
+        self.clock = Clock(replace(SETTINGS, run_id=f"run{self.runs}"))
 
     def step(self, later: int, entries: list[Entry], lag: int) -> Effects:
         self.now += later
@@ -60,14 +60,14 @@ class Service:
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")
         segment = stored.filter(pa.array((due >= last.load_horizon) & (due < self.offset.load_horizon)))
-        intake = Intake(messages=concat([self.come(entry) for entry in entries]), segment=segment)
-        effects = Shard(self.store, {TOPIC: ["s"]}, 8).apply(self.offset.to_tick(), intake)
+        tick_input = TickInput(messages=concat([self.come(entry) for entry in entries]), segment=segment)
+        effects = Shard(self.store, {TOPIC: ["s"]}, 8).apply(self.offset.to_tick(), tick_input)
         self.sealed.append(effects.bucket)
         self.in_bucket.update(numbers(effects.bucket))
         for release in effects.releases:
             if release.tick == self.offset.tick:
                 self.released.update(dict.fromkeys(numbers(release.rows), release.tick))
-        self.booked += effects.entries["entry_id"].to_pylist()
+        self.durable += effects.entries["entry_id"].to_pylist()
         return effects
 
     def come(self, entry: Entry) -> pa.Table:
@@ -107,44 +107,44 @@ ENTRY = st.tuples(
         max_size=25,
     )
 )
-def test_entries_are_booked_once_when_all_of_their_messages_are_settled(
+def test_entries_are_durable_once_when_all_of_their_messages_are_settled(
     steps: list[tuple[int, list[Entry], int, bool]],
 ) -> None:
-    """Settled: in a bucket that is sealed, or in a release that is confirmed. In the end all are booked."""
+    """Settled: in a bucket that is sealed, or in a release that is confirmed. In the end all are durable."""
     service = Service()
     for later, entries, lag, restarts in steps:
         if restarts:
             service.restart()
-        before = len(service.booked)
+        before = len(service.durable)
         service.step(later, entries, lag)
-        for entry in service.booked[before:]:
+        for entry in service.durable[before:]:
             assert all(service.is_settled(message) for message in service.due if message[0] == entry)
     for _ in range(12):
         service.step(1_500, [], 0)
-    assert Counter(service.booked) == Counter({entry for entry, _ in service.due})
+    assert Counter(service.durable) == Counter({entry for entry, _ in service.due})
     assert service.released.keys() == service.due.keys()
     assert not {"slots", "mutable", "index_bits", "in_flight", "entries"} & {table for table, _ in service.store.values}
 
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2_500), st.lists(ENTRY, max_size=4)), min_size=5, max_size=20))
-def test_after_a_turn_only_what_is_within_the_horizon_is_in_state(steps: list[tuple[int, list[Entry]]]) -> None:
+def test_after_a_seal_only_what_is_within_the_horizon_is_in_state(steps: list[tuple[int, list[Entry]]]) -> None:
     service = Service()
     for later, entries in steps:
-        turn = service.offset.turn
+        seal_epoch = service.offset.seal_epoch
         status = service.step(later, entries, 0).status
         waiting = [due for message, due in service.due.items() if message not in service.released]
         assert status["delayed"] == len(waiting)
-        if service.offset.turn > turn:
+        if service.offset.seal_epoch > seal_epoch:
             assert status["loaded"] == sum(due < service.offset.load_horizon for due in waiting)
 
 
-def test_a_full_mutable_bucket_is_sealed_between_turns() -> None:
+def test_a_full_mutable_bucket_is_sealed_before_the_seal_epoch_ends() -> None:
     service = Service()
     service.step(0, [], 0)
     assert service.step(1, [(False, [20_000])] * 7, 0).bucket.num_rows == 0
     assert service.step(1, [(False, [20_000])], 0).bucket.num_rows == 8
-    assert service.offset.turn == 1
+    assert service.offset.seal_epoch == 1
 
 
 def test_known_positions_are_forgotten_when_their_ledger_is_past() -> None:
@@ -181,15 +181,15 @@ def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
             }
             for entry in (0, 1)
         ],
-        COMMANDS,
+        COMMAND_ROWS,
     )
-    intake = Intake(
+    tick_input = TickInput(
         commands=commands,
         request_ids={"r0": 1, "r1": 1},
-        found=past.select(KNOWN.names),
-        kept=past,
+        known_messages=past.select(KNOWN.names),
+        payload_rows=past,
         rebuilt=Rebuilt(sealed=1, released=START - 1),
     )
-    tick = Offset(tick=1, now=START, cutoff=START - 1, turn=1, load_horizon=START + 1, run="r").to_tick()
-    outcomes = Shard(MemoryStore(), names, 8).apply(tick, intake).outcomes
+    tick = Offset(tick=1, now=START, cutoff=START - 1, seal_epoch=1, load_horizon=START + 1, run_id="r").to_tick()
+    outcomes = Shard(MemoryStore(), names, 8).apply(tick, tick_input).outcomes
     assert [Result.Name(result) for result in outcomes["result"].to_pylist()] == ["TOO_LATE", "APPLIED"]

@@ -1,4 +1,4 @@
-"""A shard against a naive model: any sequence of messages, commands, turns, restarts, replays and other settings.
+"""A shard against a naive model: any sequence of messages, commands, seals, restarts, replays and other settings.
 
 The model knows subscriptions by their names, the shard by numbers.
 """
@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from conf.settings import Settings
 from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
-from tracker.commands.moves import HELD_MILLIS
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, Switch
+from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat, int64
-from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.shard import Effects, Shard, Tick, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.known_routes import KnownRoutes
@@ -33,7 +33,7 @@ TICK_MILLIS = 1_000
 
 @dataclass
 class Entry:
-    """An entry of the model: when each of its messages is due for whom, and from whom it was taken back.
+    """An entry of the model: when each of its messages is due for whom, and from whom it was cancelled.
 
     Pairs are (message, subscription).
     """
@@ -41,10 +41,10 @@ class Entry:
     entry_id: int
     due: list[int]
     single: bool
-    taken: set[tuple[int, str]] = field(default_factory=set)
+    cancelled: set[tuple[int, str]] = field(default_factory=set)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)  # to which time
     handed_out: set[tuple[int, str]] = field(default_factory=set)
-    passed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
+    missed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
 
     def time(self, i: int, s: str) -> int:
         return self.moved.get((i, s), self.due[i])
@@ -66,7 +66,7 @@ class ShardModel(RuleBasedStateMachine):
         self.store = MemoryStore()
         self.entries: dict[int, Entry] = {}
         self.sealed: list[pa.Table] = []
-        self.now = self.cutoff = self.tick = self.turn = self.near = self.load = 0
+        self.now = self.cutoff = self.tick = self.seal_epoch = self.near = self.load = 0
         self.confirmed = self.settled = 0
         self.run = 0
         self.requests = 0
@@ -74,9 +74,9 @@ class ShardModel(RuleBasedStateMachine):
         self.routes = KnownRoutes({})
         self.set_routes(["s0", "s1"])
         self.unconfirmed: dict[tuple[int, bool], pa.Table] = {}
-        self.booked: set[int] = set()
+        self.durable: set[int] = set()
         self.marks: list[tuple[int, int, int]] = []
-        self.booked_turn = 0
+        self.durable_through = 0
 
     def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
@@ -100,15 +100,15 @@ class ShardModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.step([], [], turns=True)
+        self.step([], [], seals=True)
 
     @rule(
         sizes=st.lists(st.integers(1, 4), max_size=4),
         delays=st.lists(st.integers(0, 12_000), min_size=16, max_size=16),
         later=st.integers(0, 1_500),
-        turns=st.booleans(),
+        seals=st.booleans(),
     )
-    def messages_come(self, sizes: list[int], delays: list[int], later: int, turns: bool) -> None:
+    def messages_come(self, sizes: list[int], delays: list[int], later: int, seals: bool) -> None:
         self.now += later
         rest = iter(delays)
         new = []
@@ -116,13 +116,13 @@ class ShardModel(RuleBasedStateMachine):
             entry = Entry(len(self.entries), [self.now + next(rest) for _ in range(size)], single=size == 1)
             self.entries[entry.entry_id] = entry
             new.append(entry)
-        self.step(new, [], turns)
+        self.step(new, [], seals)
 
-    @rule(data=st.data(), later=st.integers(0, 500), whole=st.booleans(), turns=st.booleans())
-    def a_command_comes(self, data: st.DataObject, later: int, whole: bool, turns: bool) -> None:
+    @rule(data=st.data(), later=st.integers(0, 500), whole=st.booleans(), seals=st.booleans())
+    def a_command_comes(self, data: st.DataObject, later: int, whole: bool, seals: bool) -> None:
         self.now += later
         # What is past may be forgotten, two ticks later.
-        known = [e for e in self.entries.values() if all(e.time(*pair) > self.now for pair in e.taken)]
+        known = [e for e in self.entries.values() if all(e.time(*pair) > self.now for pair in e.cancelled)]
         if not known:
             return
         entry = data.draw(st.sampled_from(known))
@@ -135,35 +135,35 @@ class ShardModel(RuleBasedStateMachine):
         bits = [self.numbers[s] for s in subscriptions]
         row = command(f"r{self.requests}", 1, entry.entry_id, bits, index, time, kind=kind)
         expected = {s: self.expect(kind, entry, s, index, time) for s in subscriptions}
-        effects = self.step([], [row], turns)
+        effects = self.step([], [row], seals)
         told: dict[str, list[int]] = {}
         for outcome in effects.outcomes.to_pylist():
             told.setdefault(outcome["subscription"], []).append(outcome["result"])
         assert told == expected
 
-    @rule(data=st.data(), is_paused=st.booleans(), turns=st.booleans())
-    def some_are_paused_or_resumed(self, data: st.DataObject, is_paused: bool, turns: bool) -> None:
-        self.pause(data.draw(st.lists(st.sampled_from(self.wanted), unique=True, min_size=1)), is_paused, turns)
+    @rule(data=st.data(), is_paused=st.booleans(), seals=st.booleans())
+    def some_are_paused_or_resumed(self, data: st.DataObject, is_paused: bool, seals: bool) -> None:
+        self.pause(data.draw(st.lists(st.sampled_from(self.wanted), unique=True, min_size=1)), is_paused, seals)
 
-    def pause(self, subscriptions: list[str], is_paused: bool, turns: bool) -> None:
+    def pause(self, subscriptions: list[str], is_paused: bool, seals: bool) -> None:
         self.requests += 1
         bits = sum(1 << self.numbers[s] for s in subscriptions)
         self.paused = self.paused | {*subscriptions} if is_paused else self.paused - {*subscriptions}
         self.release_held()
-        self.step([], [], turns, [Switch(f"r{self.requests}", TOPIC, bits, is_paused)])
+        self.step([], [], seals, [PauseChange(f"r{self.requests}", TOPIC, bits, is_paused)])
 
     def release_held(self) -> None:
         if self.routes.missing:
             return
         for entry in self.entries.values():
             for pair, time in entry.moved.items():
-                if time == HELD_MILLIS and pair[1] in self.wanted and pair[1] not in self.paused:
+                if time == HELD_DELIVER_AT and pair[1] in self.wanted and pair[1] not in self.paused:
                     entry.moved[pair] = self.now
 
-    @rule(later=st.integers(0, 4_000), turns=st.booleans())
-    def time_passes(self, later: int, turns: bool) -> None:
+    @rule(later=st.integers(0, 4_000), seals=st.booleans())
+    def time_passes(self, later: int, seals: bool) -> None:
         self.now += later
-        self.step([], [], turns)
+        self.step([], [], seals)
 
     @rule()
     def releases_are_confirmed(self) -> None:
@@ -182,7 +182,7 @@ class ShardModel(RuleBasedStateMachine):
         back = self.set_routes(names)
         for entry in self.entries.values():
             new = self.numbers.keys() - known
-            entry.passed |= {(i, s) for i, s in entry.pairs(sorted(new)) if entry.due[i] <= self.cutoff}
+            entry.missed |= {(i, s) for i, s in entry.pairs(sorted(new)) if entry.due[i] <= self.cutoff}
         self.release_held()
         self.step([], [], back=back)
 
@@ -194,9 +194,9 @@ class ShardModel(RuleBasedStateMachine):
         for i in range(len(entry.due)) if index < 0 else [index]:
             pair = i, subscription
             is_late = entry.time(*pair) <= self.cutoff
-            if (pair in entry.taken) != (kind in (RESTORE, RESCHEDULE)) and kind != RESCHEDULE:
+            if (pair in entry.cancelled) != (kind in (RESTORE, RESCHEDULE)) and kind != RESCHEDULE:
                 results.append(Result.ALREADY_APPLIED)
-            elif kind == RESCHEDULE and pair in entry.taken:
+            elif kind == RESCHEDULE and pair in entry.cancelled:
                 results.append(Result.INVALID)
             elif is_late:
                 results.append(Result.TOO_LATE)
@@ -205,9 +205,9 @@ class ShardModel(RuleBasedStateMachine):
                 if kind == RESCHEDULE:
                     entry.moved[pair] = max(time or 0, self.now)
                 elif kind == RESTORE:
-                    entry.taken.remove(pair)
+                    entry.cancelled.remove(pair)
                 else:
-                    entry.taken.add(pair)
+                    entry.cancelled.add(pair)
         if kind in (RESCHEDULE, RESTORE):
             return results
         late = results.count(Result.TOO_LATE)
@@ -219,20 +219,20 @@ class ShardModel(RuleBasedStateMachine):
         self,
         new: list[Entry],
         rows: list[dict[str, object]],
-        turns: bool = False,
-        switches: Sequence[Switch] = (),
+        seals: bool = False,
+        pause_changes: Sequence[PauseChange] = (),
         back: Sequence[tuple[str, str]] = (),
     ) -> Effects:
         """One tick of the shard, replayed on a copy of its store, and checked."""
         before = self.load
         self.tick += 1
         cutoff = max(self.cutoff, self.now)
-        if turns or cutoff >= self.near:
-            self.turn += 1
-            # As the clock does: a turn is booked when all that was due before it went unsealed is confirmed.
+        if seals or cutoff >= self.near:
+            self.seal_epoch += 1
+            # As the clock does: a seal epoch is durable when all that was due before it went unsealed is confirmed.
             while self.marks and self.marks[0][1] <= self.confirmed and self.marks[0][2] <= self.settled + 1:
-                self.booked_turn = self.marks.pop(0)[0]
-            self.marks.append((self.turn, self.tick, self.near))
+                self.durable_through = self.marks.pop(0)[0]
+            self.marks.append((self.seal_epoch, self.tick, self.near))
             self.near = max(self.near, cutoff + self.NEAR_MILLIS)
             self.load = max(self.load, cutoff + self.AHEAD_MILLIS)
         self.cutoff = cutoff
@@ -242,74 +242,75 @@ class ShardModel(RuleBasedStateMachine):
         incoming = [(1, e.entry_id, e.index(i), len(e.due), t) for e in new for i, t in enumerate(e.due)]
         for entry in self.entries.values():
             for i, s in entry.pairs([*self.numbers]):
-                if entry.time(i, s) > cutoff or (i, s) in entry.taken | entry.handed_out | entry.passed:
+                if entry.time(i, s) > cutoff or (i, s) in entry.cancelled | entry.handed_out | entry.missed:
                     continue
                 if s not in self.wanted:
-                    entry.passed.add((i, s))
+                    entry.missed.add((i, s))
                 elif s in self.paused or self.routes.missing:
-                    entry.moved[i, s] = HELD_MILLIS
+                    entry.moved[i, s] = HELD_DELIVER_AT
         tick = Tick(
             tick=self.tick,
             cutoff=cutoff,
-            turn=self.turn,
+            seal_epoch=self.seal_epoch,
             load_horizon=self.load,
             near_until=self.near,
-            run=f"run{self.run}",
+            run_id=f"run{self.run}",
             confirmed=self.confirmed,
-            booked=self.booked_turn,
+            durable_through=self.durable_through,
             now=self.now,
-            passed=self.tick,
+            ingested_through=self.tick,
             sending=json.dumps({"tick": self.tick}),
         )
-        intake = Intake(
+        tick_input = TickInput(
             messages=batches(incoming) if incoming else MESSAGES.empty_table(),
             segment=segment,
             commands=commands(rows),
-            request_ids={str(row["request_id"]): 1 for row in rows} | {switch.request_id: 1 for switch in switches},
-            found=self.found(rows),
-            kept=self.kept(rows, switches, stored, back),
-            switches=switches,
+            request_ids={str(row["request_id"]): 1 for row in rows}
+            | {change.request_id: 1 for change in pause_changes},
+            known_messages=self.found(rows),
+            payload_rows=self.payload_rows(rows, pause_changes, stored, back),
+            pause_changes=pause_changes,
             back={topic for topic, _ in back},
         )
         state = dict(self.store.values)
-        effects = self.shard(self.store).apply(tick, intake)
-        self.replay(state, tick, intake, effects)
+        effects = self.shard(self.store).apply(tick, tick_input)
+        self.replay(state, tick, tick_input, effects)
         if effects.bucket.num_rows:
             self.sealed.append(effects.bucket)
         self.check_releases(effects)
         for entry_id in effects.entries["entry_id"].to_pylist():
-            assert entry_id not in self.booked
-            self.booked.add(entry_id)
+            assert entry_id not in self.durable
+            self.durable.add(entry_id)
         return effects
 
-    def kept(
+    def payload_rows(
         self,
         rows: list[dict[str, object]],
-        switches: Sequence[Switch],
+        pause_changes: Sequence[PauseChange],
         stored: pa.Table,
         back: Sequence[tuple[str, str]],
     ) -> pa.Table:
         """Sealed rows that commands move, or that were held back for subscriptions that are there again."""
-        if back or any(not switch.is_paused for switch in switches):
-            return stored.filter(pc.equal(stored["deliver_at"], HELD_MILLIS))
+        if back or any(not change.is_paused for change in pause_changes):
+            return stored.filter(pc.equal(stored["deliver_at"], HELD_DELIVER_AT))
         return stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64())))
 
     def found(self, rows: list[dict[str, object]]) -> pa.Table:
-        """What a lookup in the tables gives: sealed messages; of booked entries that were never sealed, a past one."""
+        """What a lookup in the tables gives: sealed messages; of durable entries that were never sealed, a past one."""
         wanted = {row["entry_id"] for row in rows}
         stored = concat(self.sealed)
         originals = stored.filter(pc.is_null(stored["sequence"])).select(KNOWN.names)
         index = [r for r in originals.to_pylist() if r["entry_id"] in wanted]
         sealed = {r["entry_id"] for r in index}
-        for entry_id in (wanted & self.booked) - sealed:
+        for entry_id in (wanted & self.durable) - sealed:
             size = len(self.entries[entry_id].due)  # type: ignore[index]
             index.append(dict(zip(KNOWN.names, (TOPIC, -1, 1, entry_id, -1, size, 0), strict=True)))
         return pa.Table.from_pylist(index, schema=KNOWN)
 
-    def replay(self, state: dict, tick: Tick, intake: Intake, effects: Effects) -> None:  # type: ignore[type-arg]
+    def replay(self, state: dict, tick: Tick, tick_input: TickInput, effects: Effects) -> None:  # type: ignore[type-arg]
         copy = MemoryStore()
         copy.values = state
-        again = self.shard(copy).apply(tick, intake)
+        again = self.shard(copy).apply(tick, tick_input)
         assert again.bucket.equals(effects.bucket)
         assert again.outcomes.equals(effects.outcomes)
         assert [(r.tick, r.is_planned) for r in again.releases] == [(r.tick, r.is_planned) for r in effects.releases]
@@ -327,10 +328,10 @@ class ShardModel(RuleBasedStateMachine):
             for row in release.rows.to_pylist():
                 entry = self.entries[row["entry_id"]]
                 i = max(row["batch_index"], 0)
-                assert row["wants"]
+                assert row["subscription_mask"]
                 assert not self.routes.missing
-                for s in (s for s, number in self.numbers.items() if row["wants"] >> number & 1):
-                    assert (i, s) not in entry.handed_out | entry.taken | entry.passed
+                for s in (s for s, number in self.numbers.items() if row["subscription_mask"] >> number & 1):
+                    assert (i, s) not in entry.handed_out | entry.cancelled | entry.missed
                     assert s in self.wanted
                     assert s not in self.paused
                     assert entry.time(i, s) == row["deliver_at"] <= self.cutoff
@@ -341,13 +342,13 @@ class ShardModel(RuleBasedStateMachine):
         waiting = set()
         for entry in self.entries.values():
             for i, s in entry.pairs([*self.numbers]):
-                if entry.time(i, s) > self.cutoff or (i, s) in entry.taken:
+                if entry.time(i, s) > self.cutoff or (i, s) in entry.cancelled:
                     assert (i, s) not in entry.handed_out
                     # A row that waits: one of its own for each that was moved.
-                    if (i, s) not in entry.taken:
+                    if (i, s) not in entry.cancelled:
                         waiting.add((entry.entry_id, i, s if (i, s) in entry.moved else None))
                 else:
-                    assert ((i, s) in entry.handed_out) != ((i, s) in entry.passed)
+                    assert ((i, s) in entry.handed_out) != ((i, s) in entry.missed)
         status = self.shard(self.store)
         assert status._tracker.number_of_delayed_messages - status._control.unwanted == len(waiting)
 
@@ -368,7 +369,7 @@ def test_what_was_moved_forward_and_held_back_comes_once() -> None:
     model.begin()
     entry = Entry(0, [12_000], single=True)
     model.entries[0] = entry
-    model.step([entry], [], turns=True)
+    model.step([entry], [], seals=True)
     row = command("r", 1, 0, [0], 0, 1_000, kind=RESCHEDULE)
     assert model.expect(RESCHEDULE, entry, "s0", 0, 1_000) == [Result.APPLIED]
     model.step([], [row])

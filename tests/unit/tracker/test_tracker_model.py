@@ -18,7 +18,7 @@ from tests.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.schema import KNOWN, REPEAT
 from tracker.messages import concat, int64
-from tracker.shard import Effects, Intake, Shard
+from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
@@ -33,17 +33,17 @@ SETTINGS = ClockSettings(
 )
 
 # (request, subscription, entry, batch index, result)
-Told = tuple[str, str, int, int, int]
+Published = tuple[str, str, int, int, int]
 
 
 @dataclass
 class Entry:
-    """An entry that has come: when its messages are due, which are rejected, who took which back, what went out."""
+    """An entry that has come: when its messages are due, which are rejected, who cancelled which, what went out."""
 
     due: list[int]
     rejected: list[bool]
     tick: int
-    taken: set[tuple[int, int]] = field(default_factory=set)  # (message, subscription)
+    cancelled: set[tuple[int, int]] = field(default_factory=set)  # (message, subscription)
     remembered: set[tuple[int, int]] = field(default_factory=set)
     handed_out: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # what was due by a cutoff: a later one may be lower
@@ -72,7 +72,7 @@ class Command:
         at = self.entry % LEDGERS, self.entry
         return command(self.request, *at, self.subscriptions, self.index, self.cancel_at, body=self.body)
 
-    def answer(self, result: int) -> list[Told]:
+    def answer(self, result: int) -> list[Published]:
         return [(self.request, SUBSCRIPTIONS[s], self.entry, self.index, result) for s in self.subscriptions]
 
 
@@ -95,10 +95,10 @@ class TrackerModel(RuleBasedStateMachine):
         self.waiting: list[Command] = []
         self.requests: dict[str, list[Command]] = {}  # as they came first
         self.applied_requests: set[str] = set()
-        self.told: list[tuple[int, Told]] = []  # in which tick; not what was told again
+        self.published: list[tuple[int, Published]] = []  # in which tick; not what was told again
         self.answers = Answers()
         self.sealed: list[pa.Table] = []
-        self.booked: set[int] = set()
+        self.durable: set[int] = set()
         self.unconfirmed: list[tuple[int, bool, pa.Table]] = []
 
     @staticmethod
@@ -109,11 +109,11 @@ class TrackerModel(RuleBasedStateMachine):
     def begin(self) -> None:
         self.step()
 
-    @rule(data=st.data(), later=st.integers(0, 1_500), catches_up=st.booleans(), turns=st.booleans())
-    def something_comes(self, data: st.DataObject, later: int, catches_up: bool, turns: bool) -> None:
+    @rule(data=st.data(), later=st.integers(0, 1_500), catches_up=st.booleans(), seals=st.booleans())
+    def something_comes(self, data: st.DataObject, later: int, catches_up: bool, seals: bool) -> None:
         """Messages of any entries that have not come, and commands for any entries whatever."""
         self.pass_time(later)
-        if turns:
+        if seals:
             # The wall clock may be slow.
             self.monotonic += SETTINGS.seal_interval_millis / 1000
         future = [i for i in range(24) if i not in self.entries]
@@ -168,7 +168,7 @@ class TrackerModel(RuleBasedStateMachine):
         copy = MemoryStore()
         copy.values = dict(self.store.values)
         self.store, self.shard = copy, self.new_shard(copy)
-        self.clock = Clock(replace(SETTINGS, run=f"run{self.runs}"))
+        self.clock = Clock(replace(SETTINGS, run_id=f"run{self.runs}"))
         self.step()
 
     def pass_time(self, millis: int) -> None:
@@ -183,7 +183,7 @@ class TrackerModel(RuleBasedStateMachine):
         last = self.offset
         feedback = Feedback(self.confirmed, self.cutoffs[self.confirmed])
         offset = self.clock.next(last, self.now, self.monotonic, feedback, lambda: 0, self.rows_due)
-        offset = replace(offset, passed=offset.tick if catches_up else last.passed)
+        offset = replace(offset, ingested_through=offset.tick if catches_up else last.ingested_through)
         self.offset, self.cutoffs[offset.tick] = offset, offset.cutoff
         assert offset.cutoff < offset.near_until <= offset.load_horizon
 
@@ -195,33 +195,33 @@ class TrackerModel(RuleBasedStateMachine):
             is_first = request[0].request not in distinct
             distinct.setdefault(request[0].request, request[0].body)
             rows += [c.row() | ({} if is_first else {"kind": REPEAT}) for c in request]
-        intake = Intake(
+        tick_input = TickInput(
             messages=concat([self.rows_of(i, entry) for i, entry in new.items()]),
             segment=stored.filter(pa.array((due >= last.load_horizon) & (due < offset.load_horizon))),
             commands=commands(rows),
             request_ids=distinct,
-            found=self.found({c.entry for request in came for c in request}),
+            known_messages=self.found({c.entry for request in came for c in request}),
             first_answers=self.answers,
         )
         before = MemoryStore()
         before.values = dict(self.store.values)
-        effects = self.shard.apply(offset.to_tick(), intake)
-        self.check_replay(before, offset, intake, effects)
+        effects = self.shard.apply(offset.to_tick(), tick_input)
+        self.check_replay(before, offset, tick_input, effects)
 
         self.answers.keep(effects.outcomes, offset.tick)
         expected = self.apply(last, new, came)
-        told = [
+        published = [
             (o["request_id"], o["subscription"], o["entry_id"], o["batch_index"], o["result"])
             for o in effects.outcomes.to_pylist()
         ]
-        assert Counter(told) == Counter(expected)
+        assert Counter(published) == Counter(expected)
         self.check_releases(last, effects)
         if effects.bucket.num_rows:
             self.sealed.append(effects.bucket)
         entries = effects.entries["entry_id"].to_pylist()
         assert len(set(entries)) == len(entries)
-        assert self.booked.isdisjoint(entries)
-        self.booked.update(entries)
+        assert self.durable.isdisjoint(entries)
+        self.durable.update(entries)
         self.forget(last)
         self.check_counts(effects)
 
@@ -237,25 +237,25 @@ class TrackerModel(RuleBasedStateMachine):
         return sorted(slots.items())
 
     def found(self, wanted: set[int]) -> pa.Table:
-        """What a lookup gives: sealed messages; a row with no index for booked entries that are in no bucket."""
+        """What a lookup gives: sealed messages; a row with no index for durable entries that are in no bucket."""
         rows = [r for r in concat(self.sealed).select(KNOWN.names).to_pylist() if r["entry_id"] in wanted]
         sealed = {r["entry_id"] for r in rows}
         rows += [
             dict(zip(KNOWN.names, (TOPIC, -1, i % LEDGERS, i, -1, self.entries[i].size, 0), strict=True))
-            for i in sorted((wanted & self.booked) - sealed)
+            for i in sorted((wanted & self.durable) - sealed)
         ]
         return pa.Table.from_pylist(rows, schema=KNOWN)
 
     # The model.
 
-    def apply(self, last: Offset, new: dict[int, Entry], requests: list[list[Command]]) -> list[Told]:
+    def apply(self, last: Offset, new: dict[int, Entry], requests: list[list[Command]]) -> list[Published]:
         """What commands come to in this tick, and what they do to the model."""
-        told = []
+        published = []
         self.entries.update(new)
         for waiting in [c for c in self.waiting if c.entry in new]:
             self.waiting.remove(waiting)
-            told += self.take_back(waiting, last)
-        has_all_come = self.offset.passed >= self.offset.tick
+            published += self.cancel(waiting, last)
+        has_all_come = self.offset.ingested_through >= self.offset.tick
         repeats = []
         first = [r for i, r in enumerate(requests) if r[0].request not in {b[0].request for b in requests[:i]}]
         for c in (c for request in requests for c in request):
@@ -263,78 +263,82 @@ class TrackerModel(RuleBasedStateMachine):
             if c.request in self.applied_requests or not any(c is one for request in first for one in request):
                 repeats.append(c)
             elif c.entry in self.entries:
-                told += self.take_back(c, last)
+                published += self.cancel(c, last)
             elif has_all_come and c.cancel_at is None:
-                told += c.answer(Result.NOT_FOUND)
+                published += c.answer(Result.NOT_FOUND)
             elif has_all_come and c.cancel_at is not None and c.cancel_at <= last.cutoff:
-                told += c.answer(Result.TOO_LATE)
+                published += c.answer(Result.TOO_LATE)
             else:
                 self.waiting.append(c)
-                told += c.answer(Result.WAITING)
+                published += c.answer(Result.WAITING)
         self.applied_requests.update(request[0].request for request in requests)
-        self.told += [(self.offset.tick, row) for row in told]
+        self.published += [(self.offset.tick, row) for row in published]
         again, others = self.answer_again(repeats)
-        n = len(told)
-        if self.offset.turn > last.turn:
+        n = len(published)
+        if self.offset.seal_epoch > last.seal_epoch:
             for c in list(self.waiting):
-                if c.tick <= self.offset.passed and (c.cancel_at is None or c.cancel_at + MARGIN <= last.cutoff):
+                if c.tick <= self.offset.ingested_through and (
+                    c.cancel_at is None or c.cancel_at + MARGIN <= last.cutoff
+                ):
                     self.waiting.remove(c)
-                    told += c.answer(Result.NOT_FOUND)
-        self.told += [(self.offset.tick, row) for row in told[n:]]
-        return told + again + others
+                    published += c.answer(Result.NOT_FOUND)
+        self.published += [(self.offset.tick, row) for row in published[n:]]
+        return published + again + others
 
-    def answer_again(self, repeats: list[Command]) -> tuple[list[Told], list[Told]]:
+    def answer_again(self, repeats: list[Command]) -> tuple[list[Published], list[Published]]:
         """What was answered to requests before, each answer once; and what is answered to others with their ids."""
         again: set[int] = set()
-        others: list[Told] = []
+        others: list[Published] = []
         for c in repeats:
             for s in c.subscriptions:
                 at = (c.request, SUBSCRIPTIONS[s], c.entry)
-                answered = [(tick, i) for i, (tick, row) in enumerate(self.told) if row[:3] == at]
+                answered = [(tick, i) for i, (tick, row) in enumerate(self.published) if row[:3] == at]
                 last = max((tick for tick, _ in answered), default=0)
                 found = {
-                    i for tick, i in answered if tick == last and (c.index < 0 or self.told[i][1][3] in (-1, c.index))
+                    i
+                    for tick, i in answered
+                    if tick == last and (c.index < 0 or self.published[i][1][3] in (-1, c.index))
                 }
                 if found and c.body == self.requests[c.request][0].body:
                     again |= found
                 else:
                     others.append((*at, c.index, Result.INVALID))
-        return [self.told[i][1] for i in again], others
+        return [self.published[i][1] for i in again], others
 
-    def take_back(self, c: Command, last: Offset) -> list[Told]:
+    def cancel(self, c: Command, last: Offset) -> list[Published]:
         entry = self.entries[c.entry]
         if c.index >= entry.size:
             return c.answer(Result.INVALID)
-        told = []
+        published = []
         named = list(range(entry.size)) if c.index < 0 else [c.index]
         for s in c.subscriptions:
-            results = [self.take_back_one(c.entry, i, s, last) for i in named]
+            results = [self.cancel_one(c.entry, i, s, last) for i in named]
             late = results.count(Result.TOO_LATE)
             if c.index < 0 and late in (0, len(results)):
                 result = Result.APPLIED if Result.APPLIED in results else results[0]
-                told.append((c.request, SUBSCRIPTIONS[s], c.entry, -1, result))
+                published.append((c.request, SUBSCRIPTIONS[s], c.entry, -1, result))
             else:
-                told += [
+                published += [
                     (c.request, SUBSCRIPTIONS[s], c.entry, entry.batch_index(i), r)
                     for i, r in zip(named, results, strict=True)
                 ]
-        return told
+        return published
 
-    def take_back_one(self, i: int, message: int, subscription: int, last: Offset) -> int:
+    def cancel_one(self, i: int, message: int, subscription: int, last: Offset) -> int:
         entry = self.entries[i]
         is_new = entry.tick == self.offset.tick
         if (message, subscription) in entry.remembered:
             return Result.ALREADY_APPLIED
         if entry.rejected[message] or (message in entry.gone and not is_new):
             return Result.TOO_LATE
-        entry.taken.add((message, subscription))
+        entry.cancelled.add((message, subscription))
         entry.remembered.add((message, subscription))
         self.until[i % LEDGERS] = max(self.until[i % LEDGERS], entry.due[message] + MARGIN)
         return Result.APPLIED
 
     def forget(self, last: Offset) -> None:
-        """What of a ledger was taken back is forgotten two ticks after the last of it was due."""
-        if self.offset.turn > last.turn:
+        """What of a ledger was cancelled is forgotten two ticks after the last of it was due."""
+        if self.offset.seal_epoch > last.seal_epoch:
             for ledger in range(LEDGERS):
                 if self.until[ledger] <= self.offset.cutoff:
                     self.until[ledger] = 0
@@ -344,8 +348,8 @@ class TrackerModel(RuleBasedStateMachine):
 
     # The checks.
 
-    def check_replay(self, before: MemoryStore, offset: Offset, intake: Intake, effects: Effects) -> None:
-        again = self.new_shard(before).apply(Offset.from_json(offset.to_json()).to_tick(), intake)
+    def check_replay(self, before: MemoryStore, offset: Offset, tick_input: TickInput, effects: Effects) -> None:
+        again = self.new_shard(before).apply(Offset.from_json(offset.to_json()).to_tick(), tick_input)
         for name in ("bucket", "cancels", "entries", "rejects", "outcomes"):
             assert getattr(again, name).equals(getattr(effects, name)), name
         assert again.status == effects.status
@@ -357,7 +361,7 @@ class TrackerModel(RuleBasedStateMachine):
     def check_releases(self, last: Offset, effects: Effects) -> None:
         self.unconfirmed = [r for r in self.unconfirmed if r[0] > self.offset.confirmed]
         old = [r for r in effects.releases if r.tick < self.offset.tick]
-        assert [r.tick for r in old] == ([r[0] for r in self.unconfirmed] if last.run != self.offset.run else [])
+        assert [r.tick for r in old] == ([r[0] for r in self.unconfirmed] if last.run_id != self.offset.run_id else [])
         for release, (_, is_planned, rows) in zip(old, self.unconfirmed, strict=False):
             assert release.is_planned == is_planned
             assert release.rows.equals(rows)
@@ -371,10 +375,12 @@ class TrackerModel(RuleBasedStateMachine):
                 assert message not in entry.handed_out
                 entry.handed_out.add(message)
                 if entry.rejected[message]:
-                    assert row["wants"] == 0
+                    assert row["subscription_mask"] == 0
                     assert entry.tick == self.offset.tick
                 else:
-                    assert row["wants"] == sum(1 << s for s in BITS if (message, s) not in entry.taken) > 0
+                    assert (
+                        row["subscription_mask"] == sum(1 << s for s in BITS if (message, s) not in entry.cancelled) > 0
+                    )
                     assert row["deliver_at"] == entry.due[message] <= self.offset.cutoff
             assert order == sorted(order)
         assert effects.rejects.num_rows == sum(
@@ -385,7 +391,7 @@ class TrackerModel(RuleBasedStateMachine):
         delayed = 0
         for entry in self.entries.values():
             for message, due in enumerate(entry.due):
-                is_wanted = any((message, s) not in entry.taken for s in BITS)
+                is_wanted = any((message, s) not in entry.cancelled for s in BITS)
                 if due <= self.offset.cutoff:
                     entry.gone.add(message)
                 if entry.rejected[message] or message in entry.gone:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, rows
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.schema import OUTCOMES
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import outcomes_to_rows
@@ -32,7 +32,7 @@ def outcome(request_id: str, entry_id: int, **given: object) -> dict[str, object
 def test_answers_are_found_by_request_id(tmp_path: Path) -> None:
     tables = Tables(f"file:{tmp_path}")
     tables.create()
-    told = [
+    published = [
         outcome("it's", 1),
         outcome("it's", 2, result="TOO_LATE", reason="released", batch_id=8),
         outcome("r", 3),
@@ -42,7 +42,7 @@ def test_answers_are_found_by_request_id(tmp_path: Path) -> None:
         outcome("it's", 5, result="INVALID", reason=OTHER_BODY),
         outcome("it's", 6, result="ALREADY_APPLIED", reason="the request id has been applied"),
     ]
-    tables.append("outcomes", rows("outcomes", told), {})
+    tables.append("outcomes", rows("outcomes", published), {})
     version = tables.version("outcomes")
     tables.append("outcomes", rows("outcomes", [outcome("it's", 9)]), {})
 
@@ -58,7 +58,9 @@ def test_answers_are_found_by_request_id(tmp_path: Path) -> None:
     assert find_first_answers(tables, version, [], NOW).schema == ANSWERS
 
 
-def test_what_is_told_again_is_not_written_down_again() -> None:
-    told = [{"request_id": "r", "ledger_id": 1, "entry_id": i, "result": 3, "is_repeat": i > 0 or None} for i in (0, 1)]
-    written = outcomes_to_rows(pa.Table.from_pylist(told, schema=OUTCOMES), 5, NOW)
+def test_what_is_published_again_is_not_written_down_again() -> None:
+    published = [
+        {"request_id": "r", "ledger_id": 1, "entry_id": i, "result": 3, "is_repeat": i > 0 or None} for i in (0, 1)
+    ]
+    written = outcomes_to_rows(pa.Table.from_pylist(published, schema=OUTCOME_ROWS), 5, NOW)
     assert [(row["entry_id"], row["result"], row["batch_id"]) for row in written.to_pylist()] == [(0, "TOO_LATE", 5)]

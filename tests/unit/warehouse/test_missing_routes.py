@@ -17,7 +17,7 @@ from status.troubles import NO_ROUTE, Troubles
 from streaming.checkpoint.prepared import PreparedState
 from tests.messages import TOPIC
 from tracker.commands.apply import Control
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed
 from tracker.store import MemoryStore
@@ -130,21 +130,22 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
 
     inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
     kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-    taken, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
+    cancelled, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
     control = Control(MemoryStore(), routes.subscriptions, 1000)
-    control.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), NOW)
+    control.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), NOW)
     rows = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
     known = routes.subscriptions.names[TOPIC]
-    wants = [
-        {n for i, n in enumerate(known) if bits >> i & 1} for bits in control.wants(typed(rows, MESSAGES)).tolist()
+    masks = [
+        {n for i, n in enumerate(known) if bits >> i & 1}
+        for bits in control.subscription_mask(typed(rows, MESSAGES)).tolist()
     ]
     every = {"a", "b", *(names or ())}
-    assert wants == [every, every - {"a"}, every - {"a"}]
+    assert masks == [every, every - {"a"}, every - {"a"}]
     if names is None:
         moment = mock.Mock(tick=9)
         assert control.hand_out(typed(rows, MESSAGES), moment).tolist() == [0, 0, 0]
         held = control.take_moves()
-        assert np.all(held["deliver_at"].to_numpy() == HELD_MILLIS)
+        assert np.all(held["deliver_at"].to_numpy() == HELD_DELIVER_AT)
         assert sorted(zip(held["entry_id"].to_pylist(), held["subscription"].to_pylist(), strict=True)) == [
             (0, "a"), (0, "b"), (1, "b"), (2, "b"),
         ]  # fmt: skip

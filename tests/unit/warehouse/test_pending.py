@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from conf.settings import Settings
 from tests.examples import examples
 from tests.messages import TOPIC, batches, messages
-from tracker.commands.schema import CANCELS
+from tracker.commands.schema import CANCEL_ROWS
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.waiting import OVERDUE_MILLIS, Pending, PendingError, PendingFilter, PendingMessage, State
 from warehouse.tables import DELIVERIES, Tables, ranges_of
@@ -48,7 +48,7 @@ class Warehouse:
         names = ("subscription", "ledger_id", "entry_id", "batch_index", "deliver_at")
         own = {"operation": "CANCEL", "topic": TOPIC, "partition": -1}
         cancels = [{**own, **dict(zip(names, row, strict=True))} for row in rows]
-        self._append("delayed_index", cancels_to_index(pa.Table.from_pylist(cancels, schema=CANCELS), 1))
+        self._append("delayed_index", cancels_to_index(pa.Table.from_pylist(cancels, schema=CANCEL_ROWS), 1))
 
     def deliver(self, rows: Iterable[tuple[str, int, int, int, int]], **columns: Any) -> None:
         """Rows of (subscription, ledger_id, entry_id, batch_index, deliver_at)."""
@@ -104,10 +104,10 @@ def test_a_cancelled_entry_takes_all_its_messages_and_a_cancelled_message_only_i
     assert left == [(1, 0), (1, 2)]
 
 
-def test_what_was_taken_back_is_listed_until_it_is_past_or_restored(warehouse: Warehouse) -> None:
+def test_what_was_cancelled_is_listed_until_it_is_past_or_restored(warehouse: Warehouse) -> None:
     warehouse.seal(batches([(1, entry, index, 2, NOW + 1_000 + entry) for entry in range(4) for index in range(2)]))
     warehouse.cancel([("a", 1, 0, -1, NOW + 1_000), ("a", 1, 1, 1, NOW + 1_001), ("b", 1, 2, -1, NOW + 1_002)])
-    listed = warehouse.listed(state=State.TAKEN_BACK)
+    listed = warehouse.listed(state=State.CANCELLED)
     assert [(m.ref.entry_id, m.ref.batch_index, m.subscriptions) for m in listed] == [
         (0, 0, ("a",)),
         (0, 1, ("a",)),
@@ -115,8 +115,8 @@ def test_what_was_taken_back_is_listed_until_it_is_past_or_restored(warehouse: W
         (2, 0, ("b",)),
         (2, 1, ("b",)),
     ]
-    assert entries(warehouse.listed(state=State.TAKEN_BACK, subscription="b")) == [2, 2]
-    later = Pending(warehouse.settings, TOPIC, PendingFilter(state=State.TAKEN_BACK, due_from=0), None, NOW + 1_003)
+    assert entries(warehouse.listed(state=State.CANCELLED, subscription="b")) == [2, 2]
+    later = Pending(warehouse.settings, TOPIC, PendingFilter(state=State.CANCELLED, due_from=0), None, NOW + 1_003)
     assert later.page(9).messages == []
 
 
@@ -176,14 +176,14 @@ def test_a_cursor_belongs_to_its_listing(warehouse: Warehouse) -> None:
             warehouse.pending(cursor=wrong)
 
 
-def test_a_listing_goes_on_behind_what_was_taken_back(warehouse: Warehouse) -> None:
+def test_a_listing_goes_on_behind_what_was_cancelled(warehouse: Warehouse) -> None:
     warehouse.seal(messages([(1, entry, NOW + entry) for entry in range(1, 101)]))
     warehouse.cancel([(s, 1, entry, -1, NOW + entry) for entry in range(1, 98) for s in "ab"])
     assert entries(warehouse.pending().page(2).messages) == [98, 99]
     assert warehouse.pending().count() == 3
 
 
-def test_a_property_finds_its_messages_page_by_page_also_where_most_were_taken_back(warehouse: Warehouse) -> None:
+def test_a_property_finds_its_messages_page_by_page_also_where_most_were_cancelled(warehouse: Warehouse) -> None:
     warehouse.seal(messages([(1, entry, NOW + entry // 2) for entry in range(2, 100)], properties=[("p", "other")]))
     warehouse.seal(messages([(2, entry, NOW + entry // 2 * 7) for entry in range(2, 60)], properties=[("p", "v")]))
     warehouse.cancel([(s, 2, entry, -1, NOW + entry // 2 * 7) for entry in range(5, 40) for s in "ab"])

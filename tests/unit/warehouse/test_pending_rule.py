@@ -22,9 +22,9 @@ from tests.examples import examples
 from tests.messages import TOPIC
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.apply import Control
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import Rebuilt
-from tracker.commands.schema import Switch
+from tracker.commands.schema import PauseChange
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.shard import Effects
 from tracker.store import MemoryStore
@@ -58,11 +58,11 @@ class PendingModel(ShardModel):
         self,
         new: list[Entry],
         rows: list[dict[str, object]],
-        turns: bool = False,
-        switches: Sequence[Switch] = (),
+        seals: bool = False,
+        pause_changes: Sequence[PauseChange] = (),
         back: Sequence[tuple[str, str]] = (),
     ) -> Effects:
-        effects = super().step(new, rows, turns, switches, back)
+        effects = super().step(new, rows, seals, pause_changes, back)
         index = [to_index(effects.bucket, self.tick), cancels_to_index(effects.cancels, self.tick)]
         self.written["delayed_index"] += index
         self.written["outcomes"].append(outcomes_to_rows(effects.outcomes, self.tick, self.now))
@@ -75,8 +75,8 @@ class PendingModel(ShardModel):
         """No rule here: the readers know the settings' subscriptions only."""
 
     def teardown(self) -> None:
-        for _ in range(2):  # what a pause holds back is sealed with the next turn
-            self.step([], [], turns=True)
+        for _ in range(2):  # what a pause holds back is sealed at the end of the next seal epoch
+            self.step([], [], seals=True)
         sizes = [(TOPIC, -1, 1, e.entry_id, None, len(e.due), 0) for e in self.entries.values()]
         names = SCHEMAS["entries"].names
         self.written["entries"] = [
@@ -96,7 +96,7 @@ class PendingModel(ShardModel):
             self.check(made, tables)
 
     def check(self, made: Settings, tables: Tables) -> None:
-        pending = {row for row in self.rows() if not self.is_taken(row)}
+        pending = {row for row in self.rows() if not self.is_cancelled(row)}
         self.check_views(Warehouse(made), pending)
         self.check_listings(made, pending)
         self.check_audit(made, pending)
@@ -112,9 +112,9 @@ class PendingModel(ShardModel):
                 if (i, s) not in e.handed_out:
                     yield e.entry_id, e.index(i), s, e.time(i, s)
 
-    def is_taken(self, row: Row) -> bool:
+    def is_cancelled(self, row: Row) -> bool:
         entry, index, subscription, _ = row
-        return (max(index, 0), subscription) in self.entries[entry].taken
+        return (max(index, 0), subscription) in self.entries[entry].cancelled
 
     def counts(self, rows: set[Row]) -> Counter[tuple[str, str]]:
         """By topic and subscription."""
@@ -126,20 +126,20 @@ class PendingModel(ShardModel):
         assert Counter(tuple(row[name] for name in names) for row in found) == Counter(pending)
         assert all((r["topic"], r["partition"], r["ledger_id"]) == PLACES[r["entry_id"] % 3] for r in found)
         scheduled = warehouse.sql("SELECT coalesce(sum(messages), 0) AS n FROM schedule")["n"][0].as_py()
-        assert scheduled == sum(due < HELD_MILLIS for *_, due in pending)
-        taken = {row for row in self.rows() if self.is_taken(row)}
-        cancelled = warehouse.sql("SELECT DISTINCT entry_id, subscription FROM cancellations").to_pylist()
-        assert {(r["entry_id"], r["subscription"]) for r in cancelled} == {(row[0], row[2]) for row in taken}
+        assert scheduled == sum(due < HELD_DELIVER_AT for *_, due in pending)
+        cancelled = {row for row in self.rows() if self.is_cancelled(row)}
+        found = warehouse.sql("SELECT DISTINCT entry_id, subscription FROM cancellations").to_pylist()
+        assert {(r["entry_id"], r["subscription"]) for r in found} == {(row[0], row[2]) for row in cancelled}
         for row in warehouse.sql("SELECT * FROM funnel").to_pylist():
             own = row["topic"], row["subscription"]
             n = sum(len(e.due) for e in self.entries.values() if PLACES[e.entry_id % 3][0] == row["topic"])
-            counts = n, self.counts(pending)[own], self.counts(taken)[own]
+            counts = n, self.counts(pending)[own], self.counts(cancelled)[own]
             assert (row["taken_in"], row["pending"], row["taken_back"]) == counts
             assert row["delivered"] == n - counts[1] - counts[2]
 
     def check_listings(self, made: Settings, pending: set[Row]) -> None:
-        taken = {row for row in self.rows() if self.is_taken(row) and row[3] > self.cutoff}
-        for state, expected in ((State.WAITING, pending), (State.TAKEN_BACK, taken)):
+        cancelled = {row for row in self.rows() if self.is_cancelled(row) and row[3] > self.cutoff}
+        for state, expected in ((State.WAITING, pending), (State.CANCELLED, cancelled)):
             found = []
             for topic in (TOPIC, OTHER):
                 asked = Pending(made, topic, PendingFilter(due_from=0, state=state), None, self.cutoff)
@@ -154,14 +154,14 @@ class PendingModel(ShardModel):
             assert Counter(found) == Counter(expected)
 
     def check_audit(self, made: Settings, pending: set[Row]) -> None:
-        taken = {row for row in self.rows() if self.is_taken(row)}
+        cancelled = {row for row in self.rows() if self.is_cancelled(row)}
         # Long after all is due but what is held back.
-        now = max((due for *_, due in pending if due < HELD_MILLIS), default=0) + OVERDUE_MILLIS + 1
+        now = max((due for *_, due in pending if due < HELD_DELIVER_AT), default=0) + OVERDUE_MILLIS + 1
         found = run_audit(made, now)
         for row in found.counts:
             own = row["topic"], row["subscription"]
-            assert (row["pending"], row["taken_back"]) == (self.counts(pending)[own], self.counts(taken)[own])
-        overdue = sum(due < HELD_MILLIS for *_, due in pending)
+            assert (row["pending"], row["taken_back"]) == (self.counts(pending)[own], self.counts(cancelled)[own])
+        overdue = sum(due < HELD_DELIVER_AT for *_, due in pending)
         assert {kind: finding["count"] for kind, finding in found.findings.items()} == (
             {"overdue": overdue} if overdue else {}
         )
@@ -174,15 +174,15 @@ class PendingModel(ShardModel):
         first = json.loads((checkpoint / "query/rebuild/meta.json").read_text())["released"] + 1
         inputs = [tables_ for _, tables_ in found.inputs(made.tracker.shards)]
         kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-        taken, delivered, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in kinds)
+        cancelled, delivered, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in kinds)
         index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
         begun = Control(MemoryStore(), subscription_names(made), 1_000)
-        begun.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), self.now)
-        bits = begun.wants(typed(index, MESSAGES)).tolist()
-        for row, wants in zip(index.to_pylist(), bits, strict=True):
+        begun.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), self.now)
+        bits = begun.subscription_mask(typed(index, MESSAGES)).tolist()
+        for row, masks in zip(index.to_pylist(), bits, strict=True):
             is_loaded = row["deliver_at"] >= first
             expected = waits(row, pending)
-            assert [bool(wants >> i & 1) and is_loaded for i in range(len(SUBSCRIPTIONS))] == expected
+            assert [bool(masks >> i & 1) and is_loaded for i in range(len(SUBSCRIPTIONS))] == expected
 
 
 def waits(row: dict[str, object], pending: set[Row]) -> list[bool]:
@@ -194,7 +194,7 @@ def waits(row: dict[str, object], pending: set[Row]) -> list[bool]:
 def deliveries(rows: pa.Table, sent_at: int) -> Iterator[pa.Table]:
     """What the sender writes down of a release."""
     for i, name in enumerate(SUBSCRIPTIONS):
-        own = rows.filter(pc.equal(pc.bit_wise_and(pc.shift_right(rows["wants"], i), 1), 1))
+        own = rows.filter(pc.equal(pc.bit_wise_and(pc.shift_right(rows["subscription_mask"], i), 1), 1))
         values = {
             **{column: own[column] for column in DELIVERIES.names if column in own.column_names},
             "subscription": pa.repeat(name, own.num_rows),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.messages import batches, command, commands, messages
 from tracker.entry_log import ENTRY_COLUMNS
-from warehouse.queries.index_rows import find_entries, to_index
+from warehouse.queries.index_rows import find_known_messages, to_index
 from warehouse.tables import Tables
 
 NOW = 1_800_000_000_000
@@ -34,7 +34,7 @@ def found(tables: Tables, *asked: tuple[int, int, int]) -> list[tuple[int, int, 
     rows = commands(command(f"{i}", ledger, entry) | {"deliver_at": at} for i, (ledger, entry, at) in enumerate(asked))
     versions = [tables.version(name) for name in ("delayed_index", "entries")]
     names = ("ledger_id", "entry_id", "batch_index", "deliver_at")
-    return sorted(tuple(row[name] for name in names) for row in find_entries(tables, versions, rows).to_pylist())
+    return sorted(tuple(row[name] for name in names) for row in find_known_messages(tables, versions, rows).to_pylist())
 
 
 @pytest.mark.parametrize("at", [0, NOW + 3 * DAY, NOW + 3 * DAY + 1, 1])

@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from conf.settings import Settings, load_settings
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.messages import TOPIC
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.tables import SCHEMAS, Tables
 from warehouse.views import VIEWS, Warehouse
@@ -65,15 +65,15 @@ def test_what_waits_leaves_out_what_is_done_and_is_where_it_was_moved_to(setting
     write("outcomes", entry_id=2, subscription="a", sequence=6, **skip)
     write("outcomes", entry_id=2, subscription="a", sequence=7, **(skip | {"operation": "RESTORE"}))
     write("outcomes", entry_id=3, subscription="a", sequence=8, **(skip | {"result": "TOO_LATE"}))
-    write("delayed_index", operation="MOVE", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_MILLIS)
-    write("delayed_index", operation="DELAY", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_MILLIS)
+    write("delayed_index", operation="MOVE", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_DELIVER_AT)
+    write("delayed_index", operation="DELAY", entry_id=4, subscription="b", sequence=9, deliver_at=HELD_DELIVER_AT)
     assert pending(settings) == [
         (0, "b", DUE),
         (1, "a", DUE + 1),
         *((2, name, DUE + 2) for name in "ab"),
         *((3, name, DUE + 3) for name in "ab"),
         (4, "a", DUE + 4),
-        (4, "b", HELD_MILLIS),
+        (4, "b", HELD_DELIVER_AT),
     ]
     rows = Warehouse(settings).sql("SELECT subscription, sum(messages) AS n FROM schedule GROUP BY 1 ORDER BY 1")
     assert rows.to_pylist() == [{"subscription": "a", "n": 4}, {"subscription": "b", "n": 3}]

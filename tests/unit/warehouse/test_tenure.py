@@ -95,16 +95,16 @@ class History:
         assert found.offset is not None
         inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
         kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-        taken, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
+        cancelled, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
         names = [s.name for s in now.routes[0].subscriptions]
         control = Control(MemoryStore(), {TOPIC: names}, 1000)
-        control.rebuild(Rebuilt(taken=taken, delivered=delivered, moved=moved), NOW)
+        control.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), NOW)
         index = self.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
-        wants = control.wants(typed(index, MESSAGES))
+        masks = control.subscription_mask(typed(index, MESSAGES))
         first = found.offset.load_horizon
         return [
             {name for i, name in enumerate(names) if bits >> i & 1} if due >= first else set()
-            for bits, due in zip(wants.tolist(), self.due, strict=True)
+            for bits, due in zip(masks.tolist(), self.due, strict=True)
         ]
 
 
@@ -158,7 +158,7 @@ def test_a_subscription_that_a_rebuild_finds_new_gets_what_is_due_from_now_on(
 
 
 def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_path: Path) -> None:
-    """An entry that was handed out, and not booked."""
+    """An entry that was handed out, and not durable."""
     history = History(tmp_path, 3)
     first, both = known(tmp_path, ("a",), ("a", "b"))
     history.change(KnownRoutes({}), first, 0)

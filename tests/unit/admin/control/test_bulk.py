@@ -1,4 +1,4 @@
-"""What is sent to take back what a filter means, and how the answers are counted."""
+"""What is sent to cancel messages matching a filter, and how the answers are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from admin.control.bulk import NAMED, Action, Call, Change, Plan, Tally, plan, r
 from admin.control.requests import Outcome
 from broker.message_ids import MessageRef
 from conf.settings import Settings, Subscription, SubscriptionType
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.schedule import MAX_TIME_MILLIS
 
 CANCEL = Change(Action.CANCEL)
@@ -65,7 +65,7 @@ def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
 
 
 def test_what_is_held_back_is_cancelled_with_the_others() -> None:
-    rows = found(message(0), message(1, due=HELD_MILLIS))
+    rows = found(message(0), message(1, due=HELD_DELIVER_AT))
     [call] = plan([EXCLUSIVE], rows, CANCEL).calls
     assert call.rows["deliver_at"].to_pylist() == [100, MAX_TIME_MILLIS]
 
@@ -91,7 +91,7 @@ def test_results_are_counted(results: list[str], counts: dict[str, int], done: i
 
 
 def test_messages_are_shifted_to_a_time_each_and_what_is_held_back_comes_at_once() -> None:
-    rows = found(message(0), message(1, due=250), message(2), message(3, due=HELD_MILLIS), message(4, due=10))
+    rows = found(message(0), message(1, due=250), message(2), message(3, due=HELD_DELIVER_AT), message(4, due=10))
     made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, shift_millis=-50))
     assert [(call.deliver_at, call.rows["entry_id"].to_pylist()) for call in made.calls] == [
         (0, [3, 4]),

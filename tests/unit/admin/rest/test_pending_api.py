@@ -1,4 +1,4 @@
-"""What waits, asked over HTTP; without a broker, so that nothing can be taken back."""
+"""What waits, asked over HTTP; without a broker, so that nothing can be cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from admin.rest import pending_api
 from conf.settings import Settings
 from tests.messages import batches, messages
 from tests.unit.admin.rest.test_admin_app import ORDERS, reason, served
-from tracker.commands.schema import CANCELS
+from tracker.commands.schema import CANCEL_ROWS
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.tables import Tables
@@ -47,7 +47,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         rows = messages([(1, i, DUE + i)], topic=TOPIC, key=f"k{i % 2}", properties=[("n", f"={i}")])
         tables.append("delayed_index", to_index(rows, 1), {"test": i + 1})
     cancel = {"operation": "CANCEL", "topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1}
-    cancels = pa.Table.from_pylist([cancel | {"subscription": "a", "deliver_at": DUE}], schema=CANCELS)
+    cancels = pa.Table.from_pylist([cancel | {"subscription": "a", "deliver_at": DUE}], schema=CANCEL_ROWS)
     tables.append("delayed_index", cancels_to_index(cancels, 1), {"test": 6})
     with served(settings_of(folder)) as client:
         yield client
@@ -72,8 +72,8 @@ def test_a_program_gets_all_entries_as_pulsars_delayed_indexes(
     assert delayed_indexes(client.get(f"{DELAYED}?limit=3&subscription=a", headers=accept).content) == [
         (DUE + i, 1, i, DELAY) for i in (1, 2, 3)
     ]
-    taken_back = client.get(DELAYED, params={"state": "takenBack", "subscription": "a"}, headers=accept)
-    assert delayed_indexes(taken_back.content) == [(DUE, 1, 0, CANCEL)]
+    cancelled = client.get(DELAYED, params={"state": "takenBack", "subscription": "a"}, headers=accept)
+    assert delayed_indexes(cancelled.content) == [(DUE, 1, 0, CANCEL)]
     assert client.get(f"{DELAYED}?key=none", headers=accept).content == b""
     page = client.get(f"{DELAYED}?limit=2").json()
     rest = client.get(DELAYED, params={"cursor": page["nextCursor"]}, headers=accept)
@@ -159,7 +159,7 @@ def test_wrong_questions(client: httpx.Client, path: str, code: int) -> None:
     reason(client.get(path), code)
 
 
-def test_a_dry_run_shows_what_would_be_taken_back(client: httpx.Client) -> None:
+def test_a_dry_run_shows_what_would_be_cancelled(client: httpx.Client) -> None:
     for operation, subscription, entries in (("cancel", "x", [0, 2, 4]), ("skip", "a", [2, 4])):
         path = f"{ORDERS}/subscription/{subscription}/{operation}"
         would = client.post(path, json={"filter": {"key": "k0"}, "dryRun": True}).json()
@@ -192,7 +192,7 @@ def test_wrong_orders(client: httpx.Client, path: str, body: dict[str, object], 
     reason(client.post(f"{ORDERS}/subscription/{path}", json=body), code)
 
 
-def test_nothing_to_take_back_is_done(client: httpx.Client) -> None:
+def test_nothing_to_cancel_is_done(client: httpx.Client) -> None:
     answer = client.post(f"{ORDERS}/subscription/a/skip", json={"filter": {"key": "none"}})
     assert (answer.status_code, answer.json()) == (200, {"matched": 0, "applied": 0, "tooLate": 0})
 

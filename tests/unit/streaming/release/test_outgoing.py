@@ -99,7 +99,7 @@ NAME = producer_name("app", TOPIC, "a", 0, "planned1", False)
 
 def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     """By which producer each row goes, and whether in a batch."""
-    rows = rows.append_column("wants", pa.array([1] * rows.num_rows, pa.int64()))
+    rows = rows.append_column("subscription_mask", pa.array([1] * rows.num_rows, pa.int64()))
     rows = rows.replace_schema_metadata({"sending": '{"lanes": 4, "batch_millis": 5}'})
     settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))  # type: ignore[arg-type]
     release = Assignment("app", 0, 1, True, pack(rows))

@@ -38,11 +38,11 @@ ANOTHER_ROUTE = settings({"name": "x"}, topic=OTHER)
 
 
 def release(
-    wants: list[int], before: Settings | None = BEFORE, reason: str | None = None, **offset_has: Any
+    masks: list[int], before: Settings | None = BEFORE, reason: str | None = None, **offset_has: Any
 ) -> Assignment:
     """A release of a job on some settings; None: of one that did not keep their names."""
-    rows = messages([(1, i, 1_000 + i) for i in range(len(wants))], reason=reason)
-    rows = rows.append_column("wants", pa.array(wants, pa.int64()))
+    rows = messages([(1, i, 1_000 + i) for i in range(len(masks))], reason=reason)
+    rows = rows.append_column("subscription_mask", pa.array(masks, pa.int64()))
     offset = Offset(routes={} if before is None else known_routes(before).to_json(), **offset_has)
     return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: offset.to_tick().sending})))
 
@@ -81,7 +81,7 @@ def test_subscriptions_of_the_same_name_and_destination_have_producers_of_their_
         for topic in (TOPIC, OTHER)
         for i, r in enumerate((None, "bad"))
     ]
-    rows = pa.concat_tables(of_topic).append_column("wants", pa.array([1] * 4, pa.int64()))
+    rows = pa.concat_tables(of_topic).append_column("subscription_mask", pa.array([1] * 4, pa.int64()))
     sending = Offset(routes=known_routes(both).to_json()).to_tick().sending
     plan = plan_release(
         both, Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending}))), Attempt()
@@ -177,7 +177,7 @@ def test_what_several_shards_held_back_goes_out_in_the_order_in_which_it_was_due
     for shard, times in enumerate(due):
         rows = messages([(1, 2 * i + shard, 1_000) for i in range(len(times))], key=key)
         rows = with_columns(rows, was_due=pa.array(times)).append_column(
-            "wants", pa.array([1] * len(times), pa.int64())
+            "subscription_mask", pa.array([1] * len(times), pa.int64())
         )
         sending = Offset(batch_millis=5, routes=known_routes(BEFORE).to_json()).to_tick().sending
         assignment = Assignment("app", shard, 1, False, pack(rows.replace_schema_metadata({SENDING: sending})))
@@ -198,7 +198,9 @@ def test_what_several_ticks_have_for_a_producer_goes_in_the_order_of_sequence_id
     plans = []
     for tick, times in reversed(due.items()):
         rows = messages([(tick, i, at) for i, at in enumerate(times)])
-        rows = rows.append_column("wants", pa.repeat(1, len(times))).replace_schema_metadata({SENDING: sending})
+        rows = rows.append_column("subscription_mask", pa.repeat(1, len(times))).replace_schema_metadata(
+            {SENDING: sending}
+        )
         plans.append(plan_release(BEFORE, Assignment("app", 0, tick, False, pack(rows)), Attempt()))
     pending = by_time(plans)
     assert [send.due for send, _ in pending] == [1_000, 1_100, 1_300, 1_400, 1_200, 1_250, 1_500]

@@ -159,7 +159,7 @@ class Job:
             delivered, failed, done, skipped, refused = [], [], [], set(), []
             for number, name in enumerate(NAMES):
                 target, line = (TOPIC, name), (f"{TOPIC}-{name}", assignment.lane(2))
-                chosen = [row for row in rows.to_pylist() if row["wants"] >> number & 1]
+                chosen = [row for row in rows.to_pylist() if row["subscription_mask"] >> number & 1]
                 done_line = (assignment.tick, *line)
                 if not chosen or done_line in attempt.done or (attempt.only is not None and target not in attempt.only):
                     continue
@@ -187,18 +187,18 @@ class Job:
             yield self.broken.get(topic.rpartition("-")[2], "")
 
     def submit(
-        self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, wants: Any = None, due: int = 1
+        self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, masks: Any = None, due: int = 1
     ) -> None:
         """A batch that hands out releases, and whose offset has what the feedback had, if nothing else is said.
 
         Args:
-            wants: by release the subscriptions as bits; both where it is not said.
+            masks: by release the subscriptions as bits; both where it is not said.
             due: when all of them are, ms since the epoch.
         """
         bodies = []
         for of_tick in releases:
-            bits = (wants or {}).get(of_tick, 3)
-            rows = messages([(1, of_tick, due)]).append_column("wants", pa.array([bits], pa.int64()))
+            bits = (masks or {}).get(of_tick, 3)
+            rows = messages([(1, of_tick, due)]).append_column("subscription_mask", pa.array([bits], pa.int64()))
             bodies.append((0, of_tick, True, pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))))
         recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
         self.releaser.submit(tick, 1, 1, 1, bodies, recorded)
@@ -259,7 +259,9 @@ def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence
         for is_planned, times in ((False, range(200)), (True, range(50, 150))):
             due = sorted(100 * tick + chance.choice(times) for _ in range(20))
             rows = messages([(tick, 20 * is_planned + i, at) for i, at in enumerate(due)])
-            rows = rows.append_column("wants", pa.repeat(3, 20)).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+            rows = rows.append_column("subscription_mask", pa.repeat(3, 20)).replace_schema_metadata(
+                {SENDING: '{"lanes": 2}'}
+            )
             bodies.append((0, tick, is_planned, pack(rows)))
         job.releaser.submit(tick, 1, 1, 1, bodies, job.feedback.last.unwritable or {})
     wait_until(lambda: len(job.open("a") or []) == 12, 5, "all are open")
@@ -282,7 +284,7 @@ def test_of_very_much_the_oldest_ticks_are_sent_first_and_each_as_a_whole(
     monkeypatch.setattr(unwritable, "_ROWS_AT_ONCE", 5)
     job = make()
     job.broken["a"] = "TopicTerminated"
-    rows = messages([(1, i, 1) for i in range(2)]).append_column("wants", pa.repeat(3, 2))
+    rows = messages([(1, i, 1) for i in range(2)]).append_column("subscription_mask", pa.repeat(3, 2))
     body = pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))
     for tick in range(1, 4):
         both = [(0, tick, is_planned, body) for is_planned in (False, True)]
@@ -303,7 +305,9 @@ def test_what_is_sent_together_is_written_down_together_and_what_has_arrived_of_
     job = make()
     job.broken["a"] = "TopicTerminated"
     rows = [
-        messages([(1, i, 1)]).append_column("wants", pa.array([3])).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+        messages([(1, i, 1)])
+        .append_column("subscription_mask", pa.array([3]))
+        .replace_schema_metadata({SENDING: '{"lanes": 2}'})
         for i in range(2)
     ]
     job.releaser.submit(1, 1, 1, 1, [(0, 1, bool(i), pack(rows[i])) for i in range(2)], {})
@@ -396,7 +400,7 @@ def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Ca
     assert again.feedback.last.unwritable is None
     again.broken["a"] = "TopicTerminated"
     # Of release 1 only what is open is left; of 2 nothing was forgotten yet.
-    again.submit(4, [1, 2], unwritable=recorded, wants={1: 1})
+    again.submit(4, [1, 2], unwritable=recorded, masks={1: 1})
     assert again.open("a") == [1, 2]
     rows = [(1, "b", 1), (2, "b", 2)]
     assert sorted(again.tables.delivered) == rows
@@ -408,7 +412,7 @@ def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Ca
 
     # Written down, but no offset says so yet.
     third = make(job.tables)
-    third.submit(5, [1, 2], unwritable=recorded, wants={1: 1})
+    third.submit(5, [1, 2], unwritable=recorded, masks={1: 1})
     wait_until(lambda: third.open("a") is None, 10, "it can be written")
     third.has_confirmed(5)
     assert sorted(third.tables.delivered) == sorted(rows)
@@ -509,7 +513,7 @@ def test_another_run_goes_on_rejecting(make: Callable[..., Job]) -> None:
     job = make(unwritable="reject", unwritable_after_millis=3_600_000)
     job.broken["a"] = "TopicTerminated"
     recorded = {TOPIC: {"a": {"since": 1, "open": [[1, 1]], "rejects": "gone"}}}
-    job.submit(7, [1], unwritable=recorded, wants={1: 2})
+    job.submit(7, [1], unwritable=recorded, masks={1: 2})
     wait_until(lambda: job.open("a") == [], 5, "nothing is open any more")
     assert job.feedback.last.unwritable == {TOPIC: {"a": {"since": 1, "open": [], "rejects": "gone"}}}
 
@@ -527,7 +531,7 @@ def test_what_waits_in_a_lane_since_the_clock_was_ahead_is_in_flight_when_it_com
     """Else nothing would be taken in until it is sent, for as long as the clock was set back."""
     job = make(lookahead_millis=600, max_lookahead_millis=2_000)
     step, n, began = 200, 3_600, now() + 4_000
-    rows = messages([(1, i, began + i * step) for i in range(n)]).append_column("wants", pa.repeat(3, n))
+    rows = messages([(1, i, began + i * step) for i in range(n)]).append_column("subscription_mask", pa.repeat(3, n))
     body = pack(rows.replace_schema_metadata({SENDING: '{"lanes": 2}'}))
     job.releaser.submit(1, 1, 1, 1, [(0, 1, True, body)], {})
     assert job.feedback.last.in_flight == 0
@@ -547,7 +551,9 @@ def test_what_was_held_back_is_sent_by_one_task_for_all_shards_however_much_it_i
     """Tasks side by side, or one after the other, would mix up the order in which it was due."""
     job = make()
     rows = with_columns(messages([(1, i, 1) for i in range(3_000)]), was_due=pa.array([was_due] * 3_000, pa.int64()))
-    rows = rows.append_column("wants", pa.repeat(3, 3_000)).replace_schema_metadata({SENDING: '{"lanes": 2}'})
+    rows = rows.append_column("subscription_mask", pa.repeat(3, 3_000)).replace_schema_metadata(
+        {SENDING: '{"lanes": 2}'}
+    )
     job.releaser.submit(1, 1, 1, 1, [(shard, 1, False, pack(rows)) for shard in range(2)], {})
     job.has_confirmed(1)
     assert job.spark.tasks == [tasks]

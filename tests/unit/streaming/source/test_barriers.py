@@ -67,8 +67,8 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
     barriers._silent_since[ORDERS] -= 60
     taken = barriers.take()
     assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
-    offset = barriers.passed(Offset(), Offset(tick=7, positions={ORDERS: "1:5"}), taken[1])
-    assert (offset.barriers, offset.passed) == ([[7, {ORDERS: None}]], 0)
+    offset = barriers.advance(Offset(), Offset(tick=7, positions={ORDERS: "1:5"}), taken[1])
+    assert (offset.barriers, offset.ingested_through) == ([[7, {ORDERS: None}]], 0)
 
 
 def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_later() -> None:
@@ -79,14 +79,14 @@ def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_lat
     control.receive(consumer)
     taken = barriers.take()
     assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
-    first = barriers.passed(Offset(), Offset(tick=7), taken[1])
-    assert (first.barriers, first.passed) == ([[7, {ORDERS: None}]], 0)
+    first = barriers.advance(Offset(), Offset(tick=7), taken[1])
+    assert (first.barriers, first.ingested_through) == ([[7, {ORDERS: None}]], 0)
 
     partition = f"{ORDERS}-partition-0"
     found, _ = receiver(partition, Position(-1, -1), Position(1, 5))
     found.source = SourceTopic(partition, ORDERS, 0)
     receivers[partition] = found
-    second = barriers.passed(first, Offset(tick=8, positions={partition: "1:4"}), None)
-    assert (second.barriers, second.passed) == ([[7, {partition: "1:5"}]], 0)
-    third = barriers.passed(second, Offset(tick=9, positions={partition: "1:5"}), None)
-    assert (third.barriers, third.passed) == ([], 7)
+    second = barriers.advance(first, Offset(tick=8, positions={partition: "1:4"}), None)
+    assert (second.barriers, second.ingested_through) == ([[7, {partition: "1:5"}]], 0)
+    third = barriers.advance(second, Offset(tick=9, positions={partition: "1:5"}), None)
+    assert (third.barriers, third.ingested_through) == ([], 7)

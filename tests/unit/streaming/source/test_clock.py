@@ -73,14 +73,14 @@ class Ticks:
 def test_what_a_shard_relies_on_holds_whatever_the_time_does(
     steps: list[tuple[int, int, int | None, int]], rows: dict[int, int], restarts: set[int]
 ) -> None:
-    """cutoff < near_until <= load_horizon; horizons move at turns only, and marks are in order.
+    """cutoff < near_until <= load_horizon; horizons move at the end of a seal epoch only, and marks are in order.
 
     Nothing goes back but, where the clock has been set back, the cutoff and what is near.
     """
     ticks = Ticks(rows={START // SLOT_MILLIS + slot: n for slot, n in rows.items()})
     for i, (wall, monotonic, lookahead, lag) in enumerate(steps):
         if i in restarts:
-            ticks.clock = Clock(replace(SETTINGS, run=f"run{i}"))
+            ticks.clock = Clock(replace(SETTINGS, run_id=f"run{i}"))
         ticks.now += wall
         ticks.monotonic += monotonic / 1000
         last = ticks.last
@@ -90,15 +90,19 @@ def test_what_a_shard_relies_on_holds_whatever_the_time_does(
         )
         assert new.cutoff < new.near_until <= new.load_horizon
         assert new.tick == last.tick + 1
-        assert new.turn - last.turn in (0, 1)
-        monotone = ["load_horizon", "turn", "confirmed", "booked", "index_version", "lane_set"]
+        assert new.seal_epoch - last.seal_epoch in (0, 1)
+        monotone = ["load_horizon", "seal_epoch", "confirmed", "durable_through", "index_version", "lane_set"]
         for name in monotone if new.lane_set > last.lane_set else [*monotone, "cutoff", "near_until"]:
             assert getattr(new, name) >= getattr(last, name), name
-        if new.turn == last.turn:
+        if new.seal_epoch == last.seal_epoch:
             assert (new.near_until, new.load_horizon) == (last.near_until, last.load_horizon)
-            assert (new.marks, new.booked, new.index_version) == (last.marks, last.booked, last.index_version)
-        assert [mark[0] for mark in new.marks] == list(range(new.booked + 1, new.turn + 1))
-        assert new.run != last.run or i not in restarts
+            assert (new.marks, new.durable_through, new.index_version) == (
+                last.marks,
+                last.durable_through,
+                last.index_version,
+            )
+        assert [mark[0] for mark in new.marks] == list(range(new.durable_through + 1, new.seal_epoch + 1))
+        assert new.run_id != last.run_id or i not in restarts
 
 
 def test_an_offset_comes_back_from_the_log_as_it_was() -> None:
@@ -124,9 +128,20 @@ def test_an_older_offset_lacks_what_was_added_since() -> None:
     assert Offset.from_json({"tick": 4, "cutoff": 9}) == Offset(tick=4, cutoff=9)
 
 
+def test_an_offset_has_in_the_log_the_names_that_checkpoints_have() -> None:
+    stored = {"turn": 7, "run": "r", "booked": 5, "passed": 3}
+    offset = Offset(seal_epoch=7, run_id="r", durable_through=5, ingested_through=3)
+    assert Offset.from_json(stored) == offset
+    assert {name: offset.to_json()[name] for name in stored} == stored
+    assert offset.to_json().keys() == Offset.from_json(offset.to_json()).to_json().keys()
+    assert list(offset.to_json())[:10] == [
+        *("tick", "now", "cutoff", "turn", "load_horizon", "near_until", "run", "confirmed", "booked", "marks")
+    ]
+
+
 def test_a_tick_has_what_the_offset_says() -> None:
     numbers = {f.name: i for i, f in enumerate(fields(Offset), 1) if f.type == "int"}
-    offset = Offset(**numbers, run="run", destinations={"b": 2, "a": 1})  # type: ignore[arg-type]
+    offset = Offset(**numbers, run_id="run", destinations={"b": 2, "a": 1})  # type: ignore[arg-type]
     tick = offset.to_tick()
     for field in fields(Tick):
         if field.name != "sending":
@@ -140,11 +155,11 @@ def test_a_tick_has_what_the_offset_says() -> None:
     }
 
 
-def test_the_first_tick_of_a_run_is_a_turn() -> None:
-    ticks = Ticks(Offset(tick=8, turn=4, run="the run before"))
+def test_the_first_tick_of_a_run_ends_a_seal_epoch() -> None:
+    ticks = Ticks(Offset(tick=8, seal_epoch=4, run_id="the run before"))
     assert ticks.is_time()
-    assert (ticks.next().turn, ticks.last.run) == (5, "run")
-    assert ticks.next().turn == 5
+    assert (ticks.next().seal_epoch, ticks.last.run_id) == (5, "run")
+    assert ticks.next().seal_epoch == 5
 
 
 def test_the_cutoff_is_the_end_of_the_last_whole_slot_that_the_lookahead_reaches() -> None:
@@ -156,19 +171,19 @@ def test_the_cutoff_is_the_end_of_the_last_whole_slot_that_the_lookahead_reaches
     assert ticks.next(lookahead=200).cutoff == START + 1_000 + SLOT_MILLIS - 1
 
 
-def test_a_turn_comes_each_seal_interval() -> None:
+def test_a_seal_epoch_ends_each_seal_interval() -> None:
     ticks = Ticks()
-    first = ticks.next().turn
-    assert ticks.later(4_999).next().turn == first
-    assert ticks.later(1).next().turn == first + 1
+    first = ticks.next().seal_epoch
+    assert ticks.later(4_999).next().seal_epoch == first
+    assert ticks.later(1).next().seal_epoch == first + 1
     assert ticks.later(5_000).is_time()
 
 
-def test_a_turn_that_has_nothing_to_do_comes_each_minute() -> None:
+def test_a_seal_epoch_with_nothing_to_do_ends_each_minute() -> None:
     ticks = Ticks()
     ticks.next()
 
-    def turns(seconds: int, has_nothing_to_do: bool) -> list[float]:
+    def seals(seconds: int, has_nothing_to_do: bool) -> list[float]:
         """The seconds at which a batch is worth it; each of them has one."""
         found = []
         for _ in range(seconds):
@@ -179,18 +194,18 @@ def test_a_turn_that_has_nothing_to_do_comes_each_minute() -> None:
                 found.append(ticks.monotonic)
         return found
 
-    assert turns(20, has_nothing_to_do=False) == [5, 10, 15, 20]
-    assert turns(120, has_nothing_to_do=True) == [80, 140]
-    assert turns(10, has_nothing_to_do=False) == [145, 150], "it is looked at each seal interval"
+    assert seals(20, has_nothing_to_do=False) == [5, 10, 15, 20]
+    assert seals(120, has_nothing_to_do=True) == [80, 140]
+    assert seals(10, has_nothing_to_do=False) == [145, 150], "it is looked at each seal interval"
 
 
-def test_a_turn_comes_before_the_cutoff_reaches_what_is_sealed() -> None:
+def test_a_seal_epoch_ends_before_the_cutoff_reaches_what_is_sealed() -> None:
     """After a wall clock that jumps ahead nothing that is due is left in a bucket."""
     ticks = Ticks(rows={START // SLOT_MILLIS + 600: 5})
-    turn = ticks.next().turn
+    seal_epoch = ticks.next().seal_epoch
     ticks.now += 3_600_000
     offset = ticks.next()
-    assert offset.turn == turn + 1
+    assert offset.seal_epoch == seal_epoch + 1
     assert offset.cutoff == ticks.now + 1_000 - 1
     assert offset.load_horizon == ticks.now + SETTINGS.load_ahead_millis
 
@@ -204,7 +219,7 @@ def test_a_clock_that_is_set_back_hands_out_no_further_than_it_looks_ahead() -> 
     assert ticks.is_time(), "at once"
     after = ticks.next()
     assert (after.cutoff, after.near_until) == (before.cutoff, before.near_until)
-    assert (after.turn, after.lane_set) == (ahead.turn + 1, ahead.lane_set + 1)
+    assert (after.seal_epoch, after.lane_set) == (ahead.seal_epoch + 1, ahead.lane_set + 1)
     assert after.load_horizon == ahead.load_horizon, "what is in state stays there"
     assert ticks.later(400).next().cutoff == before.cutoff + 400
     assert ticks.last.lane_set == after.lane_set
@@ -218,21 +233,21 @@ def test_a_clock_that_is_set_back_a_little_hands_out_nothing_anew() -> None:
     assert (after.cutoff, after.near_until, after.lane_set) == (before.cutoff, before.near_until, 0)
 
 
-def test_too_many_rows_are_loaded_turn_by_turn() -> None:
+def test_too_many_rows_are_loaded_seal_by_seal() -> None:
     slot = (START + 2_000) // SLOT_MILLIS
     ticks = Ticks(rows={slot: 60, slot + 1: 60, slot + 2: 60}, max_segment_rows=130)
     offset = ticks.next()
     assert offset.load_horizon == (slot + 2) * SLOT_MILLIS
     assert offset.cutoff < offset.near_until == offset.load_horizon
-    # It is behind, and so the next tick is a turn, at once.
+    # It is behind, and so the next tick ends a seal epoch, at once.
     assert ticks.is_time()
-    assert ticks.next().turn == offset.turn + 1
+    assert ticks.next().seal_epoch == offset.seal_epoch + 1
     assert ticks.last.load_horizon == START + SETTINGS.load_ahead_millis
     assert not ticks.is_time()
 
 
 def test_what_is_not_loaded_yet_is_not_handed_out_though_it_is_due() -> None:
-    """Too much is due at once: the cutoff stays below the load horizon, and follows it turn by turn."""
+    """Too much is due at once: the cutoff stays below the load horizon, and follows it seal by seal."""
     slot = START // SLOT_MILLIS
     ticks = Ticks(rows={slot: 60, slot + 1: 60, slot + 2: 60}, max_segment_rows=70)
     for loaded in (1, 2):
@@ -261,33 +276,33 @@ def test_a_batch_is_worth_it_when_something_is_due() -> None:
 
 
 def test_what_a_new_run_does_not_know_is_asked_for_slot_by_slot() -> None:
-    ticks = Ticks(Offset(tick=9, turn=3, run="before", load_horizon=START + 30_000, near_until=START + 9_000))
+    ticks = Ticks(Offset(tick=9, seal_epoch=3, run_id="before", load_horizon=START + 30_000, near_until=START + 9_000))
     ticks.next()
     assert not ticks.is_time()
     assert ticks.later(SLOT_MILLIS).is_time()
 
 
-def test_a_turn_is_booked_when_its_intake_is_settled() -> None:
+def test_a_seal_epoch_is_durable_when_all_of_it_is_settled() -> None:
     """Settled: what went unsealed was due before the mark's time, and is delivered."""
     ticks = Ticks()
     first = ticks.next()
     assert first.marks == [[1, 1, 0]]
     second = ticks.later(5_000).next(confirmed=1, settled=first.cutoff)
-    assert (second.booked, second.marks) == (1, [[2, 2, first.near_until]])
+    assert (second.durable_through, second.marks) == (1, [[2, 2, first.near_until]])
     # Confirmed, but what was near then is not delivered yet.
     third = ticks.later(5_000).next(confirmed=2, settled=first.near_until - 2)
-    assert (third.booked, [mark[0] for mark in third.marks]) == (1, [2, 3])
+    assert (third.durable_through, [mark[0] for mark in third.marks]) == (1, [2, 3])
     # Delivered, but the tick itself is not confirmed.
     third = ticks.later(5_000).next(confirmed=2, settled=first.near_until - 1)
-    assert (third.booked, [mark[0] for mark in third.marks]) == (2, [3, 4])
+    assert (third.durable_through, [mark[0] for mark in third.marks]) == (2, [3, 4])
 
 
 def test_a_mark_that_is_not_settled_holds_back_those_after_it() -> None:
-    ticks = Ticks(Offset(tick=9, turn=3, booked=0, marks=[[1, 2, START + 99_000], [2, 3, 0], [3, 4, 0]]))
+    ticks = Ticks(Offset(tick=9, seal_epoch=3, durable_through=0, marks=[[1, 2, START + 99_000], [2, 3, 0], [3, 4, 0]]))
     offset = ticks.next(confirmed=9, settled=START)
-    assert (offset.booked, [mark[0] for mark in offset.marks]) == (0, [1, 2, 3, 4])
+    assert (offset.durable_through, [mark[0] for mark in offset.marks]) == (0, [1, 2, 3, 4])
     offset = ticks.later(5_000).next(confirmed=9, settled=START + 98_999)
-    assert (offset.booked, [mark[0] for mark in offset.marks]) == (3, [4, 5])
+    assert (offset.durable_through, [mark[0] for mark in offset.marks]) == (3, [4, 5])
 
 
 def test_a_driver_that_starts_anew_unconfirms_nothing() -> None:

@@ -26,13 +26,13 @@ from status.troubles import STANDING, Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
-from streaming.operator_input import MESSAGES, TICK
+from streaming.operator_input import InputKind
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.intake import Intake
 from tests.fake_pulsar import batch, one
 from tests.harness import wait_until
 from tests.messages import messages
-from tracker.commands.moves import HELD_MILLIS
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import unpack
 from warehouse.known_routes import known_routes
 
@@ -111,9 +111,9 @@ def settings(**routes: list[str]) -> Settings:
 def start(client: Client, tmp_path: Path) -> Iterator[Any]:
     made = []
 
-    def begin(settings: Settings, run: str, troubles: Troubles | None = None) -> Intake:
+    def begin(settings: Settings, run_id: str, troubles: Troubles | None = None) -> Intake:
         tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
-        made.append(Intake(settings, run, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
+        made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
         return made[-1]
 
     yield begin
@@ -131,7 +131,7 @@ POSITIONS = {ORDERS: "1:5", OTHER: "2:7", CONTROL: "3:1"}
 
 
 def offset(before: Settings, **values: Any) -> Offset:
-    return Offset(tick=4, run="before", positions=POSITIONS, routes=known_routes(before).to_json(), **values)
+    return Offset(tick=4, run_id="before", positions=POSITIONS, routes=known_routes(before).to_json(), **values)
 
 
 def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, client: Client) -> None:
@@ -144,7 +144,7 @@ def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, 
     assert new.positions == POSITIONS
     assert list(new.known_routes.missing) == [ORDERS]
     # Commands don't wait for the end of a topic that is not read: the shards keep those for it.
-    assert (new.barriers, new.passed) == ([], 3)
+    assert (new.barriers, new.ingested_through) == ([], 3)
     intake.commit(new)
     assert ORDERS not in client.consumers
 
@@ -152,7 +152,7 @@ def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, 
 def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
     both = settings(orders=["a"], other=["b"])
     away = known_routes(both).taken_on(settings(other=["b"]))
-    last = Offset(tick=9, run="before", positions=POSITIONS, routes=away.to_json())
+    last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=away.to_json())
     intake = start(settings(orders=["new", "a"], other=["b"]), "now")
     new = intake.next_offset(last)
     wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read again")
@@ -172,7 +172,7 @@ def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client
         client.consumers[ORDERS].publish(one(entry, ledger=1))
         wait_until(lambda e=entry: intake._receivers[ORDERS].last_received == Position(1, e), 5, "it came")  # type: ignore[misc]
     new = intake.next_offset(last)
-    [body] = [body for _, kind, body in intake.parts(last, new) if kind == MESSAGES]
+    [body] = [body for _, kind, body in intake.parts(last, new) if kind == InputKind.MESSAGES]
     assert unpack(body).num_rows == 4
     assert unpack(body)["payload"].num_chunks == 1
 
@@ -180,7 +180,7 @@ def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client
 def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(start: Any, client: Client) -> None:
     before = settings(orders=["a"], other=["b"])
     first = offset(before)
-    last = Offset(tick=5, run="before", positions={**POSITIONS, ORDERS: "1:6"}, routes=first.routes)
+    last = Offset(tick=5, run_id="before", positions={**POSITIONS, ORDERS: "1:6"}, routes=first.routes)
     intake = start(settings(other=["b"]), "now")
 
     def read() -> None:
@@ -220,7 +220,7 @@ def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_wh
     began = time.monotonic()
     new = wait_until(taken, 5, "the command")
     assert time.monotonic() - began >= 0.3
-    assert (new.barriers, new.passed) == ([[new.tick, {ORDERS: None, OTHER: "-1:-1"}]], 0)
+    assert (new.barriers, new.ingested_through) == ([[new.tick, {ORDERS: None, OTHER: "-1:-1"}]], 0)
 
     # What has been published there by now may be before the command.
     client.consumers[ORDERS] = Consumer(one(6, 1))
@@ -230,10 +230,10 @@ def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_wh
     def has_passed() -> Offset | None:
         nonlocal last
         last = intake.next_offset(last)
-        assert not last.passed or last.positions[ORDERS] == "1:6"
-        return last if last.passed else None
+        assert not last.ingested_through or last.positions[ORDERS] == "1:6"
+        return last if last.ingested_through else None
 
-    assert wait_until(has_passed, 10, "the messages before the command").passed == new.tick
+    assert wait_until(has_passed, 10, "the messages before the command").ingested_through == new.tick
 
 
 def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_hold_up_nothing(
@@ -275,10 +275,10 @@ def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_h
     slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 7, -1)  # type: ignore[method-assign]
     slow.publish(one(6, 1))
     first = until(CONTROL, "3:2")
-    assert (first.positions[ORDERS], first.passed) == ("1:6", first.tick)
+    assert (first.positions[ORDERS], first.ingested_through) == ("1:6", first.tick)
     slow.publish(one(7, 1))
     second = until(CONTROL, "3:3")
-    assert (second.positions[ORDERS], second.passed) == ("1:7", second.tick)
+    assert (second.positions[ORDERS], second.ingested_through) == ("1:7", second.tick)
 
 
 def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_settings_say_now(
@@ -294,7 +294,7 @@ def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_s
     while last.positions[ORDERS] != "1:8":
         first, last = last, intake.next_offset(last)
         had = intake.parts(first, last)
-        taken += sum(unpack(body).num_rows for _, kind, body in had if kind == MESSAGES)
+        taken += sum(unpack(body).num_rows for _, kind, body in had if kind == InputKind.MESSAGES)
     assert taken == len(came)
     intake.stop()
 
@@ -305,7 +305,7 @@ def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_s
     assert again.parts(first, last) == had
     assert again._receivers[ORDERS].last_received == Position(1, 8)
     later = again.next_offset(last)
-    assert [kind for _, kind, _ in again.parts(last, later)] == [TICK], "nothing of it comes in again"
+    assert [kind for _, kind, _ in again.parts(last, later)] == [InputKind.TICK], "nothing of it comes in again"
     again.commit(later)
     assert not list(Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir())
 
@@ -438,13 +438,13 @@ def test_with_all_settled_and_nothing_due_soon_there_is_no_batch(
     monkeypatch.setattr(streaming.source.intake, "rows_due", rows_due)
     intake = start(settings(orders=["a"]), "run")
     last = intake.next_offset(offset(settings(orders=["a"])))
-    now, idle = time.time_ns() // 1_000_000, Feedback(next_due=HELD_MILLIS)
+    now, idle = time.time_ns() // 1_000_000, Feedback(next_due=HELD_DELIVER_AT)
 
     def has_nothing_to_do(last: Offset = last, feedback: Feedback = idle) -> bool:
         return intake._has_nothing_to_do(last, now, feedback)
 
     assert not has_nothing_to_do(), "what has come in is not known to be written down"
-    intake.commit(replace(last, booked=last.turn))
+    intake.commit(replace(last, durable_through=last.seal_epoch))
     assert not has_nothing_to_do(), "something is due soon in the delayed index"
     rows.clear()
     assert has_nothing_to_do()

@@ -31,25 +31,25 @@ def outcome(entry: int, sequence: int, operation: str = "CANCEL", **given: Any) 
     return {**default, **at, **given}
 
 
-def test_what_still_waits_is_taken_back_from_it_as_from_the_others(tmp_path: Path) -> None:
+def test_what_still_waits_is_cancelled_for_it_as_from_the_others(tmp_path: Path) -> None:
     tables = Tables(f"file:{tmp_path}")
     tables.create()
-    told = [
+    published = [
         outcome(1, 1, partition=-1),
         outcome(2, 2, "SKIP", batch_index=1),
         outcome(3, 3),
         outcome(3, 4, "RESTORE"),
         outcome(4, 5, "RESCHEDULE", deliver_at=NOW + 2 * HOUR),
         outcome(5, 6),  # was handed out before
-        outcome(6, 7),  # is booked, and was never sealed
-        outcome(7, 8),  # is not booked yet
+        outcome(6, 7),  # is durable, and was never sealed
+        outcome(7, 8),  # is not durable yet
         outcome(1, 9, result="TOO_LATE"),
         outcome(1, 10, subscription="a"),
         outcome(1, 11, topic="other"),
         outcome(8, 12),
         outcome(8, 12, subscription="c"),  # it was there then, and was taken out
     ]
-    tables.append("outcomes", rows("outcomes", told), {})
+    tables.append("outcomes", rows("outcomes", published), {})
     due = [{"ledger_id": 1, "entry_id": i, "deliver_at": NOW + (HOUR if i != 5 else -1)} for i in (1, 2, 3, 4, 5, 8)]
     tables.append("delayed_index", rows("delayed_index", [{**row, "operation": "DELAY"} for row in due]), {})
     tables.append("entries", rows("entries", [*due, {"ledger_id": 1, "entry_id": 6}]), {})
@@ -58,7 +58,7 @@ def test_what_still_waits_is_taken_back_from_it_as_from_the_others(tmp_path: Pat
 
     versions = [tables.version(name) for name in LOOKED_UP]
     tables.append("outcomes", rows("outcomes", [outcome(1, 20)]), {})  # of the very tick
-    commands, switches = later_commands(tables, versions, found, second)
+    commands, pause_changes = later_commands(tables, versions, found, second)
     names = ("request_id", "kind", "operation", "entry_id", "batch_index", "deliver_at")
     assert [tuple(row[name] for name in names) for row in commands.to_pylist()] == [
         ("r1", "skip", "CANCEL", 1, -1, 0),
@@ -69,7 +69,7 @@ def test_what_still_waits_is_taken_back_from_it_as_from_the_others(tmp_path: Pat
         ("r8", "skip", "CANCEL", 7, -1, 0),
     ]
     assert set(commands["subscriptions"].to_pylist()) == {0b10}
-    assert switches == []
+    assert pause_changes == []
     assert later_commands(tables, versions, {}, second)[0].num_rows == 0
 
 
@@ -82,11 +82,11 @@ def test_it_begins_paused_where_the_last_word_was_a_pause(tmp_path: Path) -> Non
         row = outcome(-1, sequence, operation, ledger_id=-1)
         tables.append("outcomes", rows("outcomes", [row]), {})
         versions = [tables.version(name) for name in LOOKED_UP]
-        commands, switches = later_commands(tables, versions, found, second)
-        paused = [(s.request_id, s.subscriptions, s.is_paused) for s in switches]
+        commands, pause_changes = later_commands(tables, versions, found, second)
+        paused = [(s.request_id, s.subscriptions, s.is_paused) for s in pause_changes]
         assert paused == [(f"r{sequence} b", 0b10, True)] * is_paused
-        told = [(r["request_id"], r["subscription"], r["operation"], r["result"]) for r in commands.to_pylist()]
-        assert told == [(f"r{sequence} b", "b", "PAUSE", Result.APPLIED)] * is_paused
+        published = [(r["request_id"], r["subscription"], r["operation"], r["result"]) for r in commands.to_pylist()]
+        assert published == [(f"r{sequence} b", "b", "PAUSE", Result.APPLIED)] * is_paused
 
 
 def test_who_sends_it_waits_for_an_answer_of_each_subscription_and_one_for_later_ones() -> None:

@@ -40,7 +40,7 @@ class TrackerModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.turn(1_000, 3_000)
+        self.seal_epoch(1_000, 3_000)
 
     @rule(data=st.data())
     def entries_come(self, data: st.DataObject) -> None:
@@ -73,7 +73,7 @@ class TrackerModel(RuleBasedStateMachine):
             del self.waiting[message]
 
     @rule(near=st.integers(0, 3_000), ahead=st.integers(0, 4_000))
-    def turn(self, near: int, ahead: int) -> None:
+    def seal_epoch(self, near: int, ahead: int) -> None:
         """The mutable bucket is sealed, and what comes within the horizon is loaded; done again it gives the same."""
         self.tracker.save()
         before = MemoryStore()

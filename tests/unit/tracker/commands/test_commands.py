@@ -14,7 +14,7 @@ from tracker.commands.decode import Decoded, decode, resolve_topic
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
-    COMMANDS,
+    COMMAND_ROWS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -71,7 +71,7 @@ def test_a_star_names_all_subscriptions_and_later_ones(names: list[str]) -> None
 
     paused = read(ControlCommand(request_id="p", topic=ORDERS, subscriptions=["*"], pause=PauseSubscriptions()))
     assert [row["subscription"] for row in paused.commands.to_pylist()] == ["shared", "exclusive", "*"]
-    assert [(switch.subscriptions, switch.is_paused) for switch in paused.switches] == [(0b11, True)]
+    assert [(change.subscriptions, change.is_paused) for change in paused.pause_changes] == [(0b11, True)]
 
 
 def test_a_cancel_is_a_row_for_all_subscriptions() -> None:
@@ -343,7 +343,7 @@ ANY_COMMAND = st.one_of(
 def test_whatever_comes_is_a_command_or_rejected(payloads: list[bytes]) -> None:
     """One message that can't be taken must not stop the job."""
     decoded = read(*payloads) if payloads else decode(messages([]), ROUTES)
-    assert decoded.commands.schema == COMMANDS
+    assert decoded.commands.schema == COMMAND_ROWS
     applied = [row for row in decoded.commands.to_pylist() if row["kind"] not in (ANSWER, REPEAT)]
     assert set(decoded.request_ids) == {row["request_id"] for row in applied}
     for row in applied:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.messages import TOPIC, command, commands, messages, positions
 from tracker.commands.moves import held
-from tracker.commands.schema import KNOWN, Switch
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.in_flight import PLACE
 from tracker.messages import concat, with_columns
-from tracker.shard import Effects, Intake, Shard, Tick
+from tracker.shard import Effects, Shard, Tick, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
@@ -34,33 +34,35 @@ class Service:
         rows: pa.Table | None = None,
         confirmed: int = 0,
         unwritable: Mapping[str, Any] | None = None,
-        run: str = "run",
+        run_id: str = "run",
         now: int | None = None,
         **changes: Any,
     ) -> Effects:
         self.tick += 1
-        turn = self.tick
+        seal_epoch = self.tick
         tick = Tick(
             tick=self.tick,
             cutoff=cutoff,
-            turn=turn,
+            seal_epoch=seal_epoch,
             load_horizon=cutoff + 1_000,
             near_until=cutoff + 500,
-            run=run,
+            run_id=run_id,
             confirmed=confirmed,
-            booked=0,
+            durable_through=0,
             now=cutoff if now is None else now,
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
         )
-        intake = Intake(messages=messages([]) if rows is None else rows, **changes)
-        effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, intake)
+        tick_input = TickInput(messages=messages([]) if rows is None else rows, **changes)
+        effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, tick_input)
         self.stored.append(effects.bucket)
         return effects
 
 
 def sent(effects: Effects) -> list[tuple[int, int]]:
-    """Entry and wants of what is handed out."""
-    return [(row["entry_id"], row["wants"]) for release in effects.releases for row in release.rows.to_pylist()]
+    """Entry and subscription mask of what is handed out."""
+    return [
+        (row["entry_id"], row["subscription_mask"]) for release in effects.releases for row in release.rows.to_pylist()
+    ]
 
 
 def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it_is_back() -> None:
@@ -78,13 +80,13 @@ def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it
     assert sent(service.step(40, confirmed=2, unwritable=stuck)) == [(3, 1)]
 
     # A new run hands out again what is open, at its old places.
-    again = service.step(41, confirmed=3, unwritable=stuck, run="run2")
+    again = service.step(41, confirmed=3, unwritable=stuck, run_id="run2")
     assert sent(again) == [(0, 2), (1, 2)]
     assert again.releases[0].rows[PLACE].to_pylist() == [0, 1]
 
-    back = service.step(42, confirmed=4, back={TOPIC}, kept=held(concat(service.stored)))
+    back = service.step(42, confirmed=4, back={TOPIC}, payload_rows=held(concat(service.stored)))
     assert sent(back) == [(2, 2), (3, 2)]
-    assert sent(service.step(43, confirmed=5, run="run3")) == []
+    assert sent(service.step(43, confirmed=5, run_id="run3")) == []
 
 
 def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
@@ -93,7 +95,7 @@ def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
     service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=stuck)
     for cutoff in range(5, 70, 5):
         service.step(cutoff, unwritable=stuck)
-    back = service.step(100, back={TOPIC}, kept=held(concat(service.stored)))
+    back = service.step(100, back={TOPIC}, payload_rows=held(concat(service.stored)))
     later = service.step(200)
     order = [entry for entry, _ in sent(back) + sent(later)]
     assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
@@ -104,7 +106,7 @@ def test_nothing_that_was_held_back_comes_before_its_time() -> None:
     service = Service()
     service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable={"b": {"open": []}})
     assert sent(service.step(1_050, now=200, unwritable={"b": {"open": []}})) == [(1, 1), (0, 1)]
-    back = service.step(1_050, now=300, back={TOPIC}, kept=held(concat(service.stored)))
+    back = service.step(1_050, now=300, back={TOPIC}, payload_rows=held(concat(service.stored)))
     assert sent(back) == [(1, 2), (0, 2)]
     assert back.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]
 
@@ -120,7 +122,7 @@ def test_what_several_shards_held_back_is_in_order_together_also_what_came_late(
         shard.step(70, late[n], unwritable=stuck)
     rows = []
     for shard in shards:
-        effects = shard.step(100, back={TOPIC}, kept=held(concat(shard.stored)))
+        effects = shard.step(100, back={TOPIC}, payload_rows=held(concat(shard.stored)))
         rows += [row for release in effects.releases for row in release.rows.to_pylist()]
     rows.sort(key=lambda row: (row["deliver_at"], row["was_due"], row["entry_id"]))
     due = {entry: 10 + entry * 7 % 50 for entry in range(50)} | {100: 7, 101: 8}
@@ -134,7 +136,7 @@ def test_the_order_outlives_long_outages() -> None:
     entries = [3, 2, 6, 1, 0, 5, 4]
     for entry, time in zip(entries, times, strict=True):
         service.step(time, messages([(1, entry, time)]), unwritable=stuck)
-    back = service.step(90_000_000, back={TOPIC}, kept=held(concat(service.stored)))
+    back = service.step(90_000_000, back={TOPIC}, payload_rows=held(concat(service.stored)))
     assert [entry for entry, _ in sent(back)] == entries
 
 
@@ -151,11 +153,11 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
         unwritable=stuck,
         commands=requests,
         request_ids={"r0": 0, "r1": 0},
-        found=rows.select(KNOWN.names),
+        known_messages=rows.select(KNOWN.names),
     )
     results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
     assert results == {0: Result.TOO_LATE, 1: Result.APPLIED}
-    assert sent(service.step(32, back={TOPIC}, kept=held(concat(service.stored)), confirmed=2)) == []
+    assert sent(service.step(32, back={TOPIC}, payload_rows=held(concat(service.stored)), confirmed=2)) == []
 
 
 def test_one_that_is_paused_too_stays_so() -> None:
@@ -163,9 +165,11 @@ def test_one_that_is_paused_too_stays_so() -> None:
     stuck: dict[str, Any] = {"b": {"open": []}}
     service.step(0, messages([(1, 0, 5)]), unwritable=stuck)
     pause = commands([])
-    service.step(1, unwritable=stuck, commands=pause, request_ids={"p": 0}, switches=[Switch("p", TOPIC, 2, True)])
+    service.step(
+        1, unwritable=stuck, commands=pause, request_ids={"p": 0}, pause_changes=[PauseChange("p", TOPIC, 2, True)]
+    )
     service.step(5, unwritable=stuck)
-    assert sent(service.step(6, back={TOPIC}, kept=held(concat(service.stored)))) == []
+    assert sent(service.step(6, back={TOPIC}, payload_rows=held(concat(service.stored)))) == []
     assert positions(held(concat(service.stored))) == [(1, 0)]
 
 
@@ -176,7 +180,7 @@ REASON = "not delivered to b: b's topic can't be written: terminated"
 def rejected(effects: Effects) -> list[int]:
     """Entries that go to the topic of rejects; the table has the same, and they are cancelled for b."""
     rows = [row for release in effects.releases for row in release.rows.to_pylist() if row["reason"] is not None]
-    assert {(row["wants"], row["reason"]) for row in rows} <= {(0, REASON)}
+    assert {(row["subscription_mask"], row["reason"]) for row in rows} <= {(0, REASON)}
     entries = [row["entry_id"] for row in rows]
     assert sorted(effects.rejects["entry_id"].to_pylist()) == sorted(entries)
     outcomes = effects.outcomes.to_pylist()
@@ -194,13 +198,15 @@ def test_what_is_rejected_after_a_while_is_what_was_handed_out_held_back_and_com
     stuck: dict[str, Any] = {"b": {"open": [[1, 0]]}}
     assert sent(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
 
-    effects = service.step(40, confirmed=confirmed, unwritable=REJECTS, back={TOPIC}, kept=held(concat(service.stored)))
+    effects = service.step(
+        40, confirmed=confirmed, unwritable=REJECTS, back={TOPIC}, payload_rows=held(concat(service.stored))
+    )
     assert sorted(rejected(effects)) == [0, 1, 2]
     assert [pair for pair in sent(effects) if pair[1]] == [(2, 1)]
     # The offset may go on naming the release for a while, and another run may begin.
     effects = service.step(45, confirmed=confirmed, unwritable=REJECTS)
     assert (rejected(effects), sent(effects)) == ([], [])
-    effects = service.step(46, confirmed=4, unwritable=REJECTS, run="run2")
+    effects = service.step(46, confirmed=4, unwritable=REJECTS, run_id="run2")
     assert (rejected(effects), sent(effects)) == ([], [])
     assert rejected(service.step(50, confirmed=5, unwritable={"b": {**REJECTS["b"], "open": []}})) == [3]
     assert sent(service.step(60, messages([(1, 4, 55)]), confirmed=7)) == [(4, 3)]
@@ -210,10 +216,10 @@ def test_what_others_want_of_a_release_keeps_its_places_when_the_rest_is_rejecte
     service = Service()
     service.step(10, messages([(1, 0, 5), (1, 1, 6)]))
     service.step(11, unwritable=REJECTS)
-    again = service.step(12, unwritable=REJECTS, run="run2")
+    again = service.step(12, unwritable=REJECTS, run_id="run2")
     release = next(release for release in again.releases if release.tick == 1)
     rows = release.rows.to_pylist()
-    assert [(row["entry_id"], row["wants"], row[PLACE]) for row in rows] == [(0, 1, 0), (1, 1, 1)]
+    assert [(row["entry_id"], row["subscription_mask"], row[PLACE]) for row in rows] == [(0, 1, 0), (1, 1, 1)]
 
 
 def test_what_is_cancelled_or_paused_is_not_rejected() -> None:
@@ -222,9 +228,13 @@ def test_what_is_cancelled_or_paused_is_not_rejected() -> None:
     requests = commands([command("r", 1, 0, [1])])
     service.step(0, rows, commands=requests, request_ids={"r": 0})
     assert rejected(service.step(5, unwritable={"b": {**REJECTS["b"], "open": []}})) == []
-    pause = [Switch("p", TOPIC, 2, True)]
+    pause = [PauseChange("p", TOPIC, 2, True)]
     effects = service.step(
-        6, unwritable={"b": {**REJECTS["b"], "open": []}}, commands=commands([]), request_ids={"p": 0}, switches=pause
+        6,
+        unwritable={"b": {**REJECTS["b"], "open": []}},
+        commands=commands([]),
+        request_ids={"p": 0},
+        pause_changes=pause,
     )
     assert rejected(effects) == []
 
@@ -234,17 +244,17 @@ def test_while_the_topic_of_rejects_is_unwritable_the_table_alone_has_them_and_n
     bad = with_columns(messages([(1, 0, 5), (1, 1, 5)]), reason=pa.array(["bad", None]))
     assert sorted(sent(service.step(10, bad))) == [(0, 0), (1, 3)]
     stuck: dict[str, Any] = {"": {"open": [[1, 0]]}}
-    kept: list[pa.Table] = []
+    rejects: list[pa.Table] = []
     for entry in range(2, 30):
         rows = with_columns(messages([(1, entry, 0)]), reason=pa.array(["bad"]))
         effects = service.step(10 + entry, rows, confirmed=service.tick, unwritable=stuck)
         assert effects.releases == []
-        kept.append(effects.rejects)
+        rejects.append(effects.rejects)
         assert effects.rejects["entry_id"].to_pylist() == [entry]
     assert effects.status["in_flight"] == 0
     assert sum("in_flight" in key for key, *_ in service.store.values) <= 2  # the list, and what was open before
 
-    back = service.step(50, confirmed=service.tick, rejected=concat(kept))
+    back = service.step(50, confirmed=service.tick, rejected=concat(rejects))
     assert [(row["entry_id"], row["reason"]) for row in back.releases[0].rows.to_pylist()] == [
         (entry, "bad") for entry in range(2, 30)
     ]

@@ -51,7 +51,7 @@ class Entry:
         self.published = NOW - age
         self.messages = messages
 
-    def rows(self, is_booked: bool) -> dict[str, list[dict[str, Any]]]:
+    def rows(self, is_durable: bool) -> dict[str, list[dict[str, Any]]]:
         size = len(self.messages)
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("delayed_index", "deliveries", "outcomes")}
         for i, (due, fates) in enumerate(self.messages):
@@ -60,7 +60,7 @@ class Entry:
             for subscription, fate in zip("ab", fates, strict=True):
                 text = f"{at['ledger_id']}:{at['entry_id']}:-1:{at['batch_index']}"
                 own = {**at, "subscription": subscription, "position": text}
-                # What happened, in its order: taken back, restored, moved, delivered.
+                # What happened, in its order: cancelled, restored, moved, delivered.
                 for sequence, event in enumerate(fate, 1):
                     done = {**own, "sequence": sequence}
                     if event in MOVES:
@@ -76,14 +76,14 @@ class Entry:
                         command["operation"] = "RESCHEDULE" if event in MOVES else event
                         found["outcomes"].append({**done, **command})
         entry = {**self.position, "batch_size": size, "publish_time": self.published}
-        return found | {"entries": [entry] if is_booked else []}
+        return found | {"entries": [entry] if is_durable else []}
 
 
-def write(tables: Tables, made: list[Entry], booked: int | None = None) -> None:
-    """Appends entries, a few at a time; the first `booked` of them (or all) are in `entries`."""
-    booked = len(made) if booked is None else booked
+def write(tables: Tables, made: list[Entry], durable: int | None = None) -> None:
+    """Appends entries, a few at a time; the first `durable` of them (or all) are in `entries`."""
+    durable = len(made) if durable is None else durable
     for start in range(0, len(made), 3):
-        batch = [entry.rows(start + i < booked) for i, entry in enumerate(made[start : start + 3])]
+        batch = [entry.rows(start + i < durable) for i, entry in enumerate(made[start : start + 3])]
         for name in batch[0]:
             append(tables, name, [row for found in batch for row in found[name]])
 
@@ -121,7 +121,7 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
         for kind in ("taken", "delivered", "moved")
     }
     done = [*read["taken"], *read["delivered"]]
-    taken = {(names[r["subscription"]], r["ledger_id"], r["entry_id"], r["batch_index"]) for r in done}
+    cancelled = {(names[r["subscription"]], r["ledger_id"], r["entry_id"], r["batch_index"]) for r in done}
     moved = {
         (names[r["subscription"]], r["ledger_id"], r["entry_id"], max(r["batch_index"], 0)): r["sequence"]
         for r in read["moved"]
@@ -135,18 +135,22 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
     for row, name in itertools.product(pending, names):
         key = (name, row["ledger_id"], row["entry_id"])
         is_its_row = moved.get((*key, max(row["batch_index"], 0))) == row["sequence"]
-        if is_its_row and row["subscription"] in (None, name) and not {(*key, -1), (*key, row["batch_index"])} & taken:
+        if (
+            is_its_row
+            and row["subscription"] in (None, name)
+            and not {(*key, -1), (*key, row["batch_index"])} & cancelled
+        ):
             delivers.add((*key, row["batch_index"], row["deliver_at"]))
     last = {topic: tuple(map(int, position.split(":")[:2])) for topic, position in meta["offset"]["positions"].items()}
-    again = {key for key in taken if key[1:3] > last.get(TOPIC, (-1, -1))}
+    again = {key for key in cancelled if key[1:3] > last.get(TOPIC, (-1, -1))}
     return {"delivers": delivers, "again": again, "last": last, "paused": meta["paused"]}
 
 
 @given(entries(), st.integers(0, 8), st.integers(1, 3))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_rebuild_and_the_audit_find_the_same_after_retention(made: list[Entry], booked: int, runs: int) -> None:
+def test_a_rebuild_and_the_audit_find_the_same_after_retention(made: list[Entry], durable: int, runs: int) -> None:
     with warehouse() as (settings_, tables), tempfile.TemporaryDirectory() as folder:
-        write(tables, made, booked)
+        write(tables, made, durable)
         before = rebuilt(settings_, Path(folder, "before")), run_audit(settings_, NOW).findings
         for _ in range(runs):
             maintain(settings_, now=NOW)
@@ -183,9 +187,9 @@ def test_a_rebuild_passes_over_a_cancel_that_waited_in_vain() -> None:
         waiting = [{**cancel, "entry_id": 2, "deliver_at": NOW + DAY}]
         given_up = [{**cancel, "entry_id": 3, "deliver_at": NOW - DAY}]
         append(tables, "delayed_index", [*in_vain, *applied, *waiting, *given_up])
-        names, booked = subscription_names(made), {TOPIC: Position(1, 9)}
-        taken = find_commands(tables, names, booked, NOW).changes(Delivered(names, booked)).taken
-        assert sorted(taken["entry_id"].to_pylist()) == [1, 2]
+        names, durable = subscription_names(made), {TOPIC: Position(1, 9)}
+        cancelled = find_commands(tables, names, durable, NOW).changes(Delivered(names, durable)).cancelled
+        assert sorted(cancelled["entry_id"].to_pylist()) == [1, 2]
 
 
 def test_in_the_end_nothing_is_left_of_what_is_done() -> None:
