@@ -131,7 +131,7 @@ class Job:
     def body(self, tick: int, rows: int = N) -> bytes:
         """The first rows of a release."""
         table = messages([(tick, i, 1_000 * tick + i) for i in range(rows)])
-        table = table.append_column("wants", pa.repeat(1, rows))
+        table = table.append_column("subscription_mask", pa.repeat(1, rows))
         return pack(table.replace_schema_metadata({SENDING: '{"lanes": 1}'}))
 
     def is_killed_after(self, tick: int, rows: int) -> None:
