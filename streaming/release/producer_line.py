@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import pulsar
 
+from streaming.release.naming import ROW_BITS
 from warehouse.epoch import PauseWatch
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Line:
         patience_seconds: how long a broker that does not answer is waited for.
         first_id, last_id: the sequence ids of the first message and of the last batch's first.
         most_id: the broker can know of no sequence id of ours that is higher.
+        ids: those of its messages, ascending: of their ticks the broker can know of no other.
         before: the last sequence id that has arrived; what comes up to it is not to be sent. With what the broker
             knows, once the producer is made.
     """
@@ -77,6 +79,7 @@ class Line:
     first_id: int = 0
     last_id: int = 0
     most_id: int = 0
+    ids: list[int] = field(default_factory=list)
     is_first_attempt: bool = False
     producer: pulsar.Producer | None = None
     before: int = -1
@@ -140,7 +143,7 @@ class Line:
                     return
                 time.sleep(_BUSY_SECONDS)
                 continue
-            if before > self.most_id or (self.is_first_attempt and before >= self.first_id > 0):
+            if self._is_foreign(before) or (self.is_first_attempt and before >= self.first_id > 0):
                 _close(producer)
                 self._found_foreign(before)
                 return
@@ -159,6 +162,13 @@ class Line:
             self.is_refused = is_refused
             self.error = error
         self.wake.set()
+
+    def _is_foreign(self, sequence_id: int) -> bool:
+        """Whether a producer's last sequence id can't be one of ours."""
+        if sequence_id > self.most_id:
+            return True
+        is_of_these_ticks = bool(self.ids) and self.ids[0] <= sequence_id < (self.ids[-1] >> ROW_BITS) + 1 << ROW_BITS
+        return is_of_these_ticks and sequence_id not in self.ids
 
     def _found_foreign(self, sequence_id: int) -> None:
         self.foreign_id = sequence_id
@@ -277,7 +287,7 @@ class Line:
             return
         last = producer.last_sequence_id()
         _close(producer)
-        if last > self.most_id:
+        if self._is_foreign(last):
             self._found_foreign(last)
 
 

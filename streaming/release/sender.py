@@ -172,6 +172,7 @@ def _lines(
             )
         send.line = lines[key]
         send.line.last_id = send.first_id
+        send.line.ids.append(send.sequence_id)
         send.line.most_id = ((max(plan.tick, attempt.sent_to) + 1) << ROW_BITS) - 1
     of_topic: dict[str, list[Line]] = {}
     for line in lines.values():

@@ -138,7 +138,7 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
             "producer",
             topic.create,
             PATIENCE_SECONDS,
-            **{"first_id": 1, "last_id": n, "most_id": 1_000, "wake": wake, **changes},
+            **{"first_id": 1, "last_id": n, "most_id": 1_000, "ids": [*range(1, n + 1)], "wake": wake, **changes},
         )
         for i, topic in enumerate(topics)
     ]
@@ -303,12 +303,13 @@ def test_a_sequence_id_within_a_release_is_foreign_where_it_is_sent_for_the_firs
     assert topic.entries == ([] if is_first else list(range(8, 21)))
 
 
-def test_somebody_who_publishes_in_between_is_noticed_by_what_the_broker_took_for_a_repetition() -> None:
-    topic = Topic(steals=5_000_000)
+@pytest.mark.parametrize("foreign_id", [5_000_000, 900])
+def test_somebody_who_publishes_in_between_is_noticed_by_what_the_broker_took_for_a_repetition(foreign_id: int) -> None:
+    topic = Topic(steals=foreign_id)
     lines, items = lines_to([topic])
     run(lines, items)
     lines[0].check_repeated()
-    assert lines[0].foreign_id == 5_000_000
+    assert lines[0].foreign_id == foreign_id
     assert topic.entries == [1]
 
 

@@ -17,7 +17,7 @@ from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.release import outgoing, sender
 from streaming.release.attempt import Assignment, Attempt
-from streaming.release.naming import producer_name
+from streaming.release.naming import ROW_BITS, producer_name
 from streaming.release.producer_names import read_generations
 from streaming.release.releaser import Releaser
 from streaming.release.sender import send_releases
@@ -210,6 +210,16 @@ def test_the_same_where_the_destination_can_not_be_written_for_a_moment(job: Job
     job.broker.is_terminated = True
     assert job.runs(4, 1, 2, 3, 4) == []
     assert job.arrived() == all_of(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("rows", [[2], [N, 2], [N, N]])
+def test_somebody_publishes_with_an_id_of_a_tick_that_was_sent_but_of_no_message(job: Job, rows: list[int]) -> None:
+    """As whoever has seen the job's ids would, to have what is to be sent again taken for repetitions."""
+    for tick, n in enumerate(rows, 1):
+        job.is_killed_after(tick, n)
+    job.broker.last[job.producer] = ((len(rows) + 1) << ROW_BITS) - 1
+    assert job.runs(3, 1, 2, 3) == [FOREIGN_PRODUCER]
+    assert job.arrived() == all_of(1, 2, 3)
 
 
 def test_somebody_takes_the_name_while_several_releases_of_a_lane_are_not_written_down(job: Job) -> None:
