@@ -182,15 +182,15 @@ class Shard:
         messages = tick_input.messages
         rejected = is_rejected(messages)
         # After a rebuild messages may come again that are done with.
-        is_done = (
-            self._control.subscription_mask(messages) == 0 if self._control.has_exceptions else np.zeros_like(rejected)
-        )
+        is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)
+        new = where(messages, ~rejected & ~is_done)
+        self._control.take_in(new)
         outcomes = [self._control.arrive(messages, moment)]
         taken = _past_where(rejected, messages)
         known, is_new = self._known(tick_input, taken)
         self._entries.add(taken, tick.seal_epoch if ends_seal_epoch else tick.seal_epoch + 1)
         effects.rejects = where(messages, rejected)
-        short_notice = self._tracker.add_messages(where(messages, ~rejected & ~is_done), tick.cutoff)
+        short_notice = self._tracker.add_messages(new, tick.cutoff)
         payload_rows = self._payload_rows(tick_input, messages, known)
         outcomes.append(
             self._control.apply(

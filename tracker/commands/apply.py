@@ -191,6 +191,35 @@ class Control:
             masks[is_left] &= ~(1 << subscription)
         return masks
 
+    def are_done(self, messages: pa.Table) -> BoolArray:
+        """Which new messages no command can give to a subscription: each has had them, or has another row of them.
+
+        So it is where messages come again after a rebuild. One that is only cancelled may be restored.
+
+        Args:
+            messages: as MESSAGES, with the rows that they came with.
+
+        Returns:
+            bool, (messages,).
+        """
+        left = by_topic(messages, self._subscriptions.wanted)
+        if self._delivered or self._moved:
+            position = message_ids(messages)
+            for subscription in range(int(left.max(initial=0)).bit_length()):
+                is_done = self._delivered.contains(subscription, *position)
+                is_done |= self._moved.find(subscription, *position)[0] > 0
+                left[is_done] &= ~(1 << subscription)
+        return np.asarray(left == 0, np.bool_)
+
+    def take_in(self, messages: pa.Table) -> None:
+        """Counts new messages that are to be added to the tracker, though commands have left them to no subscription.
+
+        Args:
+            messages: as MESSAGES.
+        """
+        if self.has_exceptions:
+            self._count_unwanted(where(messages, self._left_by_commands(messages) == 0), 1)
+
     def moved_to(self, known: pa.Table) -> set[int]:
         """The times that messages have been moved to, ms since the epoch, for any subscription.
 

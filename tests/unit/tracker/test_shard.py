@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,16 +15,17 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.examples import examples
-from tests.messages import TOPIC, batches, messages, positions
+from tests.messages import TOPIC, batches, command, commands, messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.rebuilt import Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE
+from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
+from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE
 from tracker.messages import concat, int64
 from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
 START = 1_000_000
+HOUR = 3_600_000
 SETTINGS = ClockSettings("run0", lookahead_millis=400, seal_interval_millis=1_500, load_ahead_millis=6_000)
 
 Entry = tuple[bool, list[int]]  # rejected; the delay of each message
@@ -172,7 +175,7 @@ def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
     """Of what was delivered before the first message that waits, a shard knows no more than that it is past."""
     names = {TOPIC: ["s"]}
     past = messages([(1, 0, START - 1), (1, 1, START)])
-    commands = pa.Table.from_pylist(
+    given = pa.Table.from_pylist(
         [
             {
                 **{"request_id": f"r{entry}", "kind": RESCHEDULE, "operation": "RESCHEDULE", "topic": TOPIC},
@@ -184,7 +187,7 @@ def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
         COMMAND_ROWS,
     )
     tick_input = TickInput(
-        commands=commands,
+        commands=given,
         request_ids={"r0": 1, "r1": 1},
         known_messages=past.select(KNOWN.names),
         payload_rows=past,
@@ -193,3 +196,37 @@ def test_after_a_rebuild_nothing_that_is_past_is_moved_or_restored() -> None:
     tick = Offset(tick=1, now=START, cutoff=START - 1, seal_epoch=1, load_horizon=START + 1, run_id="r").to_tick()
     outcomes = Shard(MemoryStore(), names, 8).apply(tick, tick_input).outcomes
     assert [Result.Name(result) for result in outcomes["result"].to_pylist()] == ["TOO_LATE", "APPLIED"]
+
+
+@pytest.mark.parametrize("restored", ["never", "before", "with", "after"])
+def test_what_was_cancelled_before_a_rebuild_and_comes_again_can_be_restored(restored: str) -> None:
+    """By a command that came before it, in its batch, or later."""
+    cancelled = pa.Table.from_pylist(
+        [{"subscription": 0, "ledger_id": 1, "entry_id": 0, "batch_index": -1, "until": START + HOUR}], NOT_TO_DELIVER
+    )
+    restore = {
+        "commands": commands([command("r", 1, 0, kind=RESTORE)]),
+        "request_ids": {"r": 1},
+    }
+    store = MemoryStore()
+    ticks = {"before": 1, "with": 2, "after": 3}
+    told: list[str] = []
+    delayed: list[int] = []
+
+    def step(tick: int, now: int, **given: Any) -> list[int]:
+        at = Offset(
+            tick=tick, now=now, cutoff=now, seal_epoch=tick, load_horizon=now + HOUR, run_id="r", ingested_through=0
+        ).to_tick()
+        given = {"messages": messages([])} | (restore if ticks.get(restored) == tick else {}) | given
+        effects = Shard(store, {TOPIC: ["s"]}, 8).apply(at, TickInput(**given))
+        told.extend(Result.Name(result) for result in effects.outcomes["result"].to_pylist())
+        delayed.append(effects.status["delayed"])
+        return [entry for release in effects.releases if release.tick == tick for _, entry in positions(release.rows)]
+
+    assert step(1, START, rebuilt=Rebuilt(cancelled=cancelled, released=START - 1)) == []
+    assert step(2, START + 1, messages=messages([(1, 0, START + 1_000)])) == []
+    assert step(3, START + 2) == []
+    assert step(4, START + 1_000) == ([] if restored == "never" else [0])
+    assert told == {"never": [], "before": ["WAITING", "APPLIED"]}.get(restored, ["APPLIED"])
+    waits = [False, restored in ("before", "with"), restored != "never"]
+    assert delayed[:3] == [int(is_waiting) for is_waiting in waits]
