@@ -6,11 +6,17 @@ Pulsar client anew, which takes longer than a message has time. No client is mad
 
 import gc
 
+import pyspark.sql.streaming.stateful_processor_api_client
+import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
+import streaming.entry_points
 import streaming.operator.processor
 import streaming.release.sender
 import streaming.source.reader  # noqa: F401
+from streaming.spark_imports import import_without_pandas
+
+import_without_pandas()
 
 if __name__ == "__main__":
     # After each task a worker collects garbage: not in what has been imported, which takes longer than the task itself.

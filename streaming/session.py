@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from broker.class_archive import archive_options, discard_archive, make_archive
 from broker.jars import cache_folder
 from conf.settings import Settings
+from streaming.spark_imports import import_without_pandas
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ _CONF = {
 # takes a sixth of a core for minutes and makes the first batches last seconds, for code that is hardly faster.
 _JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
 
+# Of Spark's JVM and of Python processes. Else malloc keeps an area of its own for each thread, eight times as many as
+# there are cores, each with what was once freed in it; and numpy starts threads for matrices that nobody multiplies.
+_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
+
 _JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 
 _TASK_FAILURES = 4
@@ -79,6 +84,9 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         delta: whether Spark itself reads and writes Delta tables (the JARs must be those of Delta).
     """
     home = _use_compiled_pyspark()
+    import_without_pandas()
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     # Spark would start whatever python3 is first on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -28,6 +28,23 @@ print("pandas" in sys.modules)
     assert run(code) == "False\n"
 
 
+@pytest.mark.parametrize("module", ["streaming.daemon", "streaming.session"])
+def test_what_spark_asks_about_numpy_leaves_pandas_out(module: str) -> None:
+    code = f"""
+import sys, {module}
+from streaming.spark_imports import import_without_pandas
+if "{module}" == "streaming.session":
+    import_without_pandas()
+modules = set(sys.modules)
+from pyspark.sql.types import NumpyScalarConverter
+import pyspark.worker, numpy, streaming.entry_points
+print(NumpyScalarConverter().can_convert(numpy.int64(1)), "pandas" in sys.modules)
+if "{module}" == "streaming.daemon":
+    print(sorted(set(sys.modules) - modules))
+"""
+    assert run(code) in ("True False\n", "True False\n[]\n")
+
+
 def test_who_wants_pandas_gets_it() -> None:
     code = """
 import sys

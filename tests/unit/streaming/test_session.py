@@ -70,6 +70,15 @@ def test_a_jvm_that_does_not_start_with_the_archive_is_started_without(
     assert not archive.exists()
 
 
+def test_the_environment_of_its_processes_can_be_set_from_outside(
+    starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    session.create_session(Settings(), "a")
+    assert os.environ["MALLOC_ARENA_MAX"] == "7"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
+
+
 def test_own_options_of_the_jvm_are_kept(starts: list[Mapping[str, str]]) -> None:
     session.create_session(Settings(spark=SparkSettings(conf={OPTIONS: "-Xss8m"})), "a")
     assert starts[0][OPTIONS] == "-Xss8m"
