@@ -53,6 +53,7 @@ class BrokerEntry:
     is_encrypted: bool
     is_first_chunk: bool  # of a message in several
     is_no_message: bool  # a marker, of a transaction that was aborted, or not the last part of a chunked message
+    sequence_id: int | None = None  # of a batch that of its first message
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,7 @@ def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
             or headers.get("X-Pulsar-txn-aborted") == "true"
             or number("chunk-id", 0) < number("num-chunks-from-msg", 1) - 1
         ),
+        sequence_id=number("sequence-id", -1) if "X-Pulsar-sequence-id" in headers else None,
     )
 
 

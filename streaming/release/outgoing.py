@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name a
 
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
+
+# What the job writes to `delaylake.messageId`.
+_POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -45,6 +49,15 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
         return _built(columns, row, properties, sequence_id, columns["payload"][row])
     own = {name: value for name, value in properties.items() if name.startswith("delaylake.")}
     return _built(columns, row, own, sequence_id, None, has_keys=False)
+
+
+def is_own(properties: Mapping[str, str], source: str) -> bool:
+    """Whether a message with these properties can be one of the job's, of a source topic; others may copy them."""
+    return (
+        properties.get("delaylake.source") == source
+        and _POSITION.fullmatch(properties.get("delaylake.messageId", "")) is not None
+        and not properties.keys().isdisjoint(("delaylake.deliverAt", "delaylake.reason"))
+    )
 
 
 def _properties(columns: Columns, row: int) -> dict[str, str]:

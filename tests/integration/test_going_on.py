@@ -197,15 +197,17 @@ def test_a_destination_with_messages_of_later_ticks_than_the_checkpoint_is_notic
                 url = f"{broker.settings.admin_url}/admin/v2/{there.replace('://', '/')}"
                 http.delete(f"{url}?force=true")
 
-    # Whoever publishes as the job with an id that it can't have reached stops no start. Under its new name it is known.
+    # Whoever publishes as the job stops no start, be it with an id that it can't have reached, or that it can. What the
+    # job itself has sent under its new name does.
     own = producer_name(checkpoint.app_id, topic, "a", 0, "planned3", False)
-    for taken, tick in ((own, 1 << 40), (f"{own}-1", 7)):
+    as_sent = {"delaylake.source": topic, "delaylake.messageId": "1:7:-1:-1", "delaylake.deliverAt": "1"}
+    for taken, tick, properties in ((own, 1 << 40, {}), (f"{own}-1", 7, {}), (f"{own}-2", 7, as_sent)):
         producer = pulsar_client.create_producer(f"{topic}-a", producer_name=taken)
-        producer.send(b"x", sequence_id=tick << ROW_BITS)
+        producer.send(b"x", sequence_id=(tick << ROW_BITS) + 1, properties=properties)
         producer.close()
-        if taken == own:
+        if not properties:
             check_sent(settings, checkpoint)
-    assert f"somebody else has published as {own}" in caplog.text
+            assert f"somebody else has published as {taken}" in caplog.text
     with pytest.raises(CheckpointError, match="with 7"):
         check_sent(settings, checkpoint)
 

@@ -1,0 +1,124 @@
+"""What a destination says of how far the job has sent is believed unless the messages there are somebody else's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from broker.admin_rest import BrokerEntry, TopicLedgers
+from broker.client import PulsarError
+from streaming.release.last_sent import Names
+from streaming.release.naming import ROW_BITS
+from tests.fake_pulsar import FakeId, FakeMessage
+
+SOURCE, DESTINATION, OWN = "persistent://p/d/orders", "persistent://p/d/orders-a", "app-a-planned0"
+NEWEST, MOST = 6, 1_000
+PROPERTIES = {"delaylake.source": SOURCE, "delaylake.messageId": "7:1:-1:-1", "delaylake.deliverAt": "1"}
+
+
+@dataclass
+class Destination:
+    """The broker's side of a topic, for client and admin API."""
+
+    messages: list[tuple[str, int, dict[str, str]]] = field(default_factory=list)  # producer, sequence id, properties
+    trimmed: int = 0  # so many of the first ones are gone
+    is_silent: bool = False
+    read: int = 0
+
+    def send(self, tick: int, producer: str = OWN, properties: dict[str, str] | None = None, place: int = 1) -> None:
+        self.messages.append((producer, (tick << ROW_BITS) + place, PROPERTIES if properties is None else properties))
+
+    def create_producer(self, topic: str, producer_name: str) -> Any:
+        ids = [sequence_id for name, sequence_id, _ in self.messages if name == producer_name]
+
+        class Producer:
+            def last_sequence_id(self) -> int:
+                return max(ids, default=-1)
+
+            def close(self) -> None:
+                pass
+
+        return Producer()
+
+    def create_reader(self, topic: str, start: Any) -> Any:
+        after = start.entry_id() if start.ledger_id() == 5 else -1
+        left = [
+            FakeMessage(FakeId(5, entry), props=properties, producer=producer)
+            for entry, (producer, _, properties) in enumerate(self.messages)
+            if entry >= self.trimmed and entry > after
+        ]
+        self.read = len(left)
+
+        class Reader:
+            def has_message_available(self) -> bool:
+                return bool(left)
+
+            def read_next(self, timeout_millis: int) -> FakeMessage:
+                return left.pop(0)
+
+            def close(self) -> None:
+                pass
+
+        return Reader()
+
+    def internal_stats(self, topic: str) -> TopicLedgers | None:
+        return TopicLedgers({5: len(self.messages)}, {}, {}, (5, len(self.messages) - 1))
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
+        if self.is_silent:
+            raise PulsarError("no answer")
+        producer, sequence_id, properties = self.messages[entry_id]
+        return BrokerEntry(1, 1, producer, None, properties, False, False, False, sequence_id)
+
+
+def last_tick(destination: Destination) -> int:
+    names = Names(DESTINATION, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
+    return names.last_tick(destination, destination)
+
+
+def test_what_the_job_has_sent_of_a_later_tick_counts() -> None:
+    destination = Destination()
+    for tick in (5, 6, 7):
+        destination.send(tick)
+    assert last_tick(destination) == 7
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{}, PROPERTIES | {"delaylake.source": "other"}, PROPERTIES | {"delaylake.messageId": "x"}],
+    ids=["none", "source", "position"],
+)
+def test_what_somebody_else_has_published_under_the_name_does_not(properties: dict[str, str]) -> None:
+    destination = Destination()
+    destination.send(6)
+    destination.send(9, properties=properties)
+    destination.send(99, "another", {})
+    assert last_tick(destination) == -1, "of the next name, of which there is nothing"
+    destination.send(6, f"{OWN}-1")
+    assert last_tick(destination) == 6
+    # Nor does it hide what the job has sent of a later tick.
+    destination.send(7, f"{OWN}-1")
+    destination.send(8, f"{OWN}-1", properties)
+    assert last_tick(destination) == 8
+
+
+def test_without_the_message_it_is_believed() -> None:
+    destination = Destination()
+    destination.send(6)
+    destination.send(9, properties={})
+    destination.trimmed = 2
+    assert last_tick(destination) == 9
+    destination.trimmed, destination.is_silent = 0, True
+    assert last_tick(destination) == 9
+
+
+def test_of_a_long_topic_the_end_is_looked_at() -> None:
+    destination = Destination()
+    for i in range(3_000):
+        destination.send(5, place=i)
+    destination.send(9, properties={})
+    assert last_tick(destination) == -1
+    assert destination.read <= 1_001
