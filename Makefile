@@ -13,6 +13,8 @@ MINUTES ?= 30
 FAULTS  ?= 100
 WORKERS ?= 3
 export KILLS MINUTES FAULTS
+# Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test test-fast lint bench chaos clean lock proto tools browser
 
@@ -30,7 +32,7 @@ test: setup browser ## the test suite; WORKERS=n, each with about 4 GB
 	@$(PY) -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: setup ## what needs no broker and no Spark, with few examples of each property
-	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
+	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile -p no:schemathesis -p no:anyio
 
 lint: setup ## ruff, mypy, and who imports whom
 	@$(PY) -m ruff check .
