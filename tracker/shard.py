@@ -12,9 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.apply import RELEASED_A_SECOND, Control, Moment, with_released
+from tracker.commands.apply import Control
 from tracker.commands.cancelled import Compression
 from tracker.commands.giving_up import GivenUp, GivingUp
+from tracker.commands.holding import RELEASED_A_SECOND
+from tracker.commands.match import with_released
+from tracker.commands.moment import Moment
 from tracker.commands.moves import HELD_DELIVER_AT, held
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.repeats import FirstAnswers, no_answers

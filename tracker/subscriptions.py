@@ -52,6 +52,14 @@ class Subscriptions:
         """A mask of the subscriptions of a topic that its messages go to: those that are not removed."""
         return self.known(topic) & ~self.removed.get(topic, 0)
 
+    def names_of(self, topics: pa.ChunkedArray, subscription: int | str) -> pa.Array:
+        """The name of the subscription of a number, or a name for all, for each row of a column of topics."""
+        if isinstance(subscription, str):
+            return pa.repeat(subscription, len(topics))
+        encoded = topics.combine_chunks().dictionary_encode()
+        names = [self.names[topic][subscription] for topic in encoded.dictionary.to_pylist()]
+        return pa.array(names, pa.string()).take(encoded.indices)
+
 
 def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
     """The mask of each row's topic.

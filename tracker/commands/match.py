@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tracker.commands.schema import (
-    CANCEL,
-    RESCHEDULE,
-    RESTORE,
-    SKIP,
-)
-from tracker.messages import (
-    BoolArray,
-    Int64Array,
-    int64,
-    message_ids,
-    where,
-)
+from tracker.commands.schema import CANCEL, KNOWN, PAST, RESCHEDULE, RESTORE, SKIP
+from tracker.messages import BoolArray, Int64Array, int64, message_ids, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
@@ -215,3 +206,32 @@ def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
         times[ledger, entry] = max(int(time), times.get((ledger, entry), 0))
     positions = zip(outcomes["ledger_id"].to_pylist(), outcomes["entry_id"].to_pylist(), strict=True)
     return np.array([times[position] for position in positions], dtype=np.int64)
+
+
+def with_released(known: pa.Table) -> pa.Table:
+    """Completes entries: their messages that are in no bucket were released long ago.
+
+    Args:
+        known: as KNOWN, durable messages. A row with batch_index -1 of an entry of several messages stands for an entry
+            of which no message is in a bucket.
+
+    Returns:
+        as KNOWN, all messages of these entries; those added are due at PAST.
+    """
+    if not known.num_rows:
+        return known
+    entries = known.group_by(["ledger_id", "entry_id"]).aggregate([("batch_size", "max"), ("batch_index", "count")])
+    missing = entries.filter(pc.greater(entries["batch_size_max"], entries["batch_index_count"]))
+    if not missing.num_rows:
+        return known
+    parts = known.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
+    there: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in parts.to_pylist():
+        there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
+    rest = [
+        {**rows[0], "batch_index": index, "deliver_at": PAST}
+        for rows in there.values()
+        for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
+    ]
+    is_stand_in = (int64(known, "batch_index") < 0) & (int64(known, "batch_size") > 1)
+    return pa.concat_tables([where(known, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])

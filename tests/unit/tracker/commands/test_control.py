@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 from tests.messages import TOPIC, Answers, batches, command, commands, messages
-from tracker.commands.apply import Control, Moment, with_released
+from tracker.commands.apply import Control
 from tracker.commands.cancelled import Compression
+from tracker.commands.match import with_released
+from tracker.commands.moment import Moment
 from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.repeats import OTHER_BODY
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT, RESCHEDULE, RESTORE, SKIP, PauseChange

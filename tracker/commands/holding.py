@@ -1,0 +1,148 @@
+"""Messages that are held back: for subscriptions that are paused, unwritable or without a route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.commands.moment import Moment
+from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.operations import Operations
+from tracker.commands.remaining import Remaining
+from tracker.commands.schema import PauseChange
+from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, typed, with_columns
+from tracker.subscriptions import Subscriptions, by_topic
+
+# Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
+RELEASED_A_SECOND = 5_000
+
+# Of what is held back in one tick, so many messages keep their order.
+_MAX_IN_ORDER = 1 << 19
+
+# So many of a tick's sequences are not used for that.
+_LEFT_FOR_OTHERS = 1 << 17
+
+
+class Holding:
+    """Holds messages back for subscriptions that can't have them now, and lets them go when they can.
+
+    A subscription can't when it is paused, its destination can't be written, or its topic has no route. When a message
+    comes due for it, it is moved to HELD_DELIVER_AT, and to now when that ends.
+
+    Args:
+        subscriptions: those of each source topic.
+        remaining: which subscriptions each message still goes to.
+        operations: to which moves are added.
+        margin_millis: how long a move is remembered beyond the last time of its message, ms.
+        paused: by topic a mask of the subscriptions that are paused.
+
+    Attributes:
+        paused: as above.
+        unwritable: by topic a mask of the subscriptions whose destinations can't be written; set for each tick.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        remaining: Remaining,
+        operations: Operations,
+        margin_millis: int,
+        paused: dict[str, int],
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._remaining = remaining
+        self._operations = operations
+        self._margin = margin_millis
+        self.paused = paused
+        self.unwritable: Mapping[str, int] = {}
+
+    def pause(self, changes: Iterable[PauseChange]) -> None:
+        """Pauses and resumes subscriptions."""
+        for change in changes:
+            paused = self.paused.get(change.topic, 0)
+            bits = change.subscriptions
+            self.paused[change.topic] = paused | bits if change.is_paused else paused & ~bits
+        self.paused = {topic: bits for topic, bits in self.paused.items() if bits}
+
+    def hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
+        """Moves due rows to HELD_DELIVER_AT for subscriptions that are held back; returns the masks of the others.
+
+        These are paused, or their topic has no route, or their destination can't be written.
+        """
+        if not (self.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
+            return masks
+        held_back = masks & by_topic(rows, self._held_back)
+        for subscription in range(int(held_back.max(initial=0)).bit_length()):
+            held = np.flatnonzero(held_back >> subscription & 1)
+            times = np.full(len(held), HELD_DELIVER_AT)
+            self._operations.move(rows.take(pa.array(held)), subscription, times, self._in_order(held, moment))
+        return masks & ~held_back
+
+    def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
+        """Gives messages of a release that have not arrived another row each, at the time they had, to be sealed.
+
+        A row that came in shortly before its time is in no bucket, and its entry may be durable now: with these rows in
+        the delayed index a rebuild knows which messages are missing.
+
+        Args:
+            rows: as MESSAGES, and `subscription_mask`, int64: the subscriptions they have not arrived at, as bits.
+            moment: of this tick.
+
+        Returns:
+            the rows, as MESSAGES, one a message and subscription.
+        """
+        masks = int64(rows, "subscription_mask")
+        moved: list[pa.Table] = []
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            chosen = typed(rows.take(pa.array(np.flatnonzero(masks >> subscription & 1))), MESSAGES)
+            if chosen.num_rows:
+                times, sequence = int64(chosen, "deliver_at"), self._operations.next_sequence(moment)
+                moved.append(self._operations.moved(chosen, subscription, times, sequence))
+        return concat(moved)
+
+    def release(self, rows: pa.Table, moment: Moment) -> None:
+        """Moves messages that were held back to now, for the subscriptions that are not held back any more.
+
+        Of many messages RELEASED_A_SECOND are moved to each second from now on, in the order in which they were due.
+
+        Args:
+            rows: as MESSAGES, this shard's rows at HELD_DELIVER_AT; those that a later move has replaced are ignored.
+            moment: of this tick.
+        """
+        if not rows.num_rows:
+            return
+        own = self._remaining.own(rows) & by_topic(rows, self._subscriptions.wanted) & ~by_topic(rows, self._held_back)
+        sequences = int64(rows, "sequence")
+        for subscription in range(int(own.max(initial=0)).bit_length()):
+            last, _, until = self._remaining.moved.find(subscription, *message_ids(rows))
+            # What was cancelled, too: it may be restored.
+            released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
+            if len(released):
+                _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
+                released = released[np.sort(first)]
+                chosen, due = rows.take(pa.array(released)), until[released] - self._margin
+                # All were due within the lookahead. Where no more is known, as after a rebuild, it was in this order.
+                last_due = max(moment.released, moment.ahead)
+                order_known = np.where(due > last_due, sequences[released], 0)
+                due = np.minimum(due, last_due)
+                order = np.lexsort([*message_ids(chosen)[::-1], order_known, due])
+                chosen = with_columns(chosen.take(pa.array(order)), was_due=pa.array(due[order]))
+                times = np.maximum(moment.now + np.arange(len(due)) // RELEASED_A_SECOND * 1000, due[order])
+                self._operations.move(chosen, subscription, times, self._in_order(due, moment))
+                self._remaining.unwanted_moves += len(due)  # the rows that were held back
+
+    def _held_back(self, topic: str) -> int:
+        """A mask of the topic's subscriptions that are held back now."""
+        if topic in self._subscriptions.without_route:
+            return -1
+        return self.paused.get(topic, 0) | self.unwritable.get(topic, 0)
+
+    def _in_order(self, rows: Int64Array, moment: Moment) -> Int64Array:
+        """Sequences for so many rows that are moved together, (n,): they rise, so that the rows keep their order.
+
+        Of very many rows the last ones share one, so that there are some left for others in this tick.
+        """
+        most = min(_MAX_IN_ORDER, max(0, self._operations.room(moment) - _LEFT_FOR_OTHERS))
+        return self._operations.next_sequences(moment, np.minimum(np.arange(len(rows)), most))

@@ -1,0 +1,126 @@
+"""Rows of the delayed index that say what commands did, and the sequences that order them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import DelayLakeError
+from tracker.buckets.chunks import Chunks
+from tracker.commands.moment import Moment
+from tracker.commands.moves import Moved
+from tracker.commands.schema import CANCEL_ROWS, SEQUENCE_BITS
+from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, with_columns
+from tracker.store import Store
+from tracker.subscriptions import Subscriptions
+
+
+class SequencesExhausted(DelayLakeError):
+    """A tick has more commands and moves in one shard than there are sequences. The message is one line."""
+
+
+class Operations:
+    """Rows that commands lead to in the delayed index, and the sequences by which they are in order.
+
+    Rows of type CANCEL, RESTORE and MOVE are kept until they are sealed; rows of moved messages go to the tracker at
+    once.
+
+    Args:
+        store: where the former are kept.
+        counts: what `counts` was when the store was saved.
+        moved: the last move of each message.
+        subscriptions: those of each source topic.
+        margin_millis: how long a move is remembered beyond the last time of its message, ms.
+    """
+
+    def __init__(
+        self, store: Store, counts: Sequence[int], moved: Moved, subscriptions: Subscriptions, margin_millis: int
+    ) -> None:
+        self._cancels = Chunks(store, "cancels", CANCEL_ROWS, *counts)
+        self._moved = moved
+        self._subscriptions = subscriptions
+        self._margin = margin_millis
+        self._moves: list[pa.Table] = []
+        self._sequence = 0
+
+    @property
+    def counts(self) -> list[int]:
+        """How many chunks and rows of type CANCEL, RESTORE and MOVE wait to be sealed."""
+        return [self._cancels.n_chunks, self._cancels.n_rows]
+
+    def add(self, operation: str, rows: pa.Table, sequence: int | Int64Array, deliver_at: Int64Array) -> None:
+        """Keeps rows of type CANCEL, RESTORE or MOVE for the delayed index."""
+        n = rows.num_rows
+        values = {
+            **{name: rows[name] for name in CANCEL_ROWS.names if name in rows.column_names},
+            "operation": pa.array([operation] * n, pa.string()),
+            "sequence": pa.array(np.full(n, sequence)),
+            "deliver_at": pa.array(deliver_at),
+        }
+        self._cancels.add(pa.table([values[f.name] for f in CANCEL_ROWS], schema=CANCEL_ROWS))
+
+    def move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> None:
+        """Gives messages another row, at another time, for one subscription; the rows go to the tracker."""
+        self._moves.append(self.moved(rows, subscription, times, sequence))
+
+    def moved(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> pa.Table:
+        """As `move`, but returns the new rows instead, as MESSAGES."""
+        position, n = message_ids(rows), rows.num_rows
+        until = int64(rows, "deliver_at") + self._margin
+        self._moved.put(subscription, *position, np.full(n, sequence), times, until)
+        names = self._subscriptions.names_of(rows["topic"], subscription)
+        sequences = pa.array(np.full(n, sequence))
+        moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
+        # As long as either row counts, this one has to say which.
+        self.add("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
+        return moved
+
+    def take_moves(self) -> pa.Table:
+        """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
+        if not self._moves:
+            return MESSAGES.empty_table()
+        moves = concat(self._moves)
+        self._moves = []
+        return moves
+
+    def take_cancels(self) -> pa.Table:
+        """Removes and returns the rows of type CANCEL, RESTORE and MOVE for the delayed index, as CANCEL_ROWS."""
+        return self._cancels.take_all()
+
+    def next_sequences(self, moment: Moment, steps: Int64Array) -> Int64Array:
+        """Sequences that rise: the next one, and as many behind it as each of the steps says.
+
+        Args:
+            moment: of this tick.
+            steps: int64, (n,), from 0 on.
+
+        Returns:
+            int64, (n,).
+
+        Raises:
+            SequencesExhausted: the tick has not so many any more.
+        """
+        first = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
+        sequences: Int64Array = first + steps
+        last = int(sequences.max(initial=first))
+        if last >> SEQUENCE_BITS > moment.tick:
+            # One more would be the next tick's, and count more than what happens then.
+            raise SequencesExhausted(
+                f"more than {1 << SEQUENCE_BITS:,} commands and moves in tick {moment.tick} of a shard"
+            )
+        self._sequence = last
+        return sequences
+
+    def next_sequence(self, moment: Moment) -> int:
+        """The next sequence of this shard, after all that it has given (see SEQUENCE_BITS).
+
+        Raises:
+            SequencesExhausted: the tick has had all its sequences.
+        """
+        return int(self.next_sequences(moment, np.zeros(1, np.int64))[0])
+
+    def room(self, moment: Moment) -> int:
+        """How many sequences of the tick are left."""
+        return min((moment.tick + 1 << SEQUENCE_BITS) - 1 - self._sequence, 1 << SEQUENCE_BITS)

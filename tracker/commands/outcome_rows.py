@@ -1,0 +1,92 @@
+"""Builds the outcomes of commands, as OUTCOME_ROWS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.match import each_subscription
+from tracker.commands.schema import OUTCOME_ROWS
+from tracker.messages import BoolArray, Int64Array, int64, typed
+from tracker.subscriptions import Subscriptions
+from tracker.wire.delaylake_pb2 import Result
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Commands, and the known messages that each names: `command` and `row` are indexes, a pair each."""
+
+    commands: pa.Table
+    command: Int64Array
+    known: pa.Table
+    row: Int64Array
+    is_released: BoolArray  # of each known message
+    payload_rows: pa.Table
+    payload_row: Int64Array  # of each known message its row in `payload_rows`, -1: none
+
+
+def outcomes_of(
+    subscriptions: Subscriptions,
+    pairs: Pairs,
+    chosen: Int64Array,
+    result: Int64Array,
+    reason: Sequence[str],
+    collapsed: BoolArray,
+    starts: BoolArray,
+    subscription: int | str,
+) -> pa.Table:
+    """A row for each chosen command and message, and one for an entry whose messages share a result."""
+    answered = np.flatnonzero(starts | ~collapsed)
+    of_command = pairs.commands.take(pa.array(pairs.command[chosen[answered]]))
+    of_row = pairs.known.take(pa.array(pairs.row[chosen[answered]]))
+    # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
+    is_named = collapsed[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
+    values = {
+        **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
+        "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
+        "subscription": subscriptions.names_of(of_command["topic"], subscription),
+        "partition": of_row["partition"],
+        "ledger_id": of_row["ledger_id"],
+        "entry_id": of_row["entry_id"],
+        "batch_index": pa.array(np.where(collapsed[answered], -1, int64(of_row, "batch_index")), pa.int32()),
+        "result": pa.array(result[answered], pa.int32()),
+        "reason": pa.array([reason[i] for i in answered.tolist()], pa.string()),
+    }
+    return typed(values, OUTCOME_ROWS)
+
+
+def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
+    """One outcome for each command and subscription; without a result, the one of the command's row."""
+    if not commands.num_rows:
+        return OUTCOME_ROWS.empty_table()
+    index, names = each_subscription(commands, subscriptions.names)
+    rows = commands.take(pa.array(index))
+    n = rows.num_rows
+    values = {name: rows[name] for name in OUTCOME_ROWS.names if name in rows.column_names and name != "deliver_at"}
+    values["subscription"] = pa.array(names, pa.string())
+    if result is not None:
+        values["result"] = pa.array([int(result)] * n, pa.int32())
+        values["reason"] = pa.array([reason] * n, pa.string())
+    return typed(values, OUTCOME_ROWS)
+
+
+def out_of_batch(
+    subscriptions: Subscriptions,
+    commands: pa.Table,
+    command: Int64Array,
+    size: Int64Array,
+    is_named: BoolArray,
+) -> list[pa.Table]:
+    """Outcomes for batch indexes that are not among an entry's known messages."""
+    named = np.zeros(commands.num_rows, np.bool_)
+    named[command[is_named]] = True
+    sizes = np.zeros(commands.num_rows, np.int64)
+    sizes[command] = size
+    left = np.flatnonzero((sizes > 0) & ~named)
+    if not len(left):
+        return []
+    return [answer(subscriptions, commands.take(pa.array(left)), Result.INVALID, "the entry has no such batch index")]
