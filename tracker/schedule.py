@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conf.errors import DelayLakeError
+
 DELIVER_AT = "deliverAt"
 DELIVER_AFTER = "deliverAfter"
 
@@ -13,7 +15,7 @@ MAX_TIME_MILLIS = 253_402_300_799_999  # the end of the year 9999
 TOO_FAR = "Exceeds max allowed delivery delay of {} milliseconds"
 
 
-class BadSchedule(ValueError):
+class BadSchedule(DelayLakeError):
     """A message's time of delivery is not valid. The error's message is the reason, one line."""
 
 

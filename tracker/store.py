@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from conf.errors import DelayLakeError
+
 Key = tuple[int, int]
 
 
@@ -23,7 +25,7 @@ class Store(Protocol):
         """Removes a key; nothing happens where it is not there."""
 
 
-class StateLost(RuntimeError):
+class StateLost(DelayLakeError):
     """A value that the tracker has put into its store is not there any more."""
 
 
