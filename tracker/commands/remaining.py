@@ -175,4 +175,5 @@ class Remaining:
     def save(self) -> None:
         """Writes what is not in the store yet, but for the counts."""
         self.cancelled.save()
+        self.delivered.save()
         self.moved.save()

@@ -684,3 +684,15 @@ def test_one_that_was_taken_out_gets_nothing_and_its_skips_hold_when_it_is_back(
     desk.control.save()
     desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
     assert (desk.subscription_mask(ALONE), desk.subscription_mask(BATCH)) == ([0b01], [0b11] * 3)
+
+
+def test_what_was_delivered_before_a_rebuild_is_forgotten_for_good_when_it_is_past(desk: Desk) -> None:
+    done = {"subscription": 0, "ledger_id": 1, "entry_id": 7, "batch_index": -1, "until": 5_000}
+    desk.control.rebuild(Rebuilt(delivered=pa.Table.from_pylist([done], schema=NOT_TO_DELIVER)), 1_000)
+    desk.control.save()
+    again = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    assert again.has_exceptions
+    again.drop_expired(5_000)
+    again.save()
+    assert not Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS).has_exceptions
+    assert not [key for key in desk.store.values if key[0] == "delivered"]
