@@ -5,8 +5,8 @@
     shard = Shard(MemoryStore(), {"persistent://public/default/orders": ["billing"]}, min_index_count_per_bucket=50_000)
     effects = shard.apply(tick, TickInput(messages=rows))
 
-A `Shard` keeps its state in a `Store` and is called once a tick. Everything a tick brings is in a `Tick` and a
-`TickInput`; everything that follows from it is in the `Effects`.
+A `Shard` keeps its state in a `Store` and is called once a tick. A `Tick` and a `TickInput` are all of its input, and
+`Effects` all of its output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that who needs only a constant of the tracker does not wait for Arrow."""
+    """Imports a name of `__all__` when it is first used: code that needs only a constant does not wait for Arrow."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -22,8 +22,8 @@ _KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
 class EntryLog:
     """Keeps the positions and times of messages until their entries are durable (see `tracker.shard.Tick`).
 
-    Booked entries are in the table `entries`, and their messages in the tables that a command's lookup reads; until
-    then a command finds them here.
+    The entries that are durable are in the table `entries`, and their messages in the tables that a command's lookup
+    reads. A command finds the others here.
 
     Args:
         store: where the log is kept.
@@ -39,7 +39,7 @@ class EntryLog:
 
         Args:
             messages: as MESSAGES, all of each entry.
-            seal_epoch: in which they came.
+            seal_epoch: number of the one in which they came.
         """
         if not messages.num_rows:
             return
@@ -48,7 +48,7 @@ class EntryLog:
         self._chunks[seal_epoch] = chunk + 1
 
     def all(self) -> pa.Table:
-        """All messages that are not durable yet: the columns ENTRY_COLUMNS, batch_index and deliver_at."""
+        """Returns the messages that are not durable yet: the columns ENTRY_COLUMNS, batch_index and deliver_at."""
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, _KEPT_SCHEMA)
 

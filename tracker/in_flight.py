@@ -18,10 +18,10 @@ SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
 # Column of a release from which rows have been taken out: the place that each had before.
 PLACE = "place"
 
-# By tick, whether it is planned, and topic: the subscriptions to which a release has not gone, as bits, and REJECTED.
+# By release (tick, is planned) and topic the subscriptions at which it has not arrived, as bits; REJECTED is one.
 OpenReleases = Mapping[tuple[int, bool], Mapping[str, int]]
 
-REJECTED = -(1 << 63)  # what is to go to the topic of rejected messages
+REJECTED = -(1 << 63)  # the bit of the topic for rejects
 
 # Column of a release: the subscriptions of its topic to which a row goes, as bits.
 SUBSCRIPTION_MASK = "subscription_mask"
@@ -81,15 +81,15 @@ class InFlight:
         self._releases.append(entry)
 
     def confirm(self, tick: int, open_releases: OpenReleases | None = None) -> list[Release]:
-        """Forgets the releases of a tick and of earlier ones, but for the rows that have not arrived somewhere.
+        """Forgets the releases of a tick and of earlier ones, except rows that have not arrived at some destination.
 
         Args:
             tick: number of the last tick that is confirmed.
-            open_releases: the subscriptions that releases have not arrived at, also of those confirmed before.
+            open_releases: the subscriptions at which releases have not arrived, also those confirmed before.
 
         Returns:
-            the open rows of releases that are confirmed only now; `subscription_mask` has only the bits that are open,
-            and `place` is each row's place in the release.
+            the open rows of the releases that this call confirms; `subscription_mask` has only the bits that are
+            open, and `place`, int64, is each row's place in the release.
         """
         opened: list[Release] = []
         kept: list[_Entry] = []
@@ -132,7 +132,7 @@ class InFlight:
         return concat(taken, _HANDED_OUT)
 
     def all(self) -> list[Release]:
-        """All releases that are not confirmed, or open, oldest first."""
+        """Returns the releases that are not confirmed, or are open, oldest first; none that has no rows left."""
         return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases if entry.rows]
 
     def _get(self, entry: _Entry) -> pa.Table:
@@ -169,7 +169,12 @@ def _renamed(rows: pa.Table, column: str, to: str) -> pa.Table:
 
 
 def _open_rows(rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
-    """The rows of a release that have not arrived. They keep their places, of which sequence ids are made."""
+    """Returns the rows of a release for some subscriptions. Their places stay: sequence ids are made of them.
+
+    Args:
+        rows: as `Release.rows`.
+        wanted: by topic the subscriptions, as bits, with REJECTED where rejected rows are wanted.
+    """
     if PLACE not in rows.column_names:
         rows = rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
     topics = rows["topic"].combine_chunks().dictionary_encode()

@@ -16,7 +16,7 @@ leave_pandas_out()  # whatever gives Arrow a list imports this module first
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# From here on ledger ids are of imported messages. Pulsar counts its own from 0; JavaScript is exact up to twice this.
+# Imported messages have ledger ids from here on. Pulsar counts its own from 0; JavaScript is exact up to twice this.
 FIRST_IMPORTED_LEDGER = 1 << 52
 
 # One row a message. Times are ms since the epoch, UTC; 0 in event_time means unset.
@@ -39,7 +39,7 @@ MESSAGES = pa.schema(
         ("payload", pa.binary()),
         ("reason", pa.string()),  # why the message is rejected; null: it is not
         ("subscription", pa.string()),  # the only one that the row is for; null: all of its topic's
-        ("sequence", pa.int64()),  # of the command that moved the message to this time; null: it is where it came
+        ("sequence", pa.int64()),  # of the move that gave the message this row; null: the row that it came with
         ("ordering_key_bytes", pa.binary()),  # an ordering key that is not UTF-8
         ("key_encoding", pa.string()),  # base64: the key is bytes, of which the broker has the base64; null: it is text
         ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
@@ -64,7 +64,7 @@ _READ = pa.ipc.IpcReadOptions(use_threads=False)
 def pack(rows: pa.Table) -> bytes:
     """Packs a table as bytes: an Arrow IPC stream of one record batch, LZ4 compressed from 32 KiB on.
 
-    The chunks of a table are joined before: a record batch for each would take ten times as long to write and to read.
+    The chunks of a table are joined first: a record batch for each would take ten times as long to write and to read.
     """
     rows = rows.combine_chunks()
     options = _LARGE if rows.nbytes >= _COMPRESSED_FROM_BYTES else _SMALL
@@ -82,7 +82,7 @@ def unpack(data: bytes) -> pa.Table:
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table:
-    """Concatenates tables; columns of the schema that one lacks, because an earlier version packed it, are null.
+    """Concatenates tables; a column that one of them lacks, because an earlier version packed it, is null there.
 
     Args:
         tables: with the columns of the schema, or fewer.
@@ -231,15 +231,15 @@ def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
     return rows
 
 
-# How the reason of a message begins that is left to the cluster in which it was published.
+# With this begins the reason of a message that is left out: the cluster in which it was published delivers it.
 LEFT_OUT = "replicated from "
 
 
 def is_left_out(rows: pa.Table) -> BoolArray:
-    """Which rows are of messages that another cluster's job delivers: bool, (rows,)."""
+    """Tells which rows are left out, because another cluster's job delivers them: bool, (rows,)."""
     return np.asarray(pc.fill_null(pc.starts_with(rows["reason"], LEFT_OUT), False))
 
 
 def is_rejected(rows: pa.Table) -> BoolArray:
-    """Which rows have a reason to be rejected: bool, (rows,)."""
+    """Tells which rows have a reason: they are rejected, or left out. Returns bool, (rows,)."""
     return np.asarray(pc.is_valid(rows["reason"]))

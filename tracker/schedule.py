@@ -20,19 +20,21 @@ class BadSchedule(DelayLakeError):
 
 
 def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_delay_millis: int = 0) -> int:
-    """The time at which a message is due; a message whose properties name no time is due at once.
+    """Returns the time at which a message is due; one whose properties name no time is due at once.
 
     Args:
-        properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time.
+        properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time; where
+            both are there, `deliverAt` counts.
         publish_time: ms since the epoch, by the producer's clock, which may be ahead.
-        now: when it came in, ms since the epoch.
+        now: when the message came in, ms since the epoch.
         max_delay_millis: the longest delay from the publish time that is accepted, ms; 0: any.
 
     Returns:
         ms since the epoch.
 
     Raises:
-        BadSchedule: the property is no whole number, or negative, or the time or the publish time is too far ahead.
+        BadSchedule: the property is no whole number, or negative, or the delay is longer than accepted, or the time or
+            the publish time is beyond the year 9999.
     """
     if publish_time > MAX_TIME_MILLIS:
         raise BadSchedule(f"the publish time {publish_time} is beyond the year 9999")

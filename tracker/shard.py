@@ -1,4 +1,7 @@
-"""A shard of the tracker: applies one tick after another to its state. All decisions of the service are made here."""
+"""A shard of the tracker, which applies one tick after another to its state.
+
+What is delivered when, and what a command does, is decided here and in the classes that a shard is made of.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ from tracker.subscriptions import Subscriptions
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """One step of the clock, the same for all shards, and the same when it is replayed.
+    """One step of the job's clock, the same for all shards, and the same when it is replayed.
 
     Times are ms since the Unix epoch. A seal epoch ends with a tick at which the mutable bucket is sealed and the next
     segment of the sealed ones is loaded. It is durable when all messages that came in up to its end are in the delayed
@@ -60,18 +63,18 @@ class Tick:
 
     tick: int  # the tick's number, from 1
     cutoff: int  # time: messages due then or before are released
-    seal_epoch: int  # how many seal epochs have ended, with this tick
+    seal_epoch: int  # how many seal epochs have ended by this tick (included)
     load_horizon: int  # time: all messages due before it are in state
     near_until: int  # time: new messages due before it go to a time slot, later ones to the mutable bucket
     run_id: str  # of the run of the job that made the tick
-    confirmed: int  # a tick's number: the releases up to it have been sent
+    confirmed: int  # a tick's number: its and earlier releases have arrived and are written down, or are open
     durable_through: int  # a seal epoch's number: it and all before are durable
-    now: int = 0  # time: the service's clock
+    now: int = 0  # time: the job's clock
     ingested_through: int = 0  # a tick's number: all messages published before the commands up to it have come in
     sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
-    # Destinations that can't be written, by source topic and subscription ("" is the topic for rejects). `open`: the
-    # releases [tick, is planned] that have not arrived there. `rejects`: the reason why messages that come due for it
-    # are rejected; where it is missing, they wait.
+    # Unwritable destinations, by source topic and subscription ("" is the topic for rejects). `open`: the releases
+    # [tick, is planned] that have not arrived there. `rejects`: the reason why messages that come due for it are
+    # rejected; where it is missing, they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -83,7 +86,7 @@ class TickInput:
     # Sealed rows due from the last tick's load horizon (included) to this tick's (excluded).
     segment: pa.Table = field(default_factory=MESSAGES.empty_table)
     commands: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # this shard's, in the control topic's order
-    # Request ids of the commands of all shards, the first command of each: the hash of its body.
+    # By request id, of all shards' commands, the hash of the body of the first command that has it.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     known_messages: pa.Table = field(default_factory=KNOWN.empty_table)  # durable ones that the commands name
     payload_rows: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to reschedule, restore or resume
@@ -91,9 +94,10 @@ class TickInput:
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
     rejected_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with a reason
     first_answers: FirstAnswers = no_answers  # reads the same version of the tables that `known_messages` are from
-    # Messages rejected in earlier ticks that have not been sent to the topic for rejects, as it could not be written.
+    # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
     rejected: pa.Table = field(default_factory=MESSAGES.empty_table)
-    back: Collection[str] = ()  # topics that can be delivered again: `payload_rows` has the messages held back for them
+    # Topics with a route again, or with a subscription that is new: `payload_rows` has the rows held back for them.
+    back: Collection[str] = ()
 
 
 @dataclass
@@ -113,12 +117,12 @@ class Shard:
     """One shard of the tracker: delayed messages, commands, releases in flight and entries not yet durable, on a store.
 
     All state is in the store: after each `apply` another shard on the same store goes on from there. The same ticks
-    and intakes give the same effects.
+    and inputs give the same effects.
 
     Args:
         store: the shard's state.
         subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
-        min_index_count_per_bucket: rows in the mutable bucket from which on it is sealed before the seal epoch ends.
+        min_index_count_per_bucket: number of rows at which the mutable bucket is sealed before the seal epoch ends.
         tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
         compression: of the bitmaps of cancelled and skipped messages.
     """
@@ -152,6 +156,7 @@ class Shard:
         Raises:
             ValueError: an entry id is negative or beyond 2^32 - 1.
             StateLost: the store lacks a value that an earlier tick put there.
+            SequencesExhausted: the tick has more commands and moves than there are sequences.
         """
         last_seal_epoch, released, last_run_id, ahead = self._last()
         ends_seal_epoch = tick.seal_epoch != last_seal_epoch
@@ -184,7 +189,7 @@ class Shard:
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = tick_input.messages
         rejected = is_rejected(messages)
-        # After a rebuild messages may come again that are done with.
+        # After a rebuild, messages that are done with may come again.
         is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)
         new = where(messages, ~rejected & ~is_done)
         self._control.take_in(new)
@@ -220,7 +225,7 @@ class Shard:
             effects.entries = self._entries.take(tick.durable_through)
 
         planned = self._tracker.get_scheduled_messages(tick.cutoff)
-        # What is left out goes nowhere, not to the rejects topic either.
+        # Messages that are left out go nowhere, not to the rejects topic either.
         left_out = is_left_out(effects.rejects)
         rejects = self._sent_rejects(tick, concat([where(effects.rejects, ~left_out), given_up[0].rejects]))
         rejects = concat([rejects, self._rejects_sent_again(tick, tick_input.rejected)])
@@ -232,7 +237,7 @@ class Shard:
         self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
         effects.rejects = concat([effects.rejects, tick_input.rejected_commands, *(one.rejects for one in given_up)])
         if ends_seal_epoch:
-            # Not before what is due has been handed out: after a long pause it may be long due.
+            # Only after due messages have been handed out: when the job stood still, they may be long past.
             self._tracker.drop_expired(tick.cutoff)
             self._control.drop_expired(tick.cutoff)
         effects.status = {
@@ -259,7 +264,10 @@ class Shard:
         return effects
 
     def _known(self, tick_input: TickInput, messages: pa.Table) -> tuple[pa.Table, BoolArray]:
-        """The messages of the entries that commands name, and which of them came in only now and can be cancelled."""
+        """Returns the messages of the entries that commands name, as KNOWN, and which of them are new: bool, (rows,).
+
+        New are those that came in only in this tick and are not rejected.
+        """
         if not tick_input.commands.num_rows:
             return KNOWN.empty_table(), np.zeros(0, np.bool_)
         wanted = tick_input.commands.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
@@ -276,7 +284,7 @@ class Shard:
         return pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN), is_new
 
     def _payload_rows(self, tick_input: TickInput, messages: pa.Table, known: pa.Table) -> pa.Table:
-        """Rows of the known messages that commands reschedule or restore, wherever they are."""
+        """Returns rows, as MESSAGES, of the known messages that commands reschedule or restore, wherever they are."""
         kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE]))
         if not pc.any(kinds).as_py():
             return MESSAGES.empty_table()
@@ -289,7 +297,7 @@ class Shard:
         )
 
     def _held(self, tick_input: TickInput) -> pa.Table:
-        """Rows held back for paused subscriptions, of all of them, if a command resumes any."""
+        """Returns all rows that are held back, as MESSAGES, if a command resumes a subscription; else none."""
         if all(change.is_paused for change in tick_input.pause_changes):
             return MESSAGES.empty_table()
         return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
@@ -297,7 +305,7 @@ class Shard:
     def _release(
         self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment, giving_up: GivingUp
     ) -> tuple[int, GivenUp]:
-        """Hands rows out to the subscriptions that want them; returns how many, and what of them is given up."""
+        """Hands due rows out to the subscriptions that they go to; returns how many rows, and those given up."""
         if not rows.num_rows:
             return 0, GivenUp()
         masks = self._control.hand_out(rows, moment)
@@ -316,24 +324,27 @@ class Shard:
         return n, given_up
 
     def _sent_rejects(self, tick: Tick, rejects: pa.Table) -> pa.Table:
-        """New rejects that go to their topics now. Rejects whose topic can't be written are only in the table."""
+        """Returns the new rejects whose rejects topic can be written; the others are only in the table `rejects`."""
         held = [topic for topic, names in tick.unwritable.items() if "" in names]
         return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
 
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
-        """Rejects of earlier ticks that go to their topics now; where they are many the rest waits for some seconds."""
+        """Returns the rejects of earlier ticks that are sent to their topics now.
+
+        Of many, RELEASED_A_SECOND are sent a second: the rest waits in the tracker.
+        """
         times = tick.now + np.arange(rejects.num_rows) // RELEASED_A_SECOND * 1000
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
     def _unwritable(self, tick: Tick) -> dict[str, int]:
-        """By topic the subscriptions for which what is due waits until their destinations can be written, as bits."""
+        """Returns by topic the unwritable subscriptions whose due messages are held back, not rejected, as bits."""
         return {
             topic: sum(self._bit(topic, name) for name, one in names.items() if name and "rejects" not in one)
             for topic, names in tick.unwritable.items()
         }
 
     def _open_releases(self, tick: Tick) -> OpenReleases:
-        """Releases that have not arrived at some destinations, by subscription as bits."""
+        """Returns the releases that have not arrived at some destination, with the subscriptions as bits."""
         found: dict[tuple[int, bool], dict[str, int]] = {}
         for topic, names in tick.unwritable.items():
             for name, unwritable in names.items():
@@ -348,7 +359,7 @@ class Shard:
         return 1 << names.index(name) if name in names else 0
 
     def _last(self) -> tuple[int, int, str, int]:
-        """The last tick's seal epoch, cutoff and run id, and the highest cutoff that there was."""
+        """Returns the last tick's seal epoch, cutoff and run id, and the highest cutoff so far."""
         seal_epoch, cutoff, run_id, *ahead = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
         return int(seal_epoch), int(cutoff), run_id, int(ahead[0] if ahead else cutoff)
 
@@ -364,7 +375,7 @@ class Shard:
 
 
 def _past_where(rejected: BoolArray, messages: pa.Table) -> pa.Table:
-    """The messages, the rejected ones with a past time: they are handed out at once, and no command cancels them."""
+    """Returns the messages, with the rejected ones due at PAST: as if handed out, so that no command applies."""
     if not rejected.any():
         return messages
     return with_columns(messages, deliver_at=pa.array(np.where(rejected, PAST, int64(messages, "deliver_at"))))

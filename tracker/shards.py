@@ -1,4 +1,4 @@
-"""Which shard of the tracker a message belongs to."""
+"""The hash that assigns messages to the tracker's shards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Where the tracker keeps its state: small named tables of packed values.
 
-A call may cost a round trip to another process, so what is packed into one value matters more than its size.
+A call may cost a round trip to another process, so the number of values matters more than their size.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class StateLost(DelayLakeError):
 
 
 def get_present(store: Store, table: str, key: Key) -> bytes:
-    """The value of a key that was put and not removed since.
+    """Returns the value of a key that was put and has not been removed since.
 
     Raises:
-        StateLost: there is none.
+        StateLost: the store has no value for it.
     """
     data = store.get(table, key)
     if data is None:

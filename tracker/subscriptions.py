@@ -13,7 +13,7 @@ from tracker.messages import Int64Array
 # A subscription is a bit of an int64 that is never negative.
 MAX_SUBSCRIPTIONS = 63
 
-# In a command: all subscriptions, and those that are added later. In outcomes: that those will get it, too.
+# In a command: all subscriptions, and those that are added later. In an outcome: the answer for those added later.
 ALSO_LATER = "*"
 
 
@@ -22,7 +22,7 @@ class Subscriptions:
     """The subscriptions of all source topics, by number. State and commands know a subscription by its number.
 
     A subscription that is taken out of the settings keeps its number, and gets nothing more. A topic that has no route
-    for a while keeps its subscriptions: what comes due for them is held back until the route is there again.
+    for a while keeps its subscriptions: messages that come due for them are held back until the route is there again.
 
     Attributes:
         names: by topic the names of its subscriptions; the index is the number.
@@ -36,24 +36,32 @@ class Subscriptions:
 
     @staticmethod
     def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
-        """Makes subscriptions of names by topic, all of them in the settings; subscriptions stay as they are."""
+        """Makes `Subscriptions` of names by topic, all of them in the settings; returns `Subscriptions` unchanged."""
         return names if isinstance(names, Subscriptions) else Subscriptions(names)
 
     @property
     def most(self) -> int:
-        """The number of subscriptions of the topic that has the most."""
+        """The largest number of subscriptions that a topic has."""
         return max(map(len, self.names.values()), default=0)
 
     def known(self, topic: str) -> int:
-        """A mask of all subscriptions of a topic, removed ones included."""
+        """Returns a mask of all subscriptions of a topic, removed ones included."""
         return (1 << len(self.names.get(topic, ()))) - 1
 
     def wanted(self, topic: str) -> int:
-        """A mask of the subscriptions of a topic that its messages go to: those that are not removed."""
+        """Returns a mask of the subscriptions that a topic's messages go to: those that are not removed."""
         return self.known(topic) & ~self.removed.get(topic, 0)
 
     def names_of(self, topics: pa.ChunkedArray, subscription: int | str) -> pa.Array:
-        """The name of the subscription of a number, or a name for all, for each row of a column of topics."""
+        """Returns the name of a subscription of each row's topic.
+
+        Args:
+            topics: a column of strings, (rows,).
+            subscription: its number in each topic; or a name, which all rows get.
+
+        Returns:
+            strings, (rows,).
+        """
         if isinstance(subscription, str):
             return pa.repeat(subscription, len(topics))
         encoded = topics.combine_chunks().dictionary_encode()
@@ -62,11 +70,11 @@ class Subscriptions:
 
 
 def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
-    """The mask of each row's topic.
+    """Returns the mask of each row's topic.
 
     Args:
         rows: with the column topic.
-        bits: gives the mask of a topic; -1 is all bits.
+        bits: returns the mask of a topic; called once for each topic. -1 is all bits.
 
     Returns:
         int64, (rows,).

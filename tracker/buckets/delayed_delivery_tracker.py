@@ -103,11 +103,15 @@ class DelayedDeliveryTracker:
         return where(rows, is_due)
 
     def find(self, times: Iterable[int]) -> pa.Table:
-        """Returns all of the mutable bucket, and of the time slots in which some times are; the rows stay."""
+        """Returns the rows of the mutable bucket, and those of the time slots of some times; they stay.
+
+        Args:
+            times: ms since the epoch.
+        """
         return concat([self._mutable.all(), *self._slots.find(times)])
 
     def waiting(self, start: int, end: int) -> pa.Table:
-        """Returns the messages in state that are due from one time to another, both included; they stay."""
+        """Returns the messages in state that are due from `start` to `end`, both included, ms; they stay."""
         rows = self.find(range(start // SLOT_MILLIS * SLOT_MILLIS, end + 1, SLOT_MILLIS))
         due = int64(rows, "deliver_at")
         return where(rows, (due >= start) & (due <= end))
@@ -147,7 +151,7 @@ class DelayedDeliveryTracker:
         self._sealed -= rows.num_rows
 
     def rebuild(self, sealed: int) -> None:
-        """Starts with a number of messages in immutable buckets, all due at the next load horizon or later."""
+        """Begins after a rebuild, with `sealed` messages in immutable buckets, all due at the load horizon or later."""
         self._sealed = sealed
 
     def get_scheduled_messages(self, cutoff: int) -> pa.Table:

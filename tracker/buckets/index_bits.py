@@ -37,7 +37,7 @@ class IndexBits:
         self._last_due: dict[int, int] | None = None
 
     def contains(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
-        """Which of the positions are known.
+        """Tells which of the positions are known.
 
         Args:
             ledger_ids: int64, (n,).
@@ -61,7 +61,7 @@ class IndexBits:
         Args:
             ledger_ids: int64, (n,).
             entry_ids: int64, (n,).
-            deliver_at: int64, (n,), ms since the epoch. The ledger is kept until the latest of its times.
+            deliver_at: int64, (n,), ms since the epoch. A ledger is kept until the latest of its times.
         """
         last_due = self._ledgers()
         for ledger, rows in by_ledger(ledger_ids):
@@ -108,7 +108,7 @@ def by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
         ledger_ids: int64, (n,).
 
     Returns:
-        by rising id each ledger and the indexes of its rows, int64, which rise.
+        each ledger's id and the indexes of its rows, int64; ids and indexes are in ascending order.
     """
     if not len(ledger_ids):
         return []
@@ -121,7 +121,7 @@ def by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
 
 
 def among(values: npt.NDArray[Any], bits: _Bits) -> BoolArray:
-    """Which of the values are in a bitmap.
+    """Tells which of the values are in a bitmap.
 
     Args:
         values: uint32 for a BitMap, uint64 for a BitMap64, (n,).

@@ -10,7 +10,7 @@ from tracker.store import Store
 
 
 class MutableBucket:
-    """Rows in the order in which they came, read again only to be sealed.
+    """Rows in the order in which they came; each addition is one packed value.
 
     Args:
         store: where the rows are kept.
@@ -28,7 +28,7 @@ class MutableBucket:
 
     @property
     def meta(self) -> dict[str, int]:
-        """What the bucket needs beside the store to go on: JSON values by name."""
+        """The values, as JSON has them, that the bucket needs beside the store to go on."""
         return {"chunks": self._chunks.n_chunks, "rows": self._chunks.n_rows, "earliest": self._earliest}
 
     @property

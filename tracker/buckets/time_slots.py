@@ -10,19 +10,19 @@ import pyarrow as pa
 from tracker.messages import concat, in_order, int64, pack, unpack, where
 from tracker.store import Store, get_present
 
-# As wide as a quick batch: narrower slots cost more calls to the store, wider ones make release horizons coarse.
+# As wide as a quick batch: narrower slots cost more calls to the store, wider ones are cut and written again.
 SLOT_MILLIS = 200
 
 _TABLE = "slots"
 
 
 class TimeSlots:
-    """Rows by time of delivery: a slot is a few packed values, written once and read once.
+    """Rows by time of delivery. A slot is a few packed values; one that a cutoff cuts is written again.
 
     Args:
         store: where the rows are kept.
         meta: the attribute of that name, which the caller keeps beside the store: by slot (ms since the epoch,
-            divided by SLOT_MILLIS) its number of values and of rows. None where there is nothing.
+            divided by SLOT_MILLIS) its number of values and of rows. None: there are no rows.
     """
 
     def __init__(self, store: Store, meta: dict[int, tuple[int, int]] | None = None) -> None:
@@ -35,7 +35,7 @@ class TimeSlots:
 
     @property
     def earliest(self) -> int | None:
-        """The start of the first slot, ms since the epoch; None where there is none."""
+        """The start of the first slot that has rows, ms since the epoch; None: there is none."""
         return min(self.meta) * SLOT_MILLIS if self.meta else None
 
     def add(self, rows: pa.Table) -> None:
@@ -55,7 +55,7 @@ class TimeSlots:
         """Removes and returns the rows that are due at the cutoff or before, in the order of delivery.
 
         Args:
-            cutoff: ms since the epoch; within a slot, its later rows stay.
+            cutoff: ms since the epoch; it may be within a slot, whose later rows stay.
         """
         due = []
         for slot in sorted(slot for slot in self.meta if slot * SLOT_MILLIS <= cutoff):
@@ -68,7 +68,7 @@ class TimeSlots:
         return in_order(concat(due))
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:
-        """Returns all rows of the slots in which some times are; the rows stay.
+        """Returns the rows of the slots to which some times belong; they stay.
 
         Args:
             times: ms since the epoch.

@@ -41,8 +41,8 @@ class Control:
     the message's. For a message that is not known the command waits until all messages published before it have come
     in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the time it names.
 
-    Messages for a subscription that is paused, whose destination can't be written, or whose topic has no route are held
-    back: when they come due, they are moved to HELD_DELIVER_AT, until they are resumed.
+    Messages for a subscription that is paused, whose destination is unwritable, or whose topic has no route are held
+    back: when they come due, they are moved to HELD_DELIVER_AT, and when that ends, to now.
 
     Args:
         store: where the state is kept.
@@ -93,7 +93,7 @@ class Control:
 
     @property
     def unwritable(self) -> Mapping[str, int]:
-        """By topic a mask of the subscriptions whose destinations can't be written; set for each tick."""
+        """By topic a mask of the subscriptions whose destinations are unwritable; set for each tick."""
         return self._holding.unwritable
 
     @unwritable.setter
@@ -101,15 +101,15 @@ class Control:
         self._holding.unwritable = masks
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
-        """The subscriptions that rows go to: see `Remaining.subscription_mask`."""
+        """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""
         return self._remaining.subscription_mask(rows)
 
     def are_done(self, messages: pa.Table) -> BoolArray:
-        """Which new messages no command can give to a subscription: see `Remaining.are_done`."""
+        """Tells which new messages are done with: see `Remaining.are_done`."""
         return self._remaining.are_done(messages)
 
     def take_in(self, messages: pa.Table) -> None:
-        """Counts new messages that are to be added to the tracker, though commands have left them to no subscription.
+        """Counts as unwanted the new messages, about to be added to the tracker, that go to no subscription.
 
         Args:
             messages: as MESSAGES.
@@ -118,7 +118,7 @@ class Control:
             self._remaining.count_unwanted(where(messages, self._remaining.mask_with_removed(messages) == 0), 1)
 
     def moved_to(self, known: pa.Table) -> set[int]:
-        """The times that messages (as KNOWN) have been moved to, ms since the epoch, for any subscription."""
+        """Returns the times that messages (as KNOWN) have been moved to, ms since the epoch, for any subscription."""
         return self._remaining.moved_to(known)
 
     def take_moves(self) -> pa.Table:
@@ -130,11 +130,11 @@ class Control:
         return self._operations.take_cancels()
 
     def next_sequence(self, moment: Moment) -> int:
-        """The next sequence of this shard, after all that it has given (see SEQUENCE_BITS)."""
+        """Returns the next sequence of this shard: see `Operations.next_sequence`."""
         return self._operations.next_sequence(moment)
 
     def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
-        """Decides to which subscriptions due rows go now; for those that are held back they are moved.
+        """Decides to which subscriptions due rows go now, and moves them for the subscriptions that are held back.
 
         Args:
             rows: as MESSAGES, removed from the tracker.
@@ -150,13 +150,13 @@ class Control:
         return self._holding.hold(rows, np.where(rejected, 0, masks), moment)
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
-        """Rows to be sealed for messages of a release that have not arrived: see `Holding.keep_open`."""
+        """Returns rows to be sealed for the messages of a release that have not arrived: see `Holding.keep_open`."""
         return self._holding.keep_open(rows, moment)
 
     def come_back(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
         """Goes on with topics that have a route again, or a subscription that they did not have before.
 
-        Nobody has read such a topic meanwhile: its commands wait for messages that were published before now.
+        Messages published before now may not have been read yet: the topics' waiting commands go on waiting for them.
 
         Args:
             topics: their names.
@@ -167,7 +167,7 @@ class Control:
         self.release_held(rows, moment)
 
     def release_held(self, rows: pa.Table, moment: Moment) -> None:
-        """Lets rows at HELD_DELIVER_AT go that are not held back any more: see `Holding.release`."""
+        """Moves to now the rows that are not held back any more: see `Holding.release`."""
         self._holding.release(rows, moment)
 
     def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:
@@ -192,7 +192,7 @@ class Control:
         )
 
     def _with_added(self, commands: pa.Table) -> pa.Table:
-        """Commands that waited, for the subscriptions that were added since, too, where they say so."""
+        """Returns commands that waited; those with `also_later` are now also for the subscriptions added since."""
         later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
         masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.wanted), 0)
         return with_columns(commands, subscriptions=pa.array(masks))
@@ -214,8 +214,8 @@ class Control:
 
         Args:
             commands: as COMMAND_ROWS, this shard's.
-            request_ids: by request id of all shards' commands the hash of the first command's body.
-            known: as KNOWN, the messages that they name, as far as they are known: all those of an entry, or none.
+            request_ids: by request id, of all shards' commands, the hash of the first command's body.
+            known: as KNOWN, the messages of the entries that they name: all those of an entry, or none.
             is_new: bool, (known,): the message came in only in this tick.
             moment: of this tick.
             payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored; None: there are none.
@@ -226,6 +226,9 @@ class Control:
 
         Returns:
             OUTCOME_ROWS.
+
+        Raises:
+            SequencesExhausted: the tick has more commands and moves than there are sequences.
         """
         if not request_ids and not commands.num_rows:
             return OUTCOME_ROWS.empty_table()
@@ -272,7 +275,7 @@ class Control:
         return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
 
     def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
-        """Starts with a rebuilt state.
+        """Takes over a rebuilt state.
 
         Args:
             rebuilt: this shard's part.
@@ -325,7 +328,7 @@ class Control:
         return outcomes
 
     def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
-        """Answers commands that wait, with all that a rebuild needs to know: in which order they came, and their times.
+        """Answers commands that wait, with what a rebuild needs: the order in which they came, and their times.
 
         The rows of one command have one sequence.
         """
@@ -341,5 +344,5 @@ class Control:
         return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:
-        """Which commands are for topics that are not read now, so that their message may still come."""
+        """Tells which commands are for topics without a route: these are not read, so their message may still come."""
         return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0

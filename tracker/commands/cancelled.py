@@ -17,7 +17,8 @@ from tracker.buckets.index_bits import among, by_ledger
 from tracker.messages import BoolArray, Int64Array
 from tracker.store import Store
 
-_HEADER = struct.Struct("<BIII")  # compression, size before it, bytes of the whole entries' bitmap, cancelled messages
+# Number of the codec, bytes before compression, bytes of the bitmap of whole entries, number of what is cancelled.
+_HEADER = struct.Struct("<BIII")
 _BATCH_BITS = 20
 _STORED = "taken_back"  # the table's name in the store
 
@@ -39,10 +40,10 @@ class _Bits:
 
 
 class CancelledMessages:
-    """The set of cancelled messages: a Roaring bitmap of entries, and one of messages, a ledger and subscription.
+    """The set of cancelled messages: for each ledger and subscription a Roaring bitmap of entries, and one of messages.
 
-    A ledger's are dropped when the last of its cancelled messages is past. There is no limit to how many
-    there are. A call reads and writes only the bitmaps of the ledgers that it names.
+    A ledger's bitmaps are dropped when the last of its cancelled messages is past. Their number has no limit. A call
+    reads and writes only the bitmaps of the ledgers that it names.
 
     Args:
         store: where the bitmaps are kept.
@@ -56,7 +57,7 @@ class CancelledMessages:
         self._compression = compression or Compression()
         self._bits: dict[tuple[int, int], _Bits] = {}
         self._changed: set[tuple[int, int]] = set()
-        # By ledger: the subscriptions as bits, when the last cancelled message is past, their number, their bytes.
+        # By ledger: the subscriptions as bits, when the last cancelled message is past (ms), `count`, `n_bytes`.
         data = store.get(self._directory, (0, 0)) or b""
         self._saved = data
         self._ledgers: dict[int, list[int]] = {
@@ -80,7 +81,7 @@ class CancelledMessages:
     def contains(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """Which of the messages have been cancelled for a subscription.
+        """Tells which of the messages are cancelled for a subscription.
 
         Args:
             subscription: its number.
@@ -158,7 +159,7 @@ class CancelledMessages:
         batch_indexes: Int64Array,
         batch_sizes: Int64Array,
     ) -> None:
-        """Restores messages for a subscription; the others of an entry that was cancelled as a whole stay cancelled.
+        """Restores messages for a subscription; the other messages of an entry cancelled as a whole stay cancelled.
 
         Args:
             subscription: its number.
@@ -255,7 +256,7 @@ def _arrow_codec(codec: str) -> str:
 
 
 def codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
-    """Numbers messages of a ledger: entry id << 20 | batch index; one that is alone in its entry has the index 0.
+    """Numbers the messages of a ledger: entry id << 20 | batch index, which is 0 for one that is alone in its entry.
 
     Args:
         entry_ids: int64, (n,).
@@ -268,5 +269,5 @@ def codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
 
 
 def subscriptions_of(mask: int) -> list[int]:
-    """The numbers of the bits that are set in a mask, rising."""
+    """Returns the numbers of the bits that are set in a mask, in ascending order."""
     return [i for i in range(mask.bit_length()) if mask >> i & 1]

@@ -35,18 +35,18 @@ from tracker.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
 
-_CANCELS = "cancels"  # a cancel of several
+_CANCELS = "cancels"  # the field of ControlCommand with several cancels
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The commands of a batch as rows, and the messages of the control topic that are no commands."""
+    """The commands of a batch as rows, and the messages of the control topic that are rejected."""
 
     commands: pa.Table  # COMMAND_ROWS
-    # By request id of the commands that have something to apply, in the control topic's order, the hash of the body.
+    # By request id, of the commands that have something to apply, in the control topic's order, a hash of the body.
     request_ids: dict[str, int]
     rejects: pa.Table  # MESSAGES with a reason
-    pause_changes: list[PauseChange]  # pauses and resumes
+    pause_changes: list[PauseChange]
 
 
 class InvalidCommand(ValueError):
@@ -54,12 +54,12 @@ class InvalidCommand(ValueError):
 
 
 class _NoRequestId(InvalidCommand):
-    """A command that can't be answered."""
+    """A command that can't be answered, because it has no request id, or one that is too long."""
 
 
 _PARTITION = re.compile(r"[0-9]{1,9}")
 
-# The columns of a command's rows in which they differ. The others are the same for all.
+# The columns in which the rows of a command may differ. The others are the same in all of them.
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
 
 _SHARED = pa.schema([field for field in COMMAND_ROWS if field.name not in _POSITION])
@@ -71,25 +71,25 @@ _NO_POSITION = np.array([[-1, -1, -1, -1, 0]])
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one command that differ in what they name only."""
+    """Rows of one command that differ only in the columns _POSITION."""
 
-    shared: dict[str, object]  # the other columns; null: not there
+    shared: dict[str, object]  # the other columns; one that is missing is null
     positions: Int64Array  # (rows, _POSITION)
 
 
 def decode(messages: pa.Table, routes: Routes) -> Decoded:
     """Decodes the control topic's messages.
 
-    Bytes that are no command, and commands without a request id, are rejected; a command that can be read but not
-    applied is rejected and answered INVALID. Of commands with one request id the first counts, the others are of the
-    kind REPEAT; one that has nothing to apply does not count, so that it may come again, corrected.
+    Bytes that are no command, and commands without a valid request id, are rejected; a command that can be read but
+    not applied is rejected and answered INVALID. Of commands with the same request id the first counts, the others are
+    of the kind REPEAT; one that has nothing to apply does not count, so that it may come again, corrected.
 
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
         routes: the subscriptions of all source topics.
 
     Returns:
-        COMMAND_ROWS and what else follows from the messages; no error is raised for any bytes.
+        the commands, rejects and pause changes; no bytes raise an error.
     """
     rows: list[_Part] = []
     seen: dict[str, int] = {}
@@ -210,21 +210,21 @@ def _check_names(command: ControlCommand) -> None:
 
 
 def _body(command: ControlCommand, positions: Int64Array) -> int:
-    """A hash of 64 bits, not 0, of what a command says: not by whom, when, in which order, or how to be answered."""
+    """Returns a hash, 64 bits, not 0, of a command's content: without issuer, time, order and way of answering."""
     said = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
     named = positions.copy()
     if said[0] == SKIP:
-        named[:, _POSITION.index("deliver_at")] = 0  # where to look, no more
+        named[:, _POSITION.index("deliver_at")] = 0  # only says where to look
     named = named[np.lexsort(named.T)]
     digest = hashlib.blake2b(json.dumps(said).encode() + named.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
 
 
 def _positions(command: ControlCommand) -> Int64Array:
-    """For each message or entry that the command names the columns _POSITION, (rows, _POSITION).
+    """Returns the columns _POSITION of each message or entry that a command names: int64, (rows, 5).
 
     Raises:
-        InvalidCommand: it can't be applied, whatever topics there are.
+        InvalidCommand: the command can't be applied, whatever routes there are.
     """
     if not _kind(command):
         raise InvalidCommand("no operation, or one that is not known here")
@@ -291,14 +291,14 @@ def full_name(topic: str) -> str:
 
 
 def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
-    """Finds the route's topic that a name means.
+    """Finds the source topic that a name stands for.
 
     Args:
         name: of a topic or of one of its partitions, complete or not.
         routes: the names of the source topics, complete.
 
     Returns:
-        the topic, None if no route has it; and the number of the partition, -1 for the whole topic.
+        the source topic's complete name, None if no route has it; and the partition's number, -1: the whole topic.
     """
     name = full_name(name)
     if name in routes:

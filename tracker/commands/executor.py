@@ -38,7 +38,21 @@ class Executor:
     def apply(
         self, commands: pa.Table, known: pa.Table, is_released: BoolArray, payload_rows: pa.Table, moment: Moment
     ) -> tuple[pa.Table, pa.Table]:
-        """Applies commands to known messages; returns the outcomes, and the commands whose entry is not known."""
+        """Applies commands to known messages.
+
+        Args:
+            commands: as COMMAND_ROWS, none of the kinds ANSWER and REPEAT.
+            known: as KNOWN, the messages of the entries that they name, as far as they are known.
+            is_released: bool, (known,): the message has been handed out.
+            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
+            moment: of this tick.
+
+        Returns:
+            OUTCOME_ROWS, and the COMMAND_ROWS whose entry is not known.
+
+        Raises:
+            SequencesExhausted: the tick has more commands and moves than there are sequences.
+        """
         command, row = match(commands, known)
         unmatched = np.ones(commands.num_rows, np.bool_)
         unmatched[command] = False
@@ -90,7 +104,7 @@ class Executor:
             repeated[first] = False
             result[applied[repeated]] = Result.ALREADY_APPLIED
             applied = applied[~repeated]
-            # Rows of earlier moves: another one that is not wanted, or one that is wanted again.
+            # Of a message that was moved before, one more row is unwanted; by a restore one less.
             self._remaining.unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
             collapsed, starts = entry_results(command[chosen], is_whole[chosen], result)
@@ -132,7 +146,7 @@ class Executor:
         return outcomes
 
     def _for_later(self, pairs: Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
-        """Outcomes for subscriptions that are added later: when one is, the commands are applied to it by these."""
+        """Returns outcomes for subscriptions that are added later: when one is, these are what applies to it."""
         later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
         chosen = np.flatnonzero(later[pairs.command])
         if not len(chosen):

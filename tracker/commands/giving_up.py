@@ -16,9 +16,9 @@ from tracker.in_flight import OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
-# Begins the reason of their rows in `rejects`. Other subscriptions may have got them.
+# The reason of such a message in `rejects` begins with this and the subscription. Others may have got the message.
 NOT_DELIVERED = "not delivered to "
-NOT_TAKEN = ": the client does not take it: "  # follows the subscription where the destination could be written
+NOT_TAKEN = ": the client does not take it: "  # follows the subscription where the client refused the message
 
 ISSUED_BY = "delaylake"
 
@@ -58,7 +58,7 @@ class GivingUp:
                     self._reasons.setdefault(topic, {})[number] = name, reason
 
     def of(self, open_releases: OpenReleases) -> OpenReleases:
-        """The part of open releases that is given up: the same, with only the bits of such subscriptions."""
+        """Returns open releases with only the bits of such subscriptions: the part that is given up."""
         masks = {topic: sum(1 << number for number in numbers) for topic, numbers in self._reasons.items()}
         return {
             release: {topic: bits & masks[topic] for topic, bits in topics.items() if bits & masks.get(topic, 0)}
@@ -93,7 +93,7 @@ class GivingUp:
 
 
 def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, now: int) -> pa.Table:
-    """Outcomes by which messages are cancelled for a subscription.
+    """Builds the outcomes by which messages are cancelled for a subscription.
 
     Args:
         rows: as MESSAGES.

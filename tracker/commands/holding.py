@@ -15,21 +15,21 @@ from tracker.commands.schema import PauseChange
 from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, typed, with_columns
 from tracker.subscriptions import Subscriptions, by_topic
 
-# Of what was held back, a shard hands out no more at once, so that it comes in releases of moderate size.
+# So many messages that were held back does a shard hand out a second, so that its releases are of moderate size.
 RELEASED_A_SECOND = 5_000
 
-# Of what is held back in one tick, so many messages keep their order.
+# Messages that are moved together in one tick: so many have sequences of their own, and keep their order.
 _MAX_IN_ORDER = 1 << 19
 
-# So many of a tick's sequences are not used for that.
+# Sequences of a tick that are not used for that, but left for commands and other moves.
 _LEFT_FOR_OTHERS = 1 << 17
 
 
 class Holding:
-    """Holds messages back for subscriptions that can't have them now, and lets them go when they can.
+    """Holds messages back for subscriptions that can't have them now, and releases them when they can.
 
-    A subscription can't when it is paused, its destination can't be written, or its topic has no route. When a message
-    comes due for it, it is moved to HELD_DELIVER_AT, and to now when that ends.
+    A subscription can't when it is paused, its destination is unwritable, or its topic has no route. A message that
+    comes due for it meanwhile is moved to HELD_DELIVER_AT, and to now when that ends.
 
     Args:
         subscriptions: those of each source topic.
@@ -40,7 +40,7 @@ class Holding:
 
     Attributes:
         paused: as above.
-        unwritable: by topic a mask of the subscriptions whose destinations can't be written; set for each tick.
+        unwritable: by topic a mask of the subscriptions whose destinations are unwritable; set for each tick.
     """
 
     def __init__(
@@ -67,9 +67,15 @@ class Holding:
         self.paused = {topic: bits for topic, bits in self.paused.items() if bits}
 
     def hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
-        """Moves due rows to HELD_DELIVER_AT for subscriptions that are held back; returns the masks of the others.
+        """Moves due rows to HELD_DELIVER_AT for the subscriptions that can't have them now.
 
-        These are paused, or their topic has no route, or their destination can't be written.
+        Args:
+            rows: as MESSAGES.
+            masks: int64, (rows,): the subscriptions that each row goes to, as bits.
+            moment: of this tick.
+
+        Returns:
+            `masks` without the bits of the subscriptions for which rows are held back.
         """
         if not (self.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
             return masks
@@ -123,7 +129,7 @@ class Holding:
                 _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
                 released = released[np.sort(first)]
                 chosen, due = rows.take(pa.array(released)), until[released] - self._margin
-                # All were due within the lookahead. Where no more is known, as after a rebuild, it was in this order.
+                # All were due by the last cutoff. A later time is how long a rebuild keeps the move: sequences order.
                 last_due = max(moment.released, moment.ahead)
                 order_known = np.where(due > last_due, sequences[released], 0)
                 due = np.minimum(due, last_due)
@@ -140,9 +146,9 @@ class Holding:
         return self.paused.get(topic, 0) | self.unwritable.get(topic, 0)
 
     def _in_order(self, rows: Int64Array, moment: Moment) -> Int64Array:
-        """Sequences for so many rows that are moved together, (n,): they rise, so that the rows keep their order.
+        """Returns rising sequences, (rows,), for rows that are moved together, so that they keep their order.
 
-        Of very many rows the last ones share one, so that there are some left for others in this tick.
+        Of very many rows the last ones share a sequence, so that some are left for others in this tick.
         """
         most = min(_MAX_IN_ORDER, max(0, self._operations.room(moment) - _LEFT_FOR_OTHERS))
         return self._operations.next_sequences(moment, np.minimum(np.arange(len(rows)), most))

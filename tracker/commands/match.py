@@ -17,7 +17,9 @@ from tracker.wire.delaylake_pb2 import Result
 
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:
-    """Cuts COMMAND_ROWS in runs of one kind; none reschedules a message to two times. Cancels and skips are one kind.
+    """Cuts COMMAND_ROWS into runs of one kind, in which no message is rescheduled to two different times.
+
+    Cancels and skips count as one kind.
 
     Returns:
         the first row of each run, and the one after its last.
@@ -25,7 +27,7 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
     names = ("kind", "ledger_id", "entry_id", "batch_index", "deliver_at")
     starts: list[int] = []
     run = ""
-    # By entry of a run the times of its messages, by batch index, and all of them.
+    # By entry of a run the times to which its messages are rescheduled, by batch index, and the set of these times.
     moved: dict[tuple[int, int], tuple[dict[int, int], set[int]]] = {}
     for i, (kind, ledger, entry, index, time) in enumerate(
         zip(*(commands[name].to_pylist() for name in names), strict=True)
@@ -49,7 +51,7 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
 def results_of(
     kind: str, cancelled: BoolArray, is_late: BoolArray, has_payload: BoolArray
 ) -> tuple[Int64Array, list[str]]:
-    """The result of a command for messages of one subscription.
+    """Returns the results of a command for messages of one subscription.
 
     Args:
         kind: of the command: CANCEL, SKIP, RESCHEDULE or RESTORE.
@@ -81,7 +83,7 @@ def results_of(
 
 
 def rows_of(known: pa.Table, payload_rows: pa.Table) -> Int64Array:
-    """Finds the row of each known message.
+    """Finds the payload row of each known message.
 
     Args:
         known: as KNOWN, n rows.
@@ -99,7 +101,7 @@ def rows_of(known: pa.Table, payload_rows: pa.Table) -> Int64Array:
 
 
 def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
-    """Positions; a message alone in its entry counts as the first of a batch."""
+    """Returns positions, (ledger, entry, batch index); a message alone in its entry has the batch index 0."""
     ledgers, entries, indexes = message_ids(rows)
     return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
 
@@ -133,15 +135,16 @@ def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
 
 
 def entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) -> tuple[BoolArray, BoolArray]:
-    """Makes one result for a whole entry of the results for its messages: where none is TOO_LATE, or all are.
+    """Decides which entries that were named whole get one result: those with none, or all, of their messages TOO_LATE.
 
     Args:
         command: int64, (n,): the index of each message's command; equal ones are adjacent.
         is_whole: bool, (n,): the command names the whole entry.
-        result: int64, (n,): numbers of the enum Result. Changed: the first of a shared result is APPLIED if any is.
+        result: int64, (n,): numbers of the enum Result. Changed in place: the first row of an entry that gets one
+            result is APPLIED if any of its rows is.
 
     Returns:
-        which rows share one result for the entry, and which rows are the first of their command: both bool, (n,).
+        which rows share one result with their entry, and which are the first of their command: both bool, (n,).
     """
     starts = np.ones(len(command), np.bool_)
     starts[1:] = command[1:] != command[:-1]
@@ -170,7 +173,7 @@ def each_subscription(
 
     Returns:
         for each row the command's index, int64, (rows,), and the subscription's name: ALSO_LATER for those that are
-        added later, the command's own column where it is for none.
+        added later. A command that is for none has one row, with its own column `subscription`.
     """
     index: list[int] = []
     names: list[str | None] = []
@@ -191,7 +194,7 @@ def each_subscription(
 
 
 def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
-    """The time at which the entry of each outcome is due: the latest of its messages' times.
+    """Returns when the entry of each outcome is due: the latest of its messages' times.
 
     Args:
         outcomes: as OUTCOME_ROWS, n rows, of entries that are among the rows.
@@ -209,11 +212,11 @@ def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
 
 
 def with_released(known: pa.Table) -> pa.Table:
-    """Completes entries: their messages that are in no bucket were released long ago.
+    """Completes entries with their messages that are in no bucket: these were handed out long ago.
 
     Args:
-        known: as KNOWN, durable messages. A row with batch_index -1 of an entry of several messages stands for an entry
-            of which no message is in a bucket.
+        known: as KNOWN, durable messages. A row with batch_index -1 and a batch_size above 1 stands for an entry of
+            which no message is in a bucket.
 
     Returns:
         as KNOWN, all messages of these entries; those added are due at PAST.

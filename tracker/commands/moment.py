@@ -1,4 +1,4 @@
-"""When commands are applied, and what has been handed out by then."""
+"""The moment at which commands are applied: the tick, its time, and which messages have been handed out by then."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from tracker.messages import MESSAGES, BoolArray, Int64Array, is_among
 
 @dataclass(frozen=True)
 class Moment:
-    """When commands are applied, and what has been handed out by then. Times are ms since the epoch."""
+    """The moment at which commands are applied. Times are ms since the epoch."""
 
     tick: int  # the tick's number
     now: int  # time
     released: int  # time: messages due then or before have been handed out, unless they came in only in this tick
     ingested_through: int  # a tick's number: all messages published before the commands up to it have come in
-    # Where the clock has been set back: messages due up to `ahead`, a time, had been handed out before that, but for
-    # those that wait here.
+    # Where the clock has been set back: messages due up to `ahead`, a time, had been handed out before that, except
+    # those in `waiting`.
     ahead: int = 0
     waiting: pa.Table = field(default_factory=MESSAGES.empty_table)
 
 
 def is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, moment: Moment) -> BoolArray:
-    """Which messages were handed out long before their time, before the clock was set back.
+    """Tells which messages were handed out before the clock was set back, and are due only after `released`.
 
     Args:
-        times: when they are due.
-        sequences: of the moves to these times; 0: they came with them.
+        rows: with the columns ledger_id, entry_id and batch_index.
+        times: int64, (rows,), ms since the epoch: when the messages are due.
+        sequences: int64, (rows,): of the moves to these times; 0: the message came with its time.
+        moment: of this tick.
+
+    Returns:
+        bool, (rows,).
     """
     is_out = (times > moment.released) & (times <= moment.ahead)
     if is_out.any():

@@ -1,4 +1,4 @@
-"""Moves: messages that have another time, because of a reschedule or because their subscription is held back."""
+"""Moves: messages that got another time, because a command rescheduled them or because they are held back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tracker.messages import Int64Array, int64, where
 from tracker.schedule import MAX_TIME_MILLIS
 from tracker.store import Store
 
-# The time of a message that is held back because its subscription is paused: beyond any that a message can have.
+# The time of a message that is held back, ms since the epoch: beyond any that a message can come with.
 HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 
 _TABLE = "moved"
 _DIRECTORY = "moved_ledgers"
 
-# The time is that of the row that counts; until then the rows before it are past.
+# Columns: TIME is that of the row that counts, UNTIL when the last of the earlier rows is past; ms since the epoch.
 _CODE, _SEQUENCE, _TIME, _UNTIL = range(4)
 
 
@@ -27,7 +27,7 @@ def held(rows: pa.Table) -> pa.Table:
 
 
 class Moved:
-    """The last move of each message, for each subscription: its sequence, and the time that it was moved to.
+    """The last move of each message, for each subscription: its sequence, and the time of the message's new row.
 
     A message that was moved has several rows in the tracker: the one it came with, and one for each move and
     subscription. Only that of its last move is delivered. A ledger's moves are dropped when the last of these rows is
@@ -43,7 +43,7 @@ class Moved:
         self._changed: set[tuple[int, int]] = set()
         data = store.get(_DIRECTORY, (0, 0)) or b""
         self._saved = data
-        # By ledger: the subscriptions as bits, when the last of its rows is past.
+        # By ledger: the subscriptions as bits, and when the last of its rows is past, ms since the epoch.
         self._ledgers: dict[int, list[int]] = {
             row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 3).tolist()
         }
@@ -55,7 +55,7 @@ class Moved:
     def find(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The last moves of messages for a subscription.
+        """Returns the last moves of messages for a subscription.
 
         Args:
             subscription: its number.
@@ -64,8 +64,8 @@ class Moved:
             batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
 
         Returns:
-            three arrays, int64, (n,): the move's sequence, the time to which the message was moved, and the time when
-            its rows before that are past, both ms since the epoch; 0 where there is no move.
+            three arrays, int64, (n,): the move's sequence, the time to which the message was moved, and the time at
+            which its earlier rows are past, both ms since the epoch; 0 where there is no move.
         """
         sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
         if self._ledgers:
@@ -141,7 +141,7 @@ class Moved:
             self._saved = data
 
     def _load(self, ledger: int, subscription: int) -> Int64Array:
-        """The table: code of entry and batch index, sequence, time, until; by code."""
+        """Returns the table, int64, (n, 4): code of entry and batch index, sequence, time, until; sorted by code."""
         key = (ledger, subscription)
         if key not in self._tables:
             data = self._store.get(_TABLE, key) or b""
@@ -150,5 +150,8 @@ class Moved:
 
 
 def _unless_held(times: Int64Array) -> Int64Array:
-    """A row that was held back is never loaded again: nothing has to remember it once it does not count any more."""
+    """Returns times with 0 for HELD_DELIVER_AT.
+
+    A row that was held back is not loaded again, so no move needs to be remembered for it once another row counts.
+    """
     return np.where(times >= HELD_DELIVER_AT, 0, times)

@@ -1,4 +1,4 @@
-"""Rows of the delayed index that say what commands did, and the sequences that order them."""
+"""Rows of the delayed index by which commands take effect, and the sequences that order them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class SequencesExhausted(DelayLakeError):
 
 
 class Operations:
-    """Rows that commands lead to in the delayed index, and the sequences by which they are in order.
+    """Collects the rows that commands add to the delayed index, and gives the sequences that order them.
 
-    Rows of type CANCEL, RESTORE and MOVE are kept until they are sealed; rows of moved messages go to the tracker at
-    once.
+    Rows of type CANCEL, RESTORE and MOVE are kept until they are sealed; rows of moved messages go to the tracker in
+    the same tick.
 
     Args:
-        store: where the former are kept.
-        counts: what `counts` was when the store was saved.
+        store: where the rows that wait to be sealed are kept.
+        counts: the property of that name when the store was last saved.
         moved: the last move of each message.
         subscriptions: those of each source topic.
         margin_millis: how long a move is remembered beyond the last time of its message, ms.
@@ -47,11 +47,18 @@ class Operations:
 
     @property
     def counts(self) -> list[int]:
-        """How many chunks and rows of type CANCEL, RESTORE and MOVE wait to be sealed."""
+        """The numbers of chunks, and of rows of type CANCEL, RESTORE and MOVE, that wait to be sealed."""
         return [self._cancels.n_chunks, self._cancels.n_rows]
 
     def add(self, operation: str, rows: pa.Table, sequence: int | Int64Array, deliver_at: Int64Array) -> None:
-        """Keeps rows of type CANCEL, RESTORE or MOVE for the delayed index."""
+        """Keeps rows for the delayed index until they are sealed.
+
+        Args:
+            operation: CANCEL, RESTORE or MOVE.
+            rows: with the other columns of CANCEL_ROWS; sequence and deliver_at may be missing.
+            sequence: of all rows, or int64, (rows,).
+            deliver_at: int64, (rows,), ms since the epoch.
+        """
         n = rows.num_rows
         values = {
             **{name: rows[name] for name in CANCEL_ROWS.names if name in rows.column_names},
@@ -62,18 +69,25 @@ class Operations:
         self._cancels.add(pa.table([values[f.name] for f in CANCEL_ROWS], schema=CANCEL_ROWS))
 
     def move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> None:
-        """Gives messages another row, at another time, for one subscription; the rows go to the tracker."""
+        """Gives messages another row, at another time, for one subscription; `take_moves` returns these rows.
+
+        Args:
+            rows: as MESSAGES, the rows that the messages have.
+            subscription: its number.
+            times: int64, (rows,), ms since the epoch: when the new rows are due.
+            sequence: of all moves, or int64, (rows,).
+        """
         self._moves.append(self.moved(rows, subscription, times, sequence))
 
     def moved(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> pa.Table:
-        """As `move`, but returns the new rows instead, as MESSAGES."""
+        """Moves messages as `move` does, but returns the new rows, as MESSAGES."""
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._margin
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
         names = self._subscriptions.names_of(rows["topic"], subscription)
         sequences = pa.array(np.full(n, sequence))
         moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
-        # As long as either row counts, this one has to say which.
+        # The MOVE row tells which of the two counts, so it stays until both are past.
         self.add("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
         return moved
 
@@ -90,23 +104,23 @@ class Operations:
         return self._cancels.take_all()
 
     def next_sequences(self, moment: Moment, steps: Int64Array) -> Int64Array:
-        """Sequences that rise: the next one, and as many behind it as each of the steps says.
+        """Returns the next sequence plus each of the steps; later sequences come after the highest of them.
 
         Args:
             moment: of this tick.
-            steps: int64, (n,), from 0 on.
+            steps: int64, (n,), not negative.
 
         Returns:
             int64, (n,).
 
         Raises:
-            SequencesExhausted: the tick has not so many any more.
+            SequencesExhausted: the tick does not have so many left.
         """
         first = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
         sequences: Int64Array = first + steps
         last = int(sequences.max(initial=first))
         if last >> SEQUENCE_BITS > moment.tick:
-            # One more would be the next tick's, and count more than what happens then.
+            # One more would be a sequence of the next tick, and win over what happens then.
             raise SequencesExhausted(
                 f"more than {1 << SEQUENCE_BITS:,} commands and moves in tick {moment.tick} of a shard"
             )
@@ -114,7 +128,7 @@ class Operations:
         return sequences
 
     def next_sequence(self, moment: Moment) -> int:
-        """The next sequence of this shard, after all that it has given (see SEQUENCE_BITS).
+        """Returns the next sequence of this shard, higher than all before (see SEQUENCE_BITS).
 
         Raises:
             SequencesExhausted: the tick has had all its sequences.
@@ -122,5 +136,5 @@ class Operations:
         return int(self.next_sequences(moment, np.zeros(1, np.int64))[0])
 
     def room(self, moment: Moment) -> int:
-        """How many sequences of the tick are left."""
+        """Returns how many sequences of the tick are left."""
         return min((moment.tick + 1 << SEQUENCE_BITS) - 1 - self._sequence, 1 << SEQUENCE_BITS)

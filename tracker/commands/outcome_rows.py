@@ -39,11 +39,25 @@ def outcomes_of(
     starts: BoolArray,
     subscription: int | str,
 ) -> pa.Table:
-    """A row for each chosen command and message, and one for an entry whose messages share a result."""
+    """Builds an outcome for each chosen pair, or one for all pairs of an entry that get one result.
+
+    Args:
+        subscriptions: those of each source topic.
+        pairs: of commands and messages.
+        chosen: int64, (n,): indexes of pairs, those of one command adjacent.
+        result: int64, (n,): numbers of the enum Result.
+        reason: n reasons, one line each, or empty.
+        collapsed: bool, (n,): the pair shares one result with its entry, which is that of the command's first pair.
+        starts: bool, (n,): the pair is the first of its command.
+        subscription: its number, or ALSO_LATER.
+
+    Returns:
+        OUTCOME_ROWS without deliver_at and sequence; batch_index is -1 where a row is for a whole entry.
+    """
     answered = np.flatnonzero(starts | ~collapsed)
     of_command = pairs.commands.take(pa.array(pairs.command[chosen[answered]]))
     of_row = pairs.known.take(pa.array(pairs.row[chosen[answered]]))
-    # The messages of an entry that was named whole, and that do not share a result, are not what was counted.
+    # A client counts an entry that it named whole as one: its messages are not summed up where their results differ.
     is_named = collapsed[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
     values = {
         **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
@@ -60,7 +74,14 @@ def outcomes_of(
 
 
 def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
-    """One outcome for each command and subscription; without a result, the one of the command's row."""
+    """Builds an outcome for each command and subscription, without deliver_at and sequence.
+
+    Args:
+        subscriptions: those of each source topic.
+        commands: as COMMAND_ROWS.
+        result: a number of the enum Result; None: the columns `result` and `reason` of each command.
+        reason: one line, with a result.
+    """
     if not commands.num_rows:
         return OUTCOME_ROWS.empty_table()
     index, names = each_subscription(commands, subscriptions.names)
@@ -81,7 +102,15 @@ def out_of_batch(
     size: Int64Array,
     is_named: BoolArray,
 ) -> list[pa.Table]:
-    """Outcomes for batch indexes that are not among an entry's known messages."""
+    """Builds INVALID outcomes for commands that name a batch index which their known entry does not have.
+
+    Args:
+        subscriptions: those of each source topic.
+        commands: as COMMAND_ROWS.
+        command: int64, (pairs,): the index of a command; paired with each known message of its entry.
+        size: int64, (pairs,): the number of messages in the entry.
+        is_named: bool, (pairs,): the command names the message.
+    """
     named = np.zeros(commands.num_rows, np.bool_)
     named[command[is_named]] = True
     sizes = np.zeros(commands.num_rows, np.int64)

@@ -12,11 +12,11 @@ from tracker.commands.cancelled import CancelledMessages
 from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import int64, where
 
-# How long a message is remembered as done with, ms: longer than it takes to read the source topics up to where they
-# were read before.
+# How long a message is at least remembered as done with, ms: longer than it takes to read the source topics again up
+# to where they had been read.
 REBUILT_KEPT_MILLIS = 24 * 3600 * 1000
 
-# The tick in which commands came that waited before the rebuild: earlier than any of the new checkpoint's.
+# Commands that waited before a rebuild count as of this tick: earlier than any of the new checkpoint's.
 REBUILT_TICK = 0
 
 # Messages that a subscription is not to get (again); batch_index -1: the whole entry. `until`: ms since the epoch.
@@ -61,14 +61,14 @@ class Rebuilt:
 
 
 def add_positions(messages: CancelledMessages, rows: pa.Table) -> None:
-    """Adds rows of NOT_TO_DELIVER."""
+    """Adds rows, as NOT_TO_DELIVER, to a set of messages."""
     subscriptions = int64(rows, "subscription")
     for subscription in np.unique(subscriptions).tolist():
         own = where(rows, subscriptions == subscription)
         is_whole = int64(own, "batch_index") < 0
         whole, single = where(own, is_whole), where(own, ~is_whole)
         messages.add_entries(subscription, int64(whole, "ledger_id"), int64(whole, "entry_id"), int64(whole, "until"))
-        # The size of their batches is not known here, so that they stay single.
+        # The sizes of their batches are not known here: with this one they never become a whole entry.
         messages.add_messages(
             subscription,
             int64(single, "ledger_id"),

@@ -15,7 +15,7 @@ from tracker.subscriptions import Subscriptions, by_topic
 
 
 class Remaining:
-    """The subscriptions that each message still goes to, after what commands did; and how many rows go to none.
+    """Tells which subscriptions each message still goes to, after commands, and counts the rows that go to none.
 
     Args:
         store: where the state is kept.
@@ -47,9 +47,9 @@ class Remaining:
         self.delivered = CancelledMessages(store, compression, "delivered")
         self.moved = Moved(store)
         self.unwanted_moves = unwanted_moves
-        # The same of rows that messages came with, by topic: a subscription that is added wants these.
+        # By topic the same of rows that messages came with: they are wanted again when a subscription is added.
         self._unwanted = unwanted
-        # By topic how many subscriptions have had a number so far.
+        # By topic how many numbers are in use: where there are more than before, a subscription was added.
         self._numbers = numbers
         for topic, names in subscriptions.names.items():
             if len(names) > numbers.get(topic, len(names)):
@@ -58,7 +58,7 @@ class Remaining:
 
     @property
     def counts(self) -> tuple[int, dict[str, int], dict[str, int]]:
-        """To be saved: `unwanted_moves`; by topic the same of other rows; by topic how many numbers are used."""
+        """The counts that the caller saves: `unwanted_moves`; by topic the same of other rows, and the numbers used."""
         return self.unwanted_moves, self._unwanted, self._numbers
 
     @property
@@ -72,7 +72,7 @@ class Remaining:
         return self.unwanted_moves + sum(self._unwanted.values())
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
-        """The subscriptions that rows go to; none where the row's message has been moved to another row.
+        """Returns the subscriptions that rows go to; none where the row's message has been moved to another row.
 
         Args:
             rows: as MESSAGES, or only topic, ledger_id, entry_id and batch_index.
@@ -83,11 +83,11 @@ class Remaining:
         return self.without_removed(rows, self.mask_with_removed(rows))
 
     def without_removed(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
-        """Masks of rows without the subscriptions that are not in the settings any more."""
+        """Returns the masks of rows without the subscriptions that are not in the settings any more."""
         return masks & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else masks
 
     def mask_with_removed(self, rows: pa.Table) -> Int64Array:
-        """For each row the subscriptions, also removed ones, that commands have left it to, as bits."""
+        """Returns the subscriptions that rows go to, as `subscription_mask`, but also removed ones."""
         masks = by_topic(rows, self._subscriptions.known)
         if not self.has_exceptions or not rows.num_rows:
             return masks
@@ -104,9 +104,9 @@ class Remaining:
         return masks
 
     def are_done(self, messages: pa.Table) -> BoolArray:
-        """Which new messages no command can give to a subscription: each has had them, or has another row of them.
+        """Tells which new messages are done with: each subscription has had them, or has another row of them.
 
-        So it is where messages come again after a rebuild. One that is only cancelled may be restored.
+        Such messages come again after a rebuild. One that is only cancelled is not done with: it may be restored.
 
         Args:
             messages: as MESSAGES, with the rows that they came with.
@@ -124,7 +124,10 @@ class Remaining:
         return np.asarray(left == 0, np.bool_)
 
     def own(self, rows: pa.Table) -> Int64Array:
-        """A mask of the subscriptions that each row is for: all, or the one that it names; int64, (rows,)."""
+        """Returns a mask of the subscriptions that each row is for, int64, (rows,): all, or the one that it names.
+
+        A row that names a subscription which its topic does not have is for none.
+        """
         if rows["subscription"].null_count == rows.num_rows:
             return np.full(rows.num_rows, -1, dtype=np.int64)
         numbers = subscription_numbers(rows, self._subscriptions.names)
@@ -133,10 +136,10 @@ class Remaining:
         return own
 
     def moved_to(self, known: pa.Table) -> set[int]:
-        """The times that messages have been moved to, ms since the epoch, for any subscription.
+        """Returns the times that messages have been moved to, ms since the epoch, for any subscription.
 
         Args:
-            known: as KNOWN.
+            known: as KNOWN. For those that have not been moved 0 is among the times.
         """
         times: set[int] = set()
         for subscription in range(self._subscriptions.most if self.moved else 0):
@@ -144,7 +147,12 @@ class Remaining:
         return times
 
     def count_unwanted(self, rows: pa.Table, sign: int) -> None:
-        """Counts rows that wait and go to no subscription; with sign -1 they are gone, or go to some again."""
+        """Counts rows that wait and go to no subscription.
+
+        Args:
+            rows: as MESSAGES or KNOWN.
+            sign: 1: they are unwanted from now on; -1: they are gone, or go to a subscription again.
+        """
         if not rows.num_rows:
             return
         if "sequence" in rows.column_names:
@@ -155,7 +163,7 @@ class Remaining:
             self._unwanted[topic] = self._unwanted.get(topic, 0) + sign * n
 
     def rebuild(self, rebuilt: Rebuilt) -> None:
-        """Starts with a rebuilt state."""
+        """Takes over a rebuilt state."""
         for messages, rows in ((self.cancelled, rebuilt.cancelled), (self.delivered, rebuilt.delivered)):
             add_positions(messages, rows)
             messages.save()
@@ -173,7 +181,7 @@ class Remaining:
         self.moved.drop_expired(cutoff)
 
     def save(self) -> None:
-        """Writes what is not in the store yet, but for the counts."""
+        """Writes what is not in the store yet, except `counts`, which the caller saves."""
         self.cancelled.save()
         self.delivered.save()
         self.moved.save()

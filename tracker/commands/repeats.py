@@ -15,7 +15,7 @@ from tracker.wire.delaylake_pb2 import Result
 # A command under the request id of another one.
 OTHER_BODY = "another command has had this request id"
 
-# What was answered, and in which tick.
+# Outcomes that answered a command, and the tick in which they did.
 ANSWERS = OUTCOME_ROWS.append(pa.field("tick", pa.int64()))
 
 # Reads the answers to request ids of earlier ticks, as ANSWERS. Where an id has no row, it was never applied.
@@ -25,7 +25,7 @@ _ENTRY = ["request_id", "subscription", "ledger_id", "entry_id"]
 
 
 def no_answers(request_ids: Collection[str]) -> pa.Table:
-    """FirstAnswers where no command has been answered yet: no rows."""
+    """Returns no rows: the FirstAnswers where no command has been answered yet."""
     return ANSWERS.empty_table()
 
 
@@ -33,8 +33,8 @@ class Repeats:
     """Tells which commands of a tick are repeats, and answers them.
 
     Args:
-        remembered: by request id of this tick that is in the request log the bodies found there. The log has hashes: an
-            id without answers is not the one that was found.
+        remembered: by request id of this tick the bodies that the request log has for it. The log has hashes: an id
+            without answers is another one with the same hash.
         first: by request id the body of this tick's first command with it.
         answers: the answers to the remembered ids, as ANSWERS.
     """
@@ -47,9 +47,9 @@ class Repeats:
         self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
 
     def of(self, commands: pa.Table) -> BoolArray:
-        """Which rows of COMMAND_ROWS are repeats: bool, (rows,).
+        """Tells which rows of COMMAND_ROWS are repeats: bool, (rows,).
 
-        A command that has nothing to apply is none: it is answered as it is.
+        A command without a body is none: it is INVALID by itself, and answered so.
         """
         is_repeat = pc.equal(commands["kind"], REPEAT)
         if self.known:
@@ -63,13 +63,13 @@ class Repeats:
 
         Args:
             commands: COMMAND_ROWS that are repeats, a row for each subscription that the command is for now, by name.
-            named: int64, (rows,): the number of the command's row before it was repeated for each subscription.
+            named: int64, (rows,): the index that the row had before there was one for each subscription.
             outcomes: the OUTCOME_ROWS of this tick so far.
             tick: the tick's number.
 
         Returns:
-            two tables of OUTCOME_ROWS: the first answers once more, and the answers to commands that say something else
-            than the first with their id.
+            two tables of OUTCOME_ROWS: the first answers once more, and INVALID for commands whose content is not that
+            of the first command with their id.
         """
         of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
         own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))
@@ -81,12 +81,12 @@ class Repeats:
         is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)
         may_be = np.array([0 in self._bodies.get(request_id, ()) for request_id, _ in bodies], np.bool_)
         command, row = _pairs(commands, published)
-        # The same command is answered for whom it was then, whatever subscriptions there are now.
+        # The same command is answered for the subscriptions that it was for then, whatever they are now.
         is_published = is_same[command] | (may_be[command] & _have_one_subscription(commands, command, published, row))
         command, row = self._with_unnamed(commands, is_same, published, command[is_published], row[is_published])
         is_other = ~is_same & ~np.isin(named, named[command])
         again, first = np.unique(row, return_index=True)
-        # Of an entry that a command named whole, and whose messages were answered one by one, no sum is published.
+        # Where a command named an entry whole, and its messages were answered one by one, these are not summed up.
         is_named = (int64(published, "batch_index")[again] < 0) | (int64(commands, "batch_index")[command[first]] >= 0)
         sum_up = pc.fill_null(commands["sum_up"], False).to_numpy(zero_copy_only=False)[command[first]] & is_named
         n = len(again)
@@ -109,7 +109,7 @@ class Repeats:
     def _with_unnamed(
         self, commands: pa.Table, is_same: BoolArray, published: pa.Table, command: Int64Array, row: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
-        """Pairs, and all answers of commands that are for nobody any more, and so name no message here."""
+        """Returns the pairs, with all answers of commands that name no message now: they have no subscription left."""
         ids = commands["request_id"].to_pylist()
         empty = {ids[i]: i for i in np.flatnonzero(is_same).tolist() if ids[i] not in self._first}
         pairs = [
@@ -122,7 +122,7 @@ class Repeats:
 
 
 def _last(answers: pa.Table) -> pa.Table:
-    """Of the answers for an entry and subscription those of the last tick: a command that waited was answered twice."""
+    """Returns the answers of the last tick for each entry and subscription: commands that waited have two."""
     if not answers.num_rows:
         return answers
     answers = answers.set_column(
@@ -136,7 +136,7 @@ def _last(answers: pa.Table) -> pa.Table:
 
 
 def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Pairs of a command's row and an answer for the message, or its entry, that the row names."""
+    """Returns indexes of commands' rows, and of the answers for the message, or its entry, that each row names."""
     entry = ["request_id", "ledger_id", "entry_id"]
     numbered = commands.select(entry).append_column("command", pa.array(np.arange(commands.num_rows)))
     answers = published.select(entry).append_column("row", pa.array(np.arange(published.num_rows)))
@@ -148,7 +148,7 @@ def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Ar
 
 
 def _have_one_subscription(commands: pa.Table, command: Int64Array, published: pa.Table, row: Int64Array) -> BoolArray:
-    """Which pairs are of the same subscription."""
+    """Tells which pairs are of the same subscription: bool, (pairs,)."""
     own = pc.fill_null(commands["subscription"], "").take(pa.array(command))
     other = pc.fill_null(published["subscription"], "").take(pa.array(row))
     is_same: BoolArray = pc.equal(own, other).to_numpy(zero_copy_only=False)

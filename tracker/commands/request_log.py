@@ -1,4 +1,4 @@
-"""The log of request ids: which commands have been applied already."""
+"""The log of request ids, by which a command that comes again is recognised."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from tracker.messages import Int64Array
 from tracker.store import Store
 
-KEPT_MILLIS = 24 * 3600 * 1000  # how long an id is remembered
-KEPT_REQUESTS = 1_000_000  # how many ids are remembered
+KEPT_MILLIS = 24 * 3600 * 1000  # how long an id is at least remembered, unless there are too many
+KEPT_REQUESTS = 1_000_000  # how many ids, the newest, are at least remembered
 
 _CHUNK_REQUESTS = 8_192
 _CHUNK_MILLIS = 3600 * 1000  # a chunk is forgotten as a whole
@@ -26,10 +26,10 @@ _LIST = "requests_list"
 
 
 class RequestLog:
-    """Remembers the newest million request ids for a day, and the body of the command of each.
+    """Remembers the newest million request ids for a day, and a hash of the body of each id's command.
 
-    Both are hashes of 64 bits, so an id that is found here may be another one: the table `outcomes` has the ids.
-    A body of 0 is not known.
+    Ids, too, are kept as hashes of 64 bits, so one that is found may be another one with the same hash: the table
+    `outcomes` has the ids themselves. A body of 0 is not known.
 
     Args:
         store: where the log is kept.
@@ -38,7 +38,7 @@ class RequestLog:
     def __init__(self, store: Store) -> None:
         self._store = store
         saved = store.get(_LIST, (0, 0))
-        # [number, ids, when the last was added, and the first]: the last is missing in what earlier versions wrote.
+        # [number, count of ids, when the last was added, when the first was]. Earlier versions did not write the last.
         self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
     def find(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
@@ -49,7 +49,7 @@ class RequestLog:
             now: ms since the epoch.
 
         Returns:
-            by id found the bodies of the commands that had it.
+            by id found the bodies of the commands that had it, 64 bits each.
         """
         ids = list(dict.fromkeys(request_ids))
         if not self._chunks or not ids:
@@ -69,7 +69,7 @@ class RequestLog:
         return {i: bodies[h] for i, h in zip(ids, hashes.tolist(), strict=True) if h in bodies}
 
     def add(self, bodies: Mapping[str, int], now: int) -> None:
-        """Remembers ids from now on; the oldest beyond the limits are forgotten.
+        """Remembers ids, and forgets the oldest beyond the limits.
 
         Args:
             bodies: by id the body of its command, 64 bits.
@@ -99,7 +99,7 @@ class RequestLog:
         self._store.put(_LIST, (0, 0), json.dumps(self._chunks, separators=(",", ":")).encode())
 
     def _bodies(self, number: int, n: int) -> bytes:
-        """The bodies of a chunk; those of ids that an earlier version remembered, which kept none, are 0."""
+        """Returns the bodies of a chunk; they are 0 for ids of earlier versions, which kept none."""
         return (self._store.get(_BODIES, (number, 0)) or b"").rjust(8 * n, b"\0")
 
 

@@ -15,13 +15,13 @@ RESCHEDULE = "reschedule"
 RESTORE = "restore"
 PAUSE = "pause"
 RESUME = "resume"
-ANSWER = "answer"  # nothing to apply: only to be answered, with the row's result
-REPEAT = "repeat"  # of a command whose request id came before in the same batch: only to be answered
+ANSWER = "answer"  # has nothing to apply, and is only answered, with the row's result
+REPEAT = "repeat"  # its request id came before in the same batch: it is only answered
 
 
 MAX_BATCH_INDEX = 2**20 - 1
 
-# What is longer could not be answered, or would fill the tables: no client sends it.
+# A command beyond these could not be answered, or would fill the tables. No client sends one.
 MAX_REQUEST_ID_BYTES = 256
 MAX_NAME_BYTES = 1_024
 MAX_NAMES = 1_000
@@ -38,13 +38,13 @@ COMMAND_ROWS = pa.schema(
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
-        # Of a cancel, as the command has it; of a skip, when the message waits, as far as known; of a reschedule, the
-        # new time; else 0.
+        # Of a cancel, the time that it names; of a skip, the message's time, 0 where the client does not know it; of a
+        # reschedule, the new time; else 0.
         ("deliver_at", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
-        ("sum_up", pa.bool_()),
-        ("body", pa.int64()),  # a hash of what the command says; 0 or null: it says nothing that could be applied
+        ("sum_up", pa.bool_()),  # whether its outcomes may be published as counts; null: no
+        ("body", pa.int64()),  # a hash of the command's content; 0 or null: the command is INVALID by itself
         ("operation", pa.string()),  # the kind in capitals, of an answer that of its command
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
@@ -53,7 +53,7 @@ COMMAND_ROWS = pa.schema(
     ]
 )
 
-# What a command did to one message of one subscription; result is a number of the enum Result.
+# A row is the outcome of a command for one message, or entry, and subscription; result is a number of the enum Result.
 OUTCOME_ROWS = pa.schema(
     [
         ("request_id", pa.string()),
@@ -68,11 +68,12 @@ OUTCOME_ROWS = pa.schema(
         ("operation", pa.string()),
         # Of a reschedule that is applied or waits, the new time; of a cancel that waits, the time that it names.
         ("deliver_at", pa.int64()),
-        ("sequence", pa.int64()),  # rises from command to command; null where nothing was applied, or waits
+        # Rises from command to command. Null where it was neither applied nor waits, unless its kind is ANSWER.
+        ("sequence", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
-        ("sum_up", pa.bool_()),  # whether it may be published together with others; null: no
-        ("is_repeat", pa.bool_()),  # published before, and only published again: the table has it; null: no
+        ("sum_up", pa.bool_()),  # whether it may be published as a count, with others; null: no
+        ("is_repeat", pa.bool_()),  # whether it is only published again, and in the table already; null: no
     ]
 )
 
@@ -89,7 +90,7 @@ class PauseChange:
 
 @dataclass(frozen=True)
 class SubscriptionRule:
-    """What decides which commands a subscription can have."""
+    """The properties of a subscription that decide which commands it can have."""
 
     name: str
     is_cumulative: bool  # its consumers acknowledge cumulatively, so that no single message can be skipped
@@ -101,7 +102,7 @@ Routes = Mapping[str, Sequence[SubscriptionRule]]
 
 
 def command_positions(commands: pa.Table) -> pa.Table:
-    """The distinct entries that COMMAND_ROWS are applied to; answers and repeats are applied to none.
+    """Returns the distinct entries that COMMAND_ROWS are applied to; answers and repeats are applied to none.
 
     Returns:
         a table of ledger_id and entry_id, int64.
@@ -110,7 +111,7 @@ def command_positions(commands: pa.Table) -> pa.Table:
     return applied.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
 
 
-# A message that a command may name, as far as it is known.
+# A row is a known message: one of an entry that a command names.
 KNOWN = pa.schema(
     [
         ("topic", pa.string()),
@@ -123,10 +124,10 @@ KNOWN = pa.schema(
     ]
 )
 
-# The time of delivery of a known message that has been handed out long ago, or rejected.
+# Stands for the time of delivery of a known message that was handed out long ago, or rejected.
 PAST = 0
 
-# Rows of type CANCEL and RESTORE for the delayed index.
+# Rows of type CANCEL, RESTORE and MOVE for the delayed index.
 CANCEL_ROWS = pa.schema(
     [
         ("operation", pa.string()),
@@ -146,5 +147,5 @@ CANCEL_ROWS = pa.schema(
 #     bit    63   62 ............ 20   19 ............. 0
 #          |  0 |        tick        |  number in the tick  |
 #
-# The number counts from 0, in each shard for itself.
+# The number counts from 0, in each shard on its own.
 SEQUENCE_BITS = 20

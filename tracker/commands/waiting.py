@@ -17,7 +17,7 @@ from tracker.store import Store, get_present
 _TABLE = "waiting"
 _LEDGERS = "waiting_ledgers"
 
-# `tick`: the tick in which the command came.
+# `tick`: the tick since which the command waits.
 WAITING = COMMAND_ROWS.append(pa.field("tick", pa.int64()))
 
 
@@ -35,7 +35,7 @@ class WaitingCommands:
         self._ledgers: dict[int, int] = {ledger: n for ledger, n in pairs.tolist()}  # noqa: C416
 
     def __len__(self) -> int:
-        """The number of commands' rows."""
+        """The number of rows: a command has one for each message or entry that it names."""
         return sum(self._ledgers.values())
 
     def add(self, commands: pa.Table, tick: int) -> None:
@@ -47,7 +47,7 @@ class WaitingCommands:
             self._put(ledger, concat([self._get(ledger), rows.take(pa.array(of_ledger))], WAITING))
 
     def take(self, messages: pa.Table) -> pa.Table:
-        """Removes and returns the commands for the entries of some messages, as WAITING."""
+        """Removes and returns, as WAITING, the commands that name the entries of some messages."""
         if not self._ledgers or not messages.num_rows:
             return WAITING.empty_table()
         taken = []
@@ -58,11 +58,15 @@ class WaitingCommands:
         return concat(taken, WAITING)
 
     def take_where(self, is_taken: Callable[[pa.Table], BoolArray]) -> pa.Table:
-        """Removes and returns, as WAITING, the commands for which a function of such a table is true: bool, (rows,)."""
+        """Removes and returns, as WAITING, the commands that a function chooses.
+
+        Args:
+            is_taken: gets some commands, as WAITING, and returns which of them are taken: bool, (rows,).
+        """
         return concat([self._take_where(ledger, is_taken) for ledger in list(self._ledgers)], WAITING)
 
     def wait_anew(self, topics: Collection[str], tick: int) -> None:
-        """Dates the commands for some topics to this tick, because their messages may have been published until now."""
+        """Makes commands for some topics wait from this tick on: their messages may have been published until now."""
         for ledger in list(self._ledgers):
             rows = self._get(ledger)
             is_of = pc.is_in(rows["topic"], pa.array(sorted(topics), pa.string()))
@@ -98,5 +102,5 @@ class WaitingCommands:
 
 
 def _is_of(rows: pa.Table, entry_ids: Int64Array) -> BoolArray:
-    """Which rows name one of the entries."""
+    """Tells which rows name one of the entries: bool, (rows,)."""
     return np.isin(int64(rows, "entry_id"), entry_ids)
