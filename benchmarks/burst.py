@@ -1,9 +1,9 @@
-"""How fast messages due at one instant come: the job and Pulsar's own delayed delivery, one after the other.
+"""Measures how fast messages due at one instant come, from the job and from Pulsar's own delayed delivery.
 
 usage: burst.py [MESSAGES]
 
-Same broker, same consumer: MESSAGES (100,000) of 100 bytes, due at one instant after the last one was sent. Prints one
-JSON object.
+Both have the same broker and consumer, one after the other: MESSAGES (100,000) of 100 bytes, due at one instant after
+the last one was sent. Prints one JSON object.
 """
 
 from __future__ import annotations

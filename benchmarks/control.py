@@ -1,6 +1,6 @@
-"""How long a cancel takes: from publishing it to its APPLIED outcome, with the job on a broker of its own.
+"""Measures how long a cancel takes, from publishing it to its APPLIED outcome, with the job on a broker of its own.
 
-Prints one JSON object. What the tracker alone does is in tracker_operations.py.
+Prints one JSON object. The tracker alone is measured in tracker_operations.py.
 """
 
 from __future__ import annotations

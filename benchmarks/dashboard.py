@@ -1,8 +1,8 @@
-"""How soon a browser shows the dashboard's pages over ten million pending messages.
+"""Measures how soon a browser shows the dashboard's pages over ten million pending messages.
 
 The table is that of pending.py, the browser Chromium, the API a process without a broker. Prints one JSON object: for
-each page the milliseconds until something is painted, and until all that it loads is there, as the median and the
-longest of several.
+each page the milliseconds until something is painted, and until all its parts are loaded, as the median and maximum of
+REPEATED loads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the job takes of a core when nothing comes and nothing is due, and how soon it is awake again.
+"""Measures how much of a core the job uses when nothing comes and nothing is due, and how late a first message is then.
 
 usage: idle.py [SECONDS]
 
-Prints one JSON object. There is no peer: Pulsar's own delayed delivery is a part of the broker.
+SECONDS (60) is how long the job is watched. Prints one JSON object. There is no peer: Pulsar's own delayed delivery is
+a part of the broker.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ SETTLING_SECONDS = 30
 
 
 def cpu_seconds(job: Job, seen: dict[int, float]) -> float:
-    """What all processes of the job have used, those that have ended included, as far as they were seen."""
+    """Returns the CPU seconds that all processes of the job have used so far.
+
+    Args:
+        job: it runs.
+        seen: by process id the seconds at the last call; updated, so that processes that have ended still count.
+    """
     assert job.process is not None
     for process in [psutil.Process(job.process.pid), *job.children()]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,10 +1,11 @@
-"""How late the messages of nine destinations are while a tenth can't be written, and what that one gets afterwards.
+"""Measures how late messages of nine destinations are while a tenth is unwritable, and when that one has its own.
 
 usage: isolation.py [RATE [SECONDS]]
 
-RATE messages a second over ten routes, 100 bytes each, due 5 to 10 seconds after they are sent. After 20 seconds to
-warm up SECONDS with all ten, and SECONDS with one of them terminated; then that one is made anew, and gets what it
-missed. Lateness is taken at the consumers of the other nine. Prints one JSON object.
+RATE (1,000) messages a second over ten routes, 100 bytes each, are due 5 to 10 seconds after they are sent. After 30
+seconds to warm up come SECONDS (120) with all ten destinations, and SECONDS with one of them terminated; then that one
+is made anew, and gets the messages that it missed. Lateness is taken at the consumer of the other nine. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def produce(settings: PulsarSettings, rate: int, seconds: float) -> None:
 
 
 def consume(settings: PulsarSettings, topics: list[str], n: int, until: float, results: Any) -> None:
-    """Puts what came: when each message was due, when it came, ms since the epoch, and its number."""
+    """Consumes n messages, or until a time, s since the epoch.
+
+    Puts on `results` "ready" when it has subscribed, and at the end an array, (messages, 3): when each message was due,
+    when it came, both ms since the epoch, and its number.
+    """
     client = connect(settings)
     consumer = client.subscribe(topics, "bench", initial_position=pulsar.InitialPosition.Earliest)
     results.put("ready")
@@ -71,7 +76,13 @@ class Consumer:
 
 
 def lateness(found: Any, begin: float, end: float) -> dict[str, float]:
-    """Of what was due from one time to before another, seconds since the epoch."""
+    """Returns the lateness, ms, of the messages due from `begin` to before `end`, seconds since the epoch.
+
+    Args:
+        found: as `consume` puts it.
+        begin: the first time.
+        end: the time after the last.
+    """
     due, at, _ = found.T
     late = (at - due)[(due >= begin * 1000) & (due < end * 1000)]
     p50, p99, p999 = np.percentile(late, [50, 99, 99.9])

@@ -1,6 +1,7 @@
-"""`delaylake maintain` on a delayed index of sealed buckets: bytes a row, time of a due window's read, time it takes.
+"""Measures `delaylake maintain` on a delayed index of sealed buckets.
 
-Prints one JSON object. ROWS and SEALS as environment variables change the size.
+Prints one JSON object: the seconds that it takes, and, before and after it, the bytes a row and the milliseconds to
+read the rows due in a window. The environment variables ROWS (10,000,000) and SEALS (500) set the size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WINDOW_MILLIS = 1_000
 
 
 def bucket(number: int, n: int, chance: np.random.Generator) -> pa.Table:
-    """A sealed bucket of messages due within a day: no payload, key or properties."""
+    """Returns a sealed bucket of n messages due within a day, without payload, key and properties."""
     arrival = np.arange(number * n, (number + 1) * n)
     due = BEGIN + DAY + chance.integers(0, DAY, n)
     order = np.argsort(due)

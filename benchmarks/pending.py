@@ -1,7 +1,7 @@
-"""How long questions to a delayed index of ten million pending messages take, one in a hundred of them cancelled.
+"""Measures how long queries of a delayed index of ten million pending messages take, one in a hundred cancelled.
 
-Its files are as the job writes them: each in order of time, and with times from all over a month. Prints one JSON
-object: for each question the milliseconds with opening the tables, as the median and the longest of several.
+Its files are as the job writes them: each sorted by time, with times from all over a month. Prints one JSON object: for
+each query the milliseconds, the opening of the tables included, as the median and maximum of REPEATED runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOPIC = "persistent://public/default/orders"
 
 
 def columns(schema: pa.Schema, n: int, **values: object) -> pa.Table:
-    """A table of n rows; a column that is given once is the same in all, one that is not given is null."""
+    """Returns a table of n rows. A column is given as an array, (n,), or a scalar for all rows; else it is null."""
 
     def column(field: pa.Field) -> pa.Array:
         value = values.get(field.name)

@@ -1,11 +1,11 @@
-"""What pending messages cost a job, and Pulsar's own trackers: memory, and the time until the service is back.
+"""Measures the cost of pending messages for the job and for Pulsar's own trackers: memory, and time of a restart.
 
 usage: pulsar_trackers.py [PENDING]        default: 1000000
 
 PENDING messages of 20 bytes, due over a year, are sent to an embedded broker: for the job, for Pulsar's bucket tracker
-and for its in-memory tracker, one after the other. Memory is what comes with them: of the job's processes the
-proportional set size, of a broker the heap after a full collection. Then all are killed with -9 and started again, and
-the time is taken until a message comes that was sent after that. Prints one JSON object.
+and for its in-memory tracker, one after the other. Memory is how much they add: to the proportional set size of the
+job's processes, and to a broker's heap after a full collection. Then all are killed with -9 and started again, and the
+time is taken until a message comes that is sent after that. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from broker.standalone import EmbeddedBroker
 from tests.harness import Job, now, wait_until
 
 TRACKERS = {"bucket": "BucketDelayedDeliveryTrackerFactory", "in_memory": "InMemoryDelayedDeliveryTrackerFactory"}
-HEAP = "-Xmx8g"  # beyond the embedded broker's own, which is small
+HEAP = "-Xmx8g"  # instead of the embedded broker's own, which is small
 
 
 def heap_mib(broker: EmbeddedBroker) -> float:
-    """The broker's heap after a full collection."""
+    """Returns the size of the broker's heap after a full collection, MiB."""
     pid = str(broker.status().pid)
     subprocess.run(["jcmd", pid, "GC.run"], check=True, capture_output=True)
     shown = subprocess.run(["jcmd", pid, "GC.heap_info"], check=True, capture_output=True, text=True).stdout
@@ -61,7 +61,7 @@ def send(client: pulsar.Client, n: int, is_native: bool) -> float:
 
 
 def metric(broker: EmbeddedBroker, name: str) -> float:
-    """The topic's value of one of the broker's metrics."""
+    """Returns the value of one of the broker's metrics for TOPIC."""
     text = httpx.get(f"{broker.settings.admin_url}/metrics/", follow_redirects=True, timeout=60).text
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return sum(s.value for s in samples if s.name == name and s.labels.get("topic") == TOPIC)
@@ -74,7 +74,7 @@ def n_delayed(broker: EmbeddedBroker) -> int:
 
 
 def back_again(broker: EmbeddedBroker, job: Job | None, destination: str) -> float:
-    """Kills all, and returns the seconds from their start to a message that is sent to them and comes."""
+    """Kills the broker and the job, and returns the seconds from their new start until a new message has come."""
     ports = [int(str(url).rsplit(":", 1)[1]) for url in (broker.status().service_url, broker.status().admin_url)]
     if job:
         job.kill9()
@@ -113,7 +113,7 @@ def ours(pending: int) -> dict[str, Any]:
 
 
 def resident(job: Job) -> float:
-    """The memory of the job's processes in mebibytes, after half a minute in which it may settle."""
+    """Returns the memory of the job's processes, MiB, after half a minute in which it may settle."""
     memory = Memory(job)
     memory.start()
     time.sleep(30)

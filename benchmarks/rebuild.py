@@ -1,10 +1,10 @@
-"""How long a rebuild takes, and how much memory: of ROWS pending messages, one in a hundred of them cancelled.
+"""Measures how long a rebuild of ROWS pending messages takes, one in a hundred of them cancelled, and its memory.
 
 usage: rebuild.py [ROWS]
 
 Beside the pending messages (10,000,000) there are a hundredth as many that have been delivered to two subscriptions.
-The destinations are there and empty: reading them depends on the broker, and on what was sent last. Prints one JSON
-object.
+The destinations are empty: how long reading them takes depends on the broker, and on the messages sent last. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUBSCRIPTIONS = ["a", "b"]
 
 
 def write_delivered(tables: Tables, now: int, n: int) -> None:
-    """Messages of one ledger that have been delivered, and are in the delayed index still."""
+    """Writes n messages of one ledger that have been delivered, and are still in the delayed index."""
     due = np.sort(now - np.random.default_rng(2).integers(60_000, MONTH_MILLIS, n))
     same = {"topic": TOPIC, "partition": -1, "batch_index": -1, "ledger_id": 5, "entry_id": np.arange(n)}
     rows = columns(MESSAGES, n, **same, batch_size=1, deliver_at=due, publish_time=0, event_time=0, payload=b"x" * 100)

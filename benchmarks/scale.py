@@ -1,11 +1,11 @@
-"""What a number of pending messages costs: memory, time of a batch, lateness, disk, restart, rebuild, a cancel.
+"""Measures the cost of pending messages: memory, time of a batch, lateness, disk, restart, rebuild, a cancel.
 
 usage: scale.py [PENDING ...]        default: 1000000 10000000
 
-For each number: that many messages due over a year are imported (20 bytes each), the tables maintained, the checkpoint
-rebuilt. Then the job runs with 1,000 messages a second in and out, some of the pending messages are cancelled one by
-one, and a million by a range of time, or as many as are due in it; the job is killed with -9 and started again. Prints
-one JSON object. The job and its broker, producer and consumer share the machine.
+For each number PENDING: that many messages due over a year are imported (20 bytes each), the tables maintained, the
+checkpoint rebuilt. Then the job runs with 1,000 messages a second in and out; five of the pending messages are
+cancelled one by one, and up to a million of those due in the last three quarters of the year at once; the job is killed
+with -9 and started again. Prints one JSON object. The job and its broker, producer and consumer share the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOPIC = f"{NAMESPACE}/bench"
 
 
 def write(folder: Path, rows: int) -> list[Path]:
-    """Parquet files of messages that are due within a year, in any order."""
+    """Writes Parquet files with `rows` messages that are due within a year, in any order; returns the files."""
     chance = np.random.default_rng(1)
     files = []
     begin = now() + 15 * 60_000
@@ -61,7 +61,7 @@ def write(folder: Path, rows: int) -> list[Path]:
 
 
 def timed(*arguments: str) -> tuple[float, int, dict[str, Any]]:
-    """Runs the program; returns its seconds, its greatest resident memory in bytes, and what it printed."""
+    """Runs `delaylake`; returns its seconds, its peak resident memory in bytes, and the JSON that it printed."""
     began, most = time.perf_counter(), 0
     process = subprocess.Popen([str(PROGRAM), *arguments, "--output", "json"], stdout=subprocess.PIPE, text=True)
     watched = psutil.Process(process.pid)
@@ -77,7 +77,7 @@ def timed(*arguments: str) -> tuple[float, int, dict[str, Any]]:
 
 
 def index_bytes(folder: Path) -> tuple[int, int]:
-    """The size of delayed_index without, and with, the payload."""
+    """Returns the compressed size of delayed_index without, and with, the payload, bytes."""
     table = DeltaTable(str(folder / "warehouse" / "delayed_index"))
     whole = without = 0
     for path in table.file_uris():
@@ -90,7 +90,7 @@ def index_bytes(folder: Path) -> tuple[int, int]:
 
 
 class Memory(threading.Thread):
-    """Watches the resident memory of the job's processes: each page of a shared one counts in part."""
+    """Watches the proportional set size of the job's processes; `stop` returns the median of the later half, MiB."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ class Memory(threading.Thread):
 
 
 def state_bytes(folder: Path) -> int:
-    """The size of the newest snapshot of each shard's state."""
+    """Returns the size of the newest snapshots of all shards' state, bytes."""
     newest: dict[Path, Path] = {}
     for file in (folder / "checkpoint" / "query" / "state").rglob("*.zip"):
         last = newest.get(file.parent)
@@ -126,7 +126,7 @@ def state_bytes(folder: Path) -> int:
 
 
 def first_release(job: Job, client: pulsar.Client) -> float:
-    """Seconds from the job's start to the first message that comes to the destination after it."""
+    """Starts the job; returns the seconds until the first message comes to the destination."""
     reader = client.create_reader(f"{TOPIC}-a", pulsar.MessageId.latest)
     began = time.perf_counter()
     starting = threading.Thread(target=job.start)
@@ -140,7 +140,7 @@ def first_release(job: Job, client: pulsar.Client) -> float:
 
 @contextmanager
 def service() -> Iterator[tuple[EmbeddedBroker, Job, pulsar.Client]]:
-    """A broker, a job on it that is not started, and a client; they end with the block."""
+    """Yields a broker, a job on it that is not started, and a client; they end with the block."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         broker = EmbeddedBroker(folder / "broker")
@@ -194,7 +194,7 @@ def measure(pending: int) -> dict[str, Any]:
 
 
 def steady(job: Job, broker: EmbeddedBroker) -> dict[str, Any]:
-    """Lateness at the consumer, batches and memory under load, after the warm-up."""
+    """Returns lateness at the consumer, time of a batch and memory under load, after the warm-up."""
     results: Any = multiprocessing.Queue()
     until = time.time() + 2 * SECONDS + 60
     consumer = multiprocessing.Process(
@@ -221,7 +221,7 @@ def steady(job: Job, broker: EmbeddedBroker) -> dict[str, Any]:
 
 
 def cancels(job: Job, control: ControlClient) -> dict[str, Any]:
-    """From publishing cancels to their outcomes: of single messages, and of many by a range of time."""
+    """Returns the seconds from publishing cancels to their outcomes: of single messages, and of many by due time."""
     times = []
     wanted = PendingFilter(due_from=now() + YEAR_MILLIS // 2)
     for message in Pending(job.settings, TOPIC, wanted).page(5).messages:

@@ -1,10 +1,10 @@
-"""How long the job takes from its start until it is ready, and what it takes of processors and memory.
+"""Measures how long the job takes from its start until it is ready, and the CPU time and memory that it uses.
 
 usage: start.py [PAIRS]
 
-A first start without an archive of classes. When that is made, PAIRS times one after the other: a start that may not
-use it, and one that does. CPU seconds are those of all processes of the job until it is ready; memory is each process'
-share of what it has (PSS), ten seconds later. Prints one JSON object. There is no peer: Pulsar's own delayed delivery
+The first start has no archive of classes, and makes it. Then come PAIRS (3) times a start that may not use the archive,
+and one that does. CPU seconds are those of all processes of the job until it is ready; memory is the sum of their
+proportional set sizes (PSS) ten seconds later. Prints one JSON object. There is no peer: Pulsar's own delayed delivery
 is a part of the broker.
 """
 
@@ -39,7 +39,7 @@ def processes(job: Job) -> list[psutil.Process]:
 
 
 def kind(process: psutil.Process, job: Job) -> str:
-    """What a process of the job is."""
+    """Names the kind of a process of the job: driver, jvm, the Python module of a Spark worker, or other."""
     assert job.process is not None
     line = process.cmdline()
     if process.pid == job.process.pid:
@@ -50,7 +50,7 @@ def kind(process: psutil.Process, job: Job) -> str:
 
 
 def cpu_seconds(job: Job) -> dict[str, float]:
-    """By kind of process; those that have ended count with the one that started them."""
+    """Returns CPU seconds by kind of process; those of ended children are listed by the process that started them."""
     used: dict[str, float] = defaultdict(float)
     for process in processes(job):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -62,7 +62,7 @@ def cpu_seconds(job: Job) -> dict[str, float]:
 
 
 def memory_mib(job: Job) -> dict[str, float]:
-    """By kind of process the share of memory, pages that several processes have being divided among them."""
+    """Returns the proportional set size by kind of process, MiB: shared pages are divided among their processes."""
     used: dict[str, float] = defaultdict(float)
     for process in processes(job):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,6 +1,6 @@
-"""The tracker alone: rows a second taken in, sealed and handed out, beside a heap of tuples; commands; bytes of state.
+"""Measures the tracker alone: rows a second taken in, sealed and handed out, commands a second, and bytes of state.
 
-Prints one JSON object.
+Its peers are a heap, and a set, of tuples. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def tracker(is_full: bool) -> dict[str, float]:
 
 
 def heap() -> int:
-    """The peer: rows added and taken a second with a heap of (deliver_at, ledger, entry)."""
+    """Returns rows added and taken a second by the peer, a heap of (deliver_at, ledger, entry)."""
     due = (1_000_000 + np.random.default_rng(1).integers(0, SPREAD, N)).tolist()
     queue: list[tuple[int, int, int]] = []
 

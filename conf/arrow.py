@@ -1,4 +1,4 @@
-"""Arrow without pandas, which it would import in each process for nothing."""
+"""Keeps Arrow from importing pandas, which no process of the service needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _NoPandas:
 
 @contextmanager
 def without_pandas() -> Iterator[None]:
-    """What is imported inside finds no pandas, unless that is imported already."""
+    """While the block runs, imports do not find pandas, unless it is imported already."""
     sys.meta_path.insert(0, _NoPandas)
     try:
         yield
@@ -28,10 +28,10 @@ def without_pandas() -> Iterator[None]:
 
 
 def leave_pandas_out() -> None:
-    """Has Arrow look for pandas now, where it finds none; to be called before Arrow is given a list or an array.
+    """Makes Arrow look for pandas now, in vain; to be called before Arrow is given a list or an array.
 
-    It looks for it once, the first time it is given one, in case that is a Series: 0.3 CPU seconds and 25 MiB for each
-    process. Who wants pandas can import it afterwards, and Arrow's `to_pandas` does so by itself.
+    Arrow looks for pandas once, when it is first given one, in case it is a Series: 0.3 CPU seconds and 25 MiB for each
+    process. pandas can still be imported afterwards, and Arrow's `to_pandas` does so by itself.
     """
     if "pandas" not in sys.modules:
         with without_pandas():

@@ -6,5 +6,5 @@ class DelayLakeError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """What another library says of an error, in one line."""
+    """Returns the message of an error, as of another library, as one line."""
     return " ".join(str(error).split())

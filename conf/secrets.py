@@ -1,4 +1,4 @@
-"""Settings as they may be shown: what is secret by its name, or says so itself, is left out."""
+"""Settings as they may be shown: values that are secret by their name, or by their content, are left out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _IN_URL = re.compile(r"(://)[^/@\s]+@")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of this name is not to be shown. The name of a file is no secret."""
+    """Tells whether the value of a setting is secret, by the setting's name. The name of a file is no secret."""
     return bool(_NAME.search(name)) and not name.lower().endswith("_file")
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """A setting's value to show; of a section or a list, all that is in it.
+    """Returns a setting's value to show: HIDDEN for each secret in it, also within sections and lists.
 
     Args:
         value: as JSON has it.
-        name: of the setting.
+        name: of the setting, with those of its sections; empty for all settings.
     """
     if isinstance(value, dict):
         return {key: without_secrets(inner, f"{name}.{key}") for key, inner in value.items()}
@@ -35,5 +35,5 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return HIDDEN
     if not isinstance(value, str):
         return value
-    # A value such as Java's options may have others in it.
+    # A value may have secrets among other things, as Java's options do.
     return HIDDEN if _VALUE.search(value) and "=" in value else _IN_URL.sub(rf"\1{HIDDEN}@", value)

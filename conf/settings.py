@@ -34,7 +34,7 @@ TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
 
 
 class SettingsError(DelayLakeError):
-    """A setting is unknown or wrong. The message is one line: name, value, what is allowed."""
+    """The settings file can't be read, or a setting is unknown or wrong. The message is one line that says which."""
 
 
 def _persistent_topic(name: str) -> str:
@@ -64,7 +64,7 @@ class SubscriptionType(StrEnum):
 
     @property
     def is_cumulative(self) -> bool:
-        """Whether consumers acknowledge cumulatively, so that no single message can be cancelled."""
+        """Whether consumers acknowledge cumulatively, so that no single message can be skipped."""
         return self in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
 
@@ -223,7 +223,7 @@ class Route(Section):
 
 
 def rejects_topic(source: str) -> str:
-    """Where messages of a source topic go that can't be taken."""
+    """Returns the topic to which a source topic's rejected messages are sent."""
     return f"{source}-rejects"
 
 
@@ -309,12 +309,15 @@ class Settings(BaseSettings):
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
 
     def route(self, source: str) -> Route | None:
-        """The route of a source topic, or None."""
+        """Returns the route of a source topic; None: it has none."""
         return next((route for route in self.routes if route.source == source), None)
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Reads the settings file (else DELAYLAKE_CONFIG, else conf/delaylake.yaml) and the environment.
+    """Reads the settings from a file and the environment.
+
+    Args:
+        file: None: the one that DELAYLAKE_CONFIG names, else conf/delaylake.yaml.
 
     Raises:
         SettingsError: the file is missing or no YAML, or a setting is unknown or wrong.
@@ -347,12 +350,12 @@ def _one_line(error: ValidationError) -> str:
 
 
 def is_object_storage(uri: str) -> bool:
-    """Whether a URI is no folder: s3://bucket/..., for instance."""
+    """Tells whether a URI names object storage, as s3://bucket/... does, and not a folder."""
     return urlparse(uri).scheme not in ("", "file")
 
 
 def local_path(uri: str) -> str:
-    """A `file:` URI as a local path; any other URI (s3://...) unchanged."""
+    """Returns a `file:` URI or a path as an absolute local path; a URI of object storage unchanged."""
     if is_object_storage(uri):
         return uri
     return os.path.abspath(url2pathname(urlparse(uri).path or uri.removeprefix("file:")))

@@ -6,10 +6,13 @@ from datetime import datetime
 
 
 def parse_time(text: str) -> int:
-    """A time as ms since the epoch, from such a number or from ISO 8601 with a zone.
+    """Returns a time as ms since the epoch.
+
+    Args:
+        text: such a number, not negative, or ISO 8601 with a zone.
 
     Raises:
-        ValueError: it is neither; the message says what to give.
+        ValueError: the text is neither; the message says what to give.
     """
     if text.strip().isdecimal():
         return int(text)

@@ -1,4 +1,4 @@
-"""Maintenance beside the running job: a process of its own with the lowest priority, started every so often."""
+"""Maintenance of the tables while the job runs: a process of the lowest priority, started at intervals."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _STOP_SECONDS = 5
 
 
 class BackgroundMaintenance:
-    """Used as a context: as long as it is open, merges files where there are many new ones, and deletes what is old.
+    """A context manager that maintains the tables while it is open.
 
-    A failure is one line in the log; the next try comes at its time.
+    It merges files every `maintain.interval_millis`, where there are many small ones, and also deletes old rows and
+    files every `maintain.retention_interval_millis`. A failure is one line in the log, and the next run comes as usual.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,7 +62,7 @@ class BackgroundMaintenance:
                 _log.debug("tables maintained: %s", words)
 
     def _maintain(self, options: list[str]) -> tuple[int, str]:
-        """Runs it once; returns its exit status and last line."""
+        """Runs maintenance once; returns the process' exit status and the last line that it printed."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jobs.background_maintenance", *options],
             stdin=subprocess.PIPE,

@@ -15,7 +15,7 @@ class LogFormat(StrEnum):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         values = {
@@ -30,7 +30,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: int, form: LogFormat) -> None:
-    """Logs to stderr from now on."""
+    """Makes the program log to stderr from now on.
+
+    Args:
+        level: the lowest that is logged, as in `logging`.
+        form: lines for people, or JSON.
+    """
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else text)

@@ -1,4 +1,7 @@
-"""The job's own metrics over HTTP, under its own names: a page of the web can have a name of its own point here."""
+"""Serves the job's metrics over HTTP, but only under known host names.
+
+Any web page can have its own host name point here, and would then be able to read them (see `admin.security.hosts`).
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,20 @@ class _Handler(WSGIRequestHandler):
         return super().get_environ() | {"delaylake.reached_at": self.connection.getsockname()[0]}
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Logs nothing: each scrape would be a line."""
 
 
 def serve_metrics(settings: Settings, collector: Collector) -> tuple[WSGIServer, threading.Thread]:
-    """Serves what a collector gives at `metrics.host` and `metrics.port`, in a thread; returns both.
+    """Serves a collector's metrics at `metrics.host` and `metrics.port`, in a thread.
 
-    Under the names that the API may be called by, and its own; others are answered 421.
+    A request under another host name than `metrics.host`, those of `api.allowed_hosts`, loopback ones and the address
+    at which it came in is answered 421.
+
+    Returns:
+        the server and its thread; the caller shuts them down.
 
     Raises:
-        OSError: it can't be served there.
+        OSError: the address can't be served on.
     """
     registry = CollectorRegistry()
     registry.register(collector)

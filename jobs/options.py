@@ -1,4 +1,4 @@
-"""What the commands share: the global options and the form of the output."""
+"""The parts that all commands share: the global options and the form of the output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OutputOption = Annotated[Output, typer.Option("--output", help="How to print: fo
 
 @dataclass
 class GlobalOptions:
-    """What was given beside a command's own options."""
+    """The global options as they were given, before or after the command; None: not given."""
 
     config: Path | None = None
     verbose: bool = False
@@ -42,7 +42,7 @@ class GlobalOptions:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings, read when first asked for.
+        """The settings, read at the first access.
 
         Raises:
             SettingsError: see `load_settings`.
@@ -64,5 +64,5 @@ def rest_client(options: GlobalOptions, url: str) -> RestClient:
 
 
 def show(output: Output, value: Any, text: str) -> None:
-    """Prints a command's result on stdout: the text, or the value as JSON."""
+    """Prints a command's result on stdout: `text`, or `value` as one line of JSON."""
     print(json.dumps(value) if output is Output.JSON else text, flush=True)

@@ -1,4 +1,4 @@
-"""Progress of long work on a terminal."""
+"""The progress of long work, shown on a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from jobs.options import Output
 
 
 class ProgressLine:
-    """One line on stderr, written over and over, where that is a terminal. Used as a context, which clears it."""
+    """A context manager with one line on stderr that is written over and over, and cleared at the end.
+
+    It shows nothing where stderr is no terminal, or the output is JSON.
+    """
 
     def __init__(self, output: Output) -> None:
         self._is_shown = sys.stderr.isatty() and output is Output.TEXT

@@ -52,14 +52,14 @@ def api(
         log_config=None,
         access_log=options.verbose,
         server_header=False,
-        proxy_headers=False,  # they are believed of api.trusted_proxies alone
+        proxy_headers=False,  # the app itself believes them, of api.trusted_proxies alone
         ws="none",
         timeout_graceful_shutdown=math.ceil(settings.api.answer_timeout_millis / 1000) + 1,
         ssl_certfile=settings.api.tls_certificate_file,
         ssl_keyfile=settings.api.tls_key_file,
     )
     server = uvicorn.Server(config)
-    # For a signal that comes before the server's own handlers are there, or that it raises again when it has ended.
+    # For a signal before the server has installed its own handlers, and for the one that it raises again at its end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     address, bound_port = listener.getsockname()[:2]
@@ -69,10 +69,10 @@ def api(
 
 
 def _listen(host: str, port: int, auth: AuthSettings) -> socket.socket:
-    """A socket that connections wait at from now on.
+    """Opens a socket on which connections wait, from now on, until the server accepts them.
 
     Raises:
-        ApiError: the address can't be had.
+        ApiError: the address can't be used.
         SecurityError: other machines can reach it, and there is no authentication.
     """
     from admin.security.authentication import check_address

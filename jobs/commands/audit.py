@@ -1,4 +1,4 @@
-"""`delaylake audit`: is every message accounted for? In SQL over the Delta tables, and compared with the broker."""
+"""`delaylake audit`: checks by the Delta tables, and by the broker, that every message is accounted for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from warehouse.audit.broker_comparison import Comparison
 
 
-# Of the printed table, in characters: a topic's name is never cut short.
+# Width of the printed table, in characters: so wide that no topic's name is cut short.
 _WIDTH = 1_000
 
 

@@ -1,4 +1,4 @@
-"""`delaylake broker`: the embedded Pulsar standalone."""
+"""`delaylake broker`: starts, stops and shows the embedded Pulsar standalone."""
 
 from __future__ import annotations
 

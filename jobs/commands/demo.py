@@ -1,4 +1,4 @@
-"""`delaylake demo`: the whole service on an embedded broker, and a check of every message's fate."""
+"""`delaylake demo`: runs the whole service on an embedded broker, and checks every message's fate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def demo(
     """
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise typer.BadParameter(f"--keep {keep}: the folder is not empty, and what is left in it would be counted too")
-    # As Ctrl-C, so that nothing is left running.
+    # They end the demo as Ctrl-C does, so that nothing is left running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     folder = (keep or Path(tempfile.mkdtemp(prefix="delaylake-demo-"))).absolute()

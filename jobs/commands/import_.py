@@ -1,4 +1,4 @@
-"""`delaylake import`: many messages at once, from files or from another topic."""
+"""`delaylake import`: brings in many messages at once, from files or from another topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delaylake pending`: what waits; and `topics cancel-by-filter` and the like, which change it."""
+"""`delaylake pending` lists the messages that wait; `topics purge`, `cancel-by-filter` and the like change them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Listed(StrEnum):
 
 
 class BulkError(DelayLakeError):
-    """Not all was done."""
+    """A change by filter, or a purge, was not made, or not to all of its messages."""
 
 
 def pending(
@@ -103,7 +103,7 @@ def pending(
 
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
-    """A page or the counts, from the tables or the admin API, in the API's form."""
+    """Returns messages, or counts where `stats`, from the tables or the admin API, in the API's form."""
     from warehouse.missing_routes import settings_with
     from warehouse.queries.waiting import MAX_LIMIT, Pending
 
@@ -172,11 +172,11 @@ def purge(
 
 
 def by_filter(action: str, text: str) -> Callable[..., None]:
-    """A command that does something to all messages that a filter means.
+    """Makes a command that applies an action to all messages matching a filter.
 
     Args:
-        action: of `admin.control.bulk.Action`, or "deliver now".
-        text: its help.
+        action: a value of `admin.control.bulk.Action`, or "deliver now".
+        text: the command's help.
     """
 
     def command(
@@ -290,10 +290,11 @@ def _change(
     timeout: float,
     output: Output,
 ) -> None:
-    """Does something to what a filter means, and tells the counts.
+    """Changes the messages matching a filter, and prints counts of the results.
 
     Raises:
-        BulkError: not all was done.
+        BulkError: the change was not made, or not to all messages.
+        typer.BadParameter: the filter has no condition on messages.
     """
     if not wanted.is_selective:
         raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
@@ -313,10 +314,10 @@ def _apply(
     timeout: float,
     output: Output,
 ) -> None:
-    """As `_change`, by the admin API where options name one, else by the control topic and the tables.
+    """Does the work of `_change`: by the admin API where options name one, else by the control topic and the tables.
 
     Raises:
-        BulkError: not all was done.
+        BulkError: the change was not made, or not to all messages.
     """
     from rich.console import Console
 

@@ -31,7 +31,11 @@ SHOW_PROGRESS_FROM = 1_000
 
 
 def parse_duration(text: str) -> int:
-    """A duration such as `10s`, `1.5h` or `250ms` in milliseconds."""
+    """Returns a duration such as `10s`, `1.5h` or `250ms` in milliseconds.
+
+    Raises:
+        typer.BadParameter: the text is no duration.
+    """
     match = DURATION.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration: give a number and ms, s, m, h or d, as in 10s")
@@ -39,7 +43,11 @@ def parse_duration(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """A time as ms since the epoch, from such a number or from ISO 8601 with a zone."""
+    """Returns a time as ms since the epoch, from such a number or from ISO 8601 with a zone.
+
+    Raises:
+        typer.BadParameter: the text is neither.
+    """
     from conf import times
 
     try:
@@ -123,10 +131,23 @@ def send(
     batch: bool,
     log_file: str = os.devnull,
 ) -> list[str]:
-    """Sends all, in order, and returns their ids when the broker has them all.
+    """Sends messages, in order, and returns when the broker has answered for each.
+
+    Args:
+        settings: of the broker.
+        topic: its full name.
+        texts: the payloads.
+        total: number of the texts.
+        key: of all messages; None: they have none.
+        properties: of all messages.
+        batch: several messages may share an entry.
+        log_file: where the client logs.
+
+    Returns:
+        the ids, ledger:entry:partition:batchIndex, in the order of the texts.
 
     Raises:
-        PulsarError: the broker can't be reached, or some were refused.
+        PulsarError: the broker can't be reached, or has refused some of the messages.
     """
     import pulsar
     from rich.console import Console
@@ -180,5 +201,5 @@ def send(
 
 
 def _reason(error: Exception) -> str:
-    """`Pulsar error: ConnectError` as `ConnectError`."""
+    """Returns the client's text without its prefix: `ConnectError` for `Pulsar error: ConnectError`."""
     return str(error).removeprefix("Pulsar error: ") or type(error).__name__

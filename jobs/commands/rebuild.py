@@ -1,4 +1,4 @@
-"""`delaylake rebuild`: the state from the Delta tables, where the checkpoint is lost."""
+"""`delaylake rebuild`: rebuilds the state from the Delta tables, where the checkpoint is lost."""
 
 from __future__ import annotations
 

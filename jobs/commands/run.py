@@ -1,4 +1,4 @@
-"""`delaylake run`: the delivery job, until SIGTERM or SIGINT."""
+"""`delaylake run`: runs the delivery job, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ class Reporter:
     """Prints `ready` and lines of progress.
 
     Counts are those of the last batch; rates and lateness are since the last line.
+
+    Args:
+        output: text, or an object of JSON a line.
+        every_seconds: the least time between two lines of progress; 0: there are none.
+        max_in_flight: with more messages in flight, the job is held up.
     """
 
     def __init__(self, output: Output, every_seconds: float, max_in_flight: int) -> None:
@@ -69,7 +74,7 @@ class Reporter:
         self._begin()
 
     def changed(self, lines: Sequence[str]) -> None:
-        """Prints what has changed in the settings' routes since the last run."""
+        """Prints the changes of the settings' routes since the last run, a line each."""
         for line in lines:
             self._print("changed", {"text": line}, line, sys.stdout)
 
@@ -139,10 +144,13 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     """Runs the job in this process until SIGTERM or SIGINT.
 
     Args:
-        keeps_spark_log: what Spark prints goes to `spark.log` beside the checkpoint, else to stderr.
+        settings: the job's.
+        reporter: prints its progress.
+        keeps_spark_log: Spark's output goes to `spark.log` in the checkpoint's folder; else to that of this process.
 
     Raises:
-        JobError: it can't start or go on.
+        JobError: the job can't start or go on.
+        RoutesError: the settings' routes don't fit the checkpoint.
     """
     from status.job_status import StatusWriter
     from status.troubles import Troubles
@@ -207,7 +215,7 @@ def _run_job(
 
 
 def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter) -> Mapping[str, KnownRoute]:
-    """Says what has changed in the routes since the last run; returns those that are missing, by topic.
+    """Prints the changes of the routes since the last run; returns the missing routes, by topic.
 
     Raises:
         RoutesError: the settings' routes don't fit the checkpoint.
@@ -225,7 +233,7 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
 
 
 def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) -> int:
-    """How many messages of a topic without a route wait."""
+    """Counts the messages of a topic without a route that wait."""
     from warehouse.known_routes import as_routes
     from warehouse.queries.waiting import Pending
 
@@ -234,7 +242,7 @@ def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) 
 
 @contextmanager
 def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
-    """Serves the job's metrics, if that is set. That it can't be served does not stop the job."""
+    """Serves the job's metrics while the block runs, if `metrics.port` is set; if it can't, logs a warning."""
     from jobs.metrics_server import serve_metrics
     from status.metrics import JobCollector
 
@@ -256,7 +264,10 @@ def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
 
 
 def warn_without_deduplication(settings: Settings) -> None:
-    """Says which destinations may get a message twice after a crash, because their broker does not drop repetitions."""
+    """Logs a warning for each namespace of destinations that may get a message twice after a crash.
+
+    Its broker has no deduplication, by which it would drop the second one.
+    """
     from broker.admin_rest import AdminClient
     from broker.client import PulsarError
 
@@ -275,7 +286,11 @@ def warn_without_deduplication(settings: Settings) -> None:
 
 @contextmanager
 def _output_of_children(file: Path | None) -> Iterator[None]:
-    """Processes started inside print to a file."""
+    """Sends stdout and stderr to a file while the block runs, so that processes started in it print there.
+
+    Args:
+        file: what is printed is appended to it; None: nothing changes.
+    """
     if file is None:
         yield
         return

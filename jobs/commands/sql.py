@@ -1,4 +1,4 @@
-"""`delaylake sql`: a query over the tables and views, without a JVM."""
+"""`delaylake sql`: runs a query over the tables and views, without a JVM."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def _print(rows: pa.Table) -> None:
     table = Table(*rows.column_names, box=box.SIMPLE)
     for row in rows.to_pylist():
         table.add_row(*("" if value is None else str(_plain(value)) for value in row.values()))
-    # Where nobody looks, no line is cut. What is printed is data: `7:0:-1:-1` has no emoji, and `[x]` no style in it.
+    # Lines are cut on a terminal only. The values are data: `7:0:-1:-1` has no emoji, and `[x]` no style in it.
     width = None if Console().is_terminal else 10_000
     Console(width=width, markup=False, emoji=False).print(table)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can have it: times in ISO 8601, UTC; bytes as text."""
+    """Returns a value as JSON can have it: times in ISO 8601, UTC; bytes as text; maps as objects."""
     if isinstance(value, dict):
         return {name: _plain(v) for name, v in value.items()}
     if isinstance(value, list):

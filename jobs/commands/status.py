@@ -1,4 +1,4 @@
-"""`delaylake status`: what the job does."""
+"""`delaylake status`: shows the state of the job, and its troubles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StatusError(DelayLakeError):
-    """The job does not do its work, or not all of it."""
+    """The job does not do its work, or has troubles."""
 
 
 def status(

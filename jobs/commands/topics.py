@@ -1,4 +1,4 @@
-"""`delaylake topics`: cancel messages and find them, with the commands and options of Pulsar's own tool."""
+"""`delaylake topics`: changes and finds messages that wait, by the commands and options of Pulsar's tool and more."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait fo
 
 
 class TopicsError(DelayLakeError):
-    """Something was not done."""
+    """A command was wrong, or not applied to all that it names."""
 
 
 @app.command("cancel-delayed-message")
@@ -269,7 +269,7 @@ def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
 
 
 def _client(options: GlobalOptions) -> Client:
-    """The control topic, or the admin API where one is named."""
+    """Returns a client of the admin API where one is named, else of the control topic."""
     if options.api_url is not None:
         return rest_client(options, options.api_url)
     from admin.control.client import ControlClient
@@ -278,10 +278,16 @@ def _client(options: GlobalOptions) -> Client:
 
 
 def _run(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
-    """Runs a command and tells what became of each message.
+    """Runs a command and prints its outcomes: as text, where they are many, only counts and the first that failed.
+
+    Args:
+        context: of the command line.
+        n: number of messages that the command names.
+        output: text or JSON.
+        command: calls the client.
 
     Raises:
-        TopicsError: something was not done.
+        TopicsError: the command was not applied to all that it names.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -307,7 +313,7 @@ def _run(context: typer.Context, n: int, output: Output, command: Callable[[Clie
 def _named(
     triplets: list[str] | None, base64_ids: list[str] | None, from_file: typer.FileText | None
 ) -> list[MessageRef]:
-    """The messages that the options name."""
+    """Returns the messages that the options name."""
     from broker.message_ids import parse, parse_base64, parse_triplet
 
     messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]

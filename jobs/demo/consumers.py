@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from conf.settings import Settings
 
 _RECEIVE_MILLIS = 300
-_RECENT = 3_000  # the last so many deliveries are what progress shows the lateness of
+_RECENT = 3_000  # deliveries, the last ones, whose lateness the progress shows
 
 
 class SteadyClock:
-    """The machine's clock as if it were never set back.
+    """The machine's clock, without being set back.
 
-    Where it is, by some milliseconds as virtual machines do, what was sent before and is received after that would seem
-    to have been sent early.
+    Virtual machines set theirs back by some milliseconds. A message sent before that, and received after, would seem to
+    have come early.
     """
 
     def __init__(self) -> None:
         self._origin = time.time_ns() - time.monotonic_ns()
 
     def now(self) -> int:
-        """Milliseconds since the epoch."""
+        """Returns the time, ms since the epoch."""
         wall, monotonic = time.time_ns(), time.monotonic_ns()
         self._origin = max(self._origin, wall - monotonic)
         return (monotonic + self._origin) // 1_000_000
 
 
 class Consumers:
-    """Receives all that is delivered or rejected, from the topics' beginning. A context manager.
+    """A context manager that receives all messages delivered or rejected, from the topics' beginning on.
 
     Attributes:
-        received: all that came, in no order.
-        recent: the last of what came to destinations.
+        received: all messages that came, in no order.
+        recent: the last messages that came to destinations.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -74,12 +74,12 @@ class Consumers:
 
     @property
     def rejected(self) -> int:
-        """Messages that came to rejects topics."""
+        """The number of messages that came to rejects topics."""
         return sum(self._rejected.values())
 
     @property
     def delivered(self) -> int:
-        """Messages that came to destinations."""
+        """The number of messages that came to destinations."""
         return len(self.received) - self.rejected
 
     def _run(self, consumer: Any, source: str, subscription: str | None) -> None:

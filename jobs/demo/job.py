@@ -19,11 +19,11 @@ _STOP_SECONDS = 30
 
 
 class DemoJobError(DelayLakeError):
-    """The job did not start."""
+    """The job did not get ready. The message has the last line of its log."""
 
 
 class DemoJob:
-    """`delaylake run` on a settings file; its log goes to `job.log` beside it."""
+    """`delaylake run` on a settings file; its log is the file `job.log` beside that."""
 
     def __init__(self, settings_file: Path) -> None:
         self._settings_file = settings_file
@@ -35,10 +35,10 @@ class DemoJob:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it, and returns when it reads.
+        """Starts the job, and returns when it is ready: it reads the source topics.
 
         Raises:
-            DemoJobError: it ended, or was not ready in time.
+            DemoJobError: the job ended, or was not ready in five minutes.
         """
         program = Path(sys.executable).parent / "delaylake"
         with self._log.open("w") as log:
@@ -58,7 +58,10 @@ class DemoJob:
             raise DemoJobError(f"the job did not get ready: {self._last_words()}")
 
     def stop(self) -> int:
-        """Stops it as a user does, by SIGTERM, and by SIGKILL where that takes too long; returns its exit status."""
+        """Stops the job by SIGTERM, as a user does, or SIGKILL where that takes too long; returns its exit status.
+
+        It is 0 where the job was never started.
+        """
         if self._process is None:
             return 0
         if self.is_running:
@@ -81,7 +84,7 @@ class DemoJob:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes that a session leader has started: Spark's JVM, and its workers, which have groups of their own."""
+    """Returns the ids of a session's processes: the leader, Spark's JVM, and its workers in groups of their own."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The demo's messages, what is to become of each, and the check that it did."""
+"""The demo's messages, the fate that each is to have, and the check that it had it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 NAMESPACE = "persistent://public/default"
 
-# Topic -> its subscriptions, (name, type).
+# By source topic its subscriptions, (name, type).
 TOPICS: dict[str, tuple[tuple[str, str], ...]] = {
     f"{NAMESPACE}/orders": (("billing", "Shared"), ("audit", "Exclusive")),
     f"{NAMESPACE}/reminders": (("app", "Key_Shared"),),
@@ -21,8 +21,8 @@ PARTITIONS = 3
 BATCHED = f"{NAMESPACE}/alerts"
 
 _OWN_PROPERTIES = "delaylake."
-_PUBLISH_MILLIS = 2_000  # between handing a message to its producer and its publish time, at most
-_BATCH_MILLIS = 100  # a batch has one publish time, its first message's: so long before the others', at most
+_PUBLISH_MILLIS = 2_000  # at most, from handing a message to its producer to its publish time
+_BATCH_MILLIS = 100  # at most, from a batch's publish time, which is its first message's, to its last message's
 _REJECTED, _PENDING, _AT_ONCE, _DELIVER_AFTER = 0.01, 0.02, 0.1, 0.1  # shares of all messages
 
 _BAD_TIMES = ["tomorrow", "-5", "1.5e12", "", "99999999999999999999"]
@@ -39,8 +39,8 @@ class Fate(StrEnum):
 class Message:
     """A message to be produced.
 
-    `deliver_at`, `sent_properties` and `position` are known when it has been produced. `cancelled` are the
-    subscriptions from which it was cancelled or skipped.
+    `deliver_at` (ms since the epoch), `sent_properties` and `position` are known when it has been produced. `cancelled`
+    are the subscriptions for which it was cancelled or skipped.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Message:
     key: str | None
     properties: dict[str, str]
     fate: Fate
-    delay: float  # seconds; 0: none is asked for
+    delay: float  # seconds; 0: the message has no time
     uses_deliver_after: bool = False
     bad_time: str | None = None
     deliver_at: int = 0
@@ -60,7 +60,7 @@ class Message:
 
     @property
     def wanted(self) -> set[str]:
-        """The subscriptions that are to get it."""
+        """The subscriptions that are to get the message during the demo."""
         return set(self.subscriptions) - self.cancelled if self.fate is Fate.DELIVERED else set()
 
     @property
@@ -68,7 +68,7 @@ class Message:
         return int(self.delay * 1000)
 
     def schedule(self, now: int) -> None:
-        """Sets when it is due, counted from `now` in ms since the epoch, and the properties that say so."""
+        """Sets when the message is due, from `now`, ms since the epoch, and the properties that say so."""
         self.sent_properties = dict(self.properties)
         if self.bad_time is not None:
             self.sent_properties["deliverAt"] = self.bad_time
@@ -82,7 +82,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Received:
-    """A message that came to a destination; subscription None: to the rejects topic."""
+    """A message that came to the destination of a subscription; None: to the rejects topic.
+
+    `number` is that of the `Message`, -1 where there is none. Times are ms since the epoch.
+    """
 
     number: int
     topic: str
@@ -96,7 +99,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the Delta tables say, by position."""
+    """The content of the Delta tables. Positions are ledger:entry:partition:batchIndex, times ms since the epoch."""
 
     indexed: set[str]  # DELAY rows of delayed_index
     delivered: Counter[tuple[str, str]]  # rows of deliveries by position and subscription
@@ -106,7 +109,10 @@ class Stored:
 
 
 def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
-    """`n` messages: most due within `seconds`, some at once, one in fifty far ahead, one in a hundred malformed."""
+    """Returns `n` messages, the same for the same seed.
+
+    Most are due within `seconds`, a tenth at once, one in fifty far ahead; one in a hundred is malformed.
+    """
     chance = random.Random(seed)
     messages = []
     for number in range(n):
@@ -137,7 +143,7 @@ def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
 
 
 def verify(messages: Sequence[Message], received: Iterable[Received]) -> list[str]:
-    """What is wrong with what came to the destinations, a line each; nothing where all is as planned."""
+    """Returns the differences between the plan and the messages that came, a line each."""
     problems = []
     got: dict[tuple[int, str | None], list[Received]] = {}
     for r in received:
@@ -161,7 +167,7 @@ def verify(messages: Sequence[Message], received: Iterable[Received]) -> list[st
 
 
 def verify_stored(messages: Sequence[Message], stored: Stored) -> list[str]:
-    """What is wrong with the Delta tables, a line each: the tables have to tell the same as the plan."""
+    """Returns the differences between the plan and the Delta tables, a line each."""
     problems = []
     delivered = Counter(stored.delivered)
     for message in messages:
@@ -187,7 +193,7 @@ def verify_stored(messages: Sequence[Message], stored: Stored) -> list[str]:
 
 
 def _wrong(message: Message, copy: Received) -> Iterator[str]:
-    """What is wrong with a message that was to come."""
+    """Yields the differences between a message that was to come and its copy that came."""
     if copy.topic != message.topic or copy.properties.get(f"{_OWN_PROPERTIES}source") != message.topic:
         yield "another source topic"
     if copy.properties.get(f"{_OWN_PROPERTIES}messageId") != message.position:

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs, on stderr: in place on a terminal, else plain lines."""
+"""The demo's progress on stderr: in place on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Progress:
     """Shows steps and numbers.
 
     Args:
-        is_shown: false where nothing but the result is wanted.
+        is_shown: False: nothing is shown.
     """
 
     def __init__(self, is_shown: bool) -> None:
@@ -27,7 +27,7 @@ class Progress:
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Says what is going on."""
+        """Shows the name of a step while the block runs."""
         if not self._is_shown:
             yield
         elif self._console.is_terminal:
@@ -39,7 +39,11 @@ class Progress:
 
     @contextmanager
     def live(self, numbers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-        """Shows numbers, asked for again and again."""
+        """Shows numbers while the block runs.
+
+        Args:
+            numbers: returns the texts to show by name; called for each update, in a thread.
+        """
         if not self._is_shown:
             yield
             return

@@ -47,12 +47,19 @@ _TAKEN_BACK_EACH = 20  # one in so many of the messages that wait long enough is
 _CANCEL_AHEAD_SECONDS = 6
 _PATIENCE_SECONDS = 120
 
-# What is due sooner is released when it comes in, and its lateness is that of a batch.
+# A message with a shorter delay may be released when it comes in: its lateness is how long a batch takes.
 _PLANNED_SECONDS = 5
 
 
 class DemoRun:
-    """One run in a folder. A context manager: leaving it ends all processes."""
+    """A run of the demo in a folder. A context manager, which ends all processes when it is left.
+
+    Args:
+        folder: for the broker's data, the tables, the checkpoint and logs.
+        n: number of messages.
+        seconds: the longest delay that is waited for.
+        progress: shows how far the run is.
+    """
 
     def __init__(self, folder: Path, n: int, seconds: int, progress: Progress) -> None:
         self._progress = progress
@@ -77,7 +84,7 @@ class DemoRun:
             self._broker.stop()
 
     def run(self) -> dict[str, Any]:
-        """Runs it all; returns the summary."""
+        """Runs the demo; returns the summary that `--output json` prints."""
         with self._progress.step("starting a broker"):
             self._broker.start(port=0, http_port=0)
             settings = self._write_settings()
@@ -93,7 +100,7 @@ class DemoRun:
             with self._progress.step("waiting until all is written down, and checking"):
                 self._wait_until_durable(settings)
                 status = self._job.stop()
-                # Doubled ones would come last.
+                # Messages that are delivered twice would come last.
                 time.sleep(1)
         return self._summary(settings, consumers.received, status)
 
@@ -210,7 +217,10 @@ class DemoRun:
             yield f"cancels and skips were answered {dict(self._outcomes)}"
 
     def _lateness(self, received: Sequence[Received], due_from: int) -> dict[str, float | None]:
-        """Of the planned messages due from a time on, in ms: when they were received less when they were due."""
+        """Returns the lateness of messages due at `due_from`, ms since the epoch, or later: p50, p99 and max, in ms.
+
+        Only messages with a delay above _PLANNED_SECONDS count; None: there are none.
+        """
         late = [
             r.received_at - m.deliver_at
             for r in received
@@ -246,7 +256,7 @@ def use_own_settings_only() -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes running."""
+    """Ignores SIGINT and SIGTERM while the block runs, so that a second Ctrl-C does not leave processes running."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -279,15 +289,15 @@ def _remember_position(message: Message) -> Any:
 
 
 def _waiting(messages: Sequence[Message]) -> list[Message]:
-    """Those that can still be cancelled."""
+    """Returns the messages that can still be cancelled."""
     soonest = time.time_ns() // 1_000_000 + _CANCEL_AHEAD_SECONDS * 1000
     return [m for m in messages if m.fate is Fate.DELIVERED and m.deliver_at > soonest and m.position]
 
 
 def _skipped_from(message: Message) -> str | None:
-    """The subscription that a message is skipped from; None: it is cancelled, from all of them.
+    """Returns the subscription for which a message is to be skipped; None: it is to be cancelled, for all of them.
 
-    A cancel is for a whole entry, and a subscription that acknowledges cumulatively can't skip.
+    A cancel is for a whole entry; and no message can be skipped where the subscription acknowledges cumulatively.
     """
     skippable = [name for name, kind in TOPICS[message.topic] if kind not in ("Exclusive", "Failover")]
     if message.topic == BATCHED or message.number % 2:
@@ -296,7 +306,7 @@ def _skipped_from(message: Message) -> str | None:
 
 
 def _entry(message: MessageRef) -> tuple[int, int, int]:
-    """What an outcome names; of an entry that is one message the batch index may be -1 or 0."""
+    """Returns ledger, entry and batch index, with 0 for -1: an outcome may name a single message either way."""
     return message.ledger_id, message.entry_id, max(message.batch_index, 0)
 
 
