@@ -85,7 +85,7 @@ class InFlight:
 
         Args:
             tick: number of the last tick that is confirmed.
-            open_releases: the subscriptions at which releases have not arrived, also those confirmed before.
+            open_releases: the subscriptions at which releases have not arrived; also of releases confirmed before.
 
         Returns:
             the open rows of the releases that this call confirms; `subscription_mask` has only the bits that are

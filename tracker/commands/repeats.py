@@ -49,7 +49,7 @@ class Repeats:
     def of(self, commands: pa.Table) -> BoolArray:
         """Tells which rows of COMMAND_ROWS are repeats: bool, (rows,).
 
-        A command without a body is none: it is INVALID by itself, and answered so.
+        A command without a body is none: it is INVALID by itself, or an earlier one for a subscription added since.
         """
         is_repeat = pc.equal(commands["kind"], REPEAT)
         if self.known:

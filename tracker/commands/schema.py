@@ -44,7 +44,7 @@ COMMAND_ROWS = pa.schema(
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("sum_up", pa.bool_()),  # whether its outcomes may be published as counts; null: no
-        ("body", pa.int64()),  # a hash of the command's content; 0 or null: the command is INVALID by itself
+        ("body", pa.int64()),  # a hash of the command's content; 0 or null: the row is never a repeat
         ("operation", pa.string()),  # the kind in capitals, of an answer that of its command
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
