@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from recovery.changes import Commands
 from recovery.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.tables import OnProgress, Tables, literal

@@ -29,7 +29,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER
 from streaming.operator_input import InputKind
 from tracker import MemoryStore
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.apply import Control
 from tracker.commands.cancelled import Compression
+from tracker.commands.control import Control
 from tracker.commands.giving_up import GivenUp, GivingUp
 from tracker.commands.holding import RELEASED_A_SECOND
 from tracker.commands.match import with_released

@@ -1,348 +1,166 @@
-"""Applying commands: cancel and skip, after PIP-423, restore, reschedule, pause and resume."""
+"""Applying commands to the messages that they name."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.cancelled import Compression
-from tracker.commands.executor import Executor
-from tracker.commands.holding import Holding
-from tracker.commands.match import each_subscription
+from tracker.commands.match import entry_results, match, results_of, rows_of, runs, times_of
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import answer
-from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
 from tracker.commands.remaining import Remaining
-from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
-from tracker.commands.request_log import RequestLog
-from tracker.commands.schema import ANSWER, CANCEL, KNOWN, OUTCOME_ROWS, RESCHEDULE, SKIP, PauseChange
-from tracker.commands.waiting import WaitingCommands
-from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where, with_columns
-from tracker.store import Store
-from tracker.subscriptions import Subscriptions, by_topic
+from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, SKIP
+from tracker.messages import BoolArray, concat, int64, message_ids, where, with_columns
+from tracker.subscriptions import ALSO_LATER, Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
-_META = "control"
 
-_NO_MESSAGES = MESSAGES.empty_table()
-_NO_OUTCOMES = OUTCOME_ROWS.empty_table()
-
-
-class Control:
-    """Applies commands, and decides for each message to which subscriptions it goes.
-
-    A cancel or skip applies to a message that is known and not handed out yet; the time that a cancel names need not be
-    the message's. For a message that is not known the command waits until all messages published before it have come
-    in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the time it names.
-
-    Messages for a subscription that is paused, whose destination is unwritable, or whose topic has no route are held
-    back: when they come due, they are moved to HELD_DELIVER_AT, and when that ends, to now.
+class Executor:
+    """Applies commands to messages that are known.
 
     Args:
-        store: where the state is kept.
-        subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
-        tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
-        compression: of the bitmaps of cancelled messages.
-
-    Attributes:
-        cancelled: the messages that are cancelled or skipped.
+        subscriptions: those of each source topic.
+        remaining: which subscriptions each message still goes to.
+        operations: to which rows of type CANCEL, RESTORE and MOVE are added.
+        margin_millis: how long a message is remembered as cancelled beyond its time, ms.
     """
 
     def __init__(
-        self,
-        store: Store,
-        subscriptions: Subscriptions | Mapping[str, Sequence[str]],
-        tick_time_millis: int,
-        compression: Compression | None = None,
+        self, subscriptions: Subscriptions, remaining: Remaining, operations: Operations, margin_millis: int
     ) -> None:
-        self._store = store
-        self._subscriptions = Subscriptions.of(subscriptions)
-        self._margin = 2 * tick_time_millis
-        self._saved = store.get(_META, (0, 0))
-        # What earlier versions did not save is empty.
-        meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
-        cancels, (unwanted_moves, paused, unwanted, numbers) = meta[:2], [*meta[2:], {}, {}][:4]
-        self._remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
-        self._operations = Operations(store, cancels, self._remaining.moved, self._subscriptions, self._margin)
-        self._holding = Holding(self._subscriptions, self._remaining, self._operations, self._margin, paused)
-        self._executor = Executor(self._subscriptions, self._remaining, self._operations, self._margin)
-        self._waiting = WaitingCommands(store)
-        self._requests = RequestLog(store)
-        self.cancelled = self._remaining.cancelled
-
-    @property
-    def has_exceptions(self) -> bool:
-        """Whether any message has been cancelled, skipped, moved, or was delivered before a rebuild."""
-        return self._remaining.has_exceptions
-
-    @property
-    def unwanted(self) -> int:
-        """The number of rows that wait although they go to no subscription any more."""
-        return self._remaining.unwanted
-
-    @property
-    def waiting(self) -> int:
-        """The number of commands' rows that wait for their message."""
-        return len(self._waiting)
-
-    @property
-    def unwritable(self) -> Mapping[str, int]:
-        """By topic a mask of the subscriptions whose destinations are unwritable; set for each tick."""
-        return self._holding.unwritable
-
-    @unwritable.setter
-    def unwritable(self, masks: Mapping[str, int]) -> None:
-        self._holding.unwritable = masks
-
-    def subscription_mask(self, rows: pa.Table) -> Int64Array:
-        """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""
-        return self._remaining.subscription_mask(rows)
-
-    def are_done(self, messages: pa.Table) -> BoolArray:
-        """Tells which new messages are done with: see `Remaining.are_done`."""
-        return self._remaining.are_done(messages)
-
-    def take_in(self, messages: pa.Table) -> None:
-        """Counts as unwanted the new messages, about to be added to the tracker, that go to no subscription.
-
-        Args:
-            messages: as MESSAGES.
-        """
-        if self.has_exceptions:
-            self._remaining.count_unwanted(where(messages, self._remaining.mask_with_removed(messages) == 0), 1)
-
-    def moved_to(self, known: pa.Table) -> set[int]:
-        """Returns the times that messages (as KNOWN) have been moved to, ms since the epoch, for any subscription."""
-        return self._remaining.moved_to(known)
-
-    def take_moves(self) -> pa.Table:
-        """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
-        return self._operations.take_moves()
-
-    def take_cancels(self) -> pa.Table:
-        """Removes and returns the rows of type CANCEL, RESTORE and MOVE for the delayed index, as CANCEL_ROWS."""
-        return self._operations.take_cancels()
-
-    def next_sequence(self, moment: Moment) -> int:
-        """Returns the next sequence of this shard: see `Operations.next_sequence`."""
-        return self._operations.next_sequence(moment)
-
-    def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
-        """Decides to which subscriptions due rows go now, and moves them for the subscriptions that are held back.
-
-        Args:
-            rows: as MESSAGES, removed from the tracker.
-            moment: of this tick.
-
-        Returns:
-            masks, int64, (rows,): bit i is the topic's subscription of number i. A rejected message goes to none.
-        """
-        rejected = is_rejected(rows)
-        left = self._remaining.mask_with_removed(rows)
-        self._remaining.count_unwanted(where(rows, ~rejected & (left == 0)), -1)
-        masks = self._remaining.without_removed(rows, left)
-        return self._holding.hold(rows, np.where(rejected, 0, masks), moment)
-
-    def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
-        """Returns rows to be sealed for the messages of a release that have not arrived: see `Holding.keep_open`."""
-        return self._holding.keep_open(rows, moment)
-
-    def come_back(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
-        """Goes on with topics that have a route again, or a subscription that they did not have before.
-
-        Messages published before now may not have been read yet: the topics' waiting commands go on waiting for them.
-
-        Args:
-            topics: their names.
-            rows: as in `release_held`.
-            moment: of this tick.
-        """
-        self._waiting.wait_anew(topics, moment.tick)
-        self.release_held(rows, moment)
-
-    def release_held(self, rows: pa.Table, moment: Moment) -> None:
-        """Moves to now the rows that are not held back any more: see `Holding.release`."""
-        self._holding.release(rows, moment)
-
-    def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:
-        """Applies the commands that waited for new messages, before these are added to the tracker.
-
-        Args:
-            messages: as MESSAGES, whole entries.
-            moment: of this tick.
-
-        Returns:
-            OUTCOME_ROWS.
-        """
-        commands = self._waiting.take(messages)
-        if not commands.num_rows:
-            return OUTCOME_ROWS.empty_table()
-        known = messages.select(KNOWN.names)
-        commands = self._with_added(commands.drop_columns("tick"))
-        outcomes, unmatched = self._executor.apply(commands, known, is_rejected(messages), messages, moment)
-        return concat(
-            [outcomes, answer(self._subscriptions, unmatched, Result.NOT_FOUND, "the topic has no such message")],
-            OUTCOME_ROWS,
-        )
-
-    def _with_added(self, commands: pa.Table) -> pa.Table:
-        """Returns commands that waited; those with `also_later` are now also for the subscriptions added since."""
-        later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
-        masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.wanted), 0)
-        return with_columns(commands, subscriptions=pa.array(masks))
+        self._subscriptions = subscriptions
+        self._remaining = remaining
+        self._operations = operations
+        self._margin = margin_millis
 
     def apply(
-        self,
-        commands: pa.Table,
-        request_ids: Mapping[str, int],
-        known: pa.Table,
-        is_new: BoolArray,
-        moment: Moment,
-        payload_rows: pa.Table | None = None,
-        pause_changes: Sequence[PauseChange] = (),
-        held: pa.Table = _NO_MESSAGES,
-        first_answers: FirstAnswers = no_answers,
-        arrived: pa.Table = _NO_OUTCOMES,
-    ) -> pa.Table:
-        """Applies the commands of a tick.
+        self, commands: pa.Table, known: pa.Table, is_released: BoolArray, payload_rows: pa.Table, moment: Moment
+    ) -> tuple[pa.Table, pa.Table]:
+        """Applies commands to known messages.
 
         Args:
-            commands: as COMMAND_ROWS, this shard's.
-            request_ids: by request id, of all shards' commands, the hash of the first command's body.
-            known: as KNOWN, the messages of the entries that they name: all those of an entry, or none.
-            is_new: bool, (known,): the message came in only in this tick.
+            commands: as COMMAND_ROWS, none of the kinds ANSWER and REPEAT.
+            known: as KNOWN, the messages of the entries that they name, as far as they are known.
+            is_released: bool, (known,): the message has been handed out.
+            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
             moment: of this tick.
-            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored; None: there are none.
-            pause_changes: pauses and resumes of all shards' commands.
-            held: as MESSAGES, the rows held back, where a change resumes.
-            first_answers: reads the answers to request ids that come again.
-            arrived: the OUTCOME_ROWS that `arrive` has returned in this tick.
 
         Returns:
-            OUTCOME_ROWS.
+            OUTCOME_ROWS, and the COMMAND_ROWS whose entry is not known.
 
         Raises:
             SequencesExhausted: the tick has more commands and moves than there are sequences.
         """
-        if not request_ids and not commands.num_rows:
-            return OUTCOME_ROWS.empty_table()
-        remembered = self._requests.find([*request_ids, *commands["request_id"].to_pylist()], moment.now)
-        repeats = Repeats(remembered, request_ids, first_answers(remembered.keys()))
-        self._holding.pause(change for change in pause_changes if change.request_id not in repeats.known)
-        self.release_held(held, moment)
-        self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, moment.now)
-        is_repeat = repeats.of(commands)
-        again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
-        is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
-        answers = answer(self._subscriptions, where(commands, is_answer))
-        sequences = pa.array([self.next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
-        outcomes = [with_columns(answers, sequence=sequences)]
-        commands = where(commands, ~is_answer)
+        command, row = match(commands, known)
+        unmatched = np.ones(commands.num_rows, np.bool_)
+        unmatched[command] = False
+        batch_index = int64(commands, "batch_index")[command]
+        row_index, size = int64(known, "batch_index")[row], int64(known, "batch_size")[row]
+        is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
+        outcomes = out_of_batch(self._subscriptions, commands, command, size, is_named)
+        command, row = command[is_named], row[is_named]
+        order = np.lexsort((row_index[is_named], command))
+        command, row = command[order], row[order]
+        payload_row = rows_of(known, payload_rows)
+        for start, end in runs(commands):
+            first, last = np.searchsorted(command, [start, end])
+            part = slice(first, last)
+            if first < last:
+                pairs = Pairs(commands, command[part], known, row[part], is_released, payload_rows, payload_row)
+                outcomes += self._apply_run(pairs, moment)
+        return concat(outcomes, OUTCOME_ROWS), where(commands, unmatched)
 
-        is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
-        due = int64(known, "deliver_at")
-        is_released |= is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
-        payload_rows = MESSAGES.empty_table() if payload_rows is None else payload_rows
-        applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment)
-        outcomes.append(applied)
-        if unmatched.num_rows:
-            outcomes += self._wait(unmatched, moment)
-        if again.num_rows:
-            index, names = each_subscription(again, self._subscriptions.names)
-            again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-            outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOME_ROWS), moment.tick)
-        return concat(outcomes, OUTCOME_ROWS)
+    def _apply_run(self, pairs: Pairs, moment: Moment) -> list[pa.Table]:
+        """Applies commands of one kind, each to the messages that it names."""
+        commands, command, row = pairs.commands, pairs.command, pairs.row
+        kind = commands["kind"][int(command[0])].as_py()
+        rows = pairs.known.take(pa.array(row))
+        # Only a command that cancels whole entries is answered, and kept, by entry.
+        is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
+        masks = int64(commands, "subscriptions")[command]
+        due = int64(rows, "deliver_at")
+        ledgers, entries, indexes = message_ids(rows)
+        sizes = int64(rows, "batch_size")
+        _, distinct = np.unique(row, return_index=True)
+        originals = rows.take(pa.array(distinct))
+        wanted = self._remaining.mask_with_removed(originals) != 0
+        outcomes = []
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            sequence = self._operations.next_sequence(moment)
+            chosen = np.flatnonzero(masks >> subscription & 1)
+            at = ledgers[chosen], entries[chosen], indexes[chosen]
+            cancelled = self._remaining.cancelled.contains(subscription, *at)
+            moves, moved_to, _ = self._remaining.moved.find(subscription, *at)
+            is_out = (moved_to <= moment.released) | is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
+            is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
+            is_late |= self._remaining.delivered.contains(subscription, *at)
+            has_payload = pairs.payload_row[row[chosen]] >= 0
+            result, reason = results_of(kind, cancelled, is_late, has_payload)
+            applied = np.flatnonzero(result == Result.APPLIED)
+            _, first = np.unique(row[chosen[applied]], return_index=True)
+            repeated = np.ones(len(applied), np.bool_)
+            repeated[first] = False
+            result[applied[repeated]] = Result.ALREADY_APPLIED
+            applied = applied[~repeated]
+            # Of a message that was moved before, one more row is unwanted; by a restore one less.
+            self._remaining.unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
-    def expire(self, moment: Moment) -> pa.Table:
-        """Ends waiting commands whose message can no longer come; returns their OUTCOME_ROWS."""
-
-        def is_expired(rows: pa.Table) -> BoolArray:
-            is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
-            is_past = int64(rows, "deliver_at") + self._margin <= moment.released
-            return (
-                (int64(rows, "tick") <= moment.ingested_through)
-                & (~is_cancel | is_past)
-                & ~self._is_without_route(rows)
+            collapsed, starts = entry_results(command[chosen], is_whole[chosen], result)
+            now = chosen[applied]
+            times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
+            until = np.maximum(due[chosen], moved_to) + self._margin
+            if kind == RESTORE:
+                self._remaining.cancelled.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
+            elif kind == RESCHEDULE:
+                moving = pairs.payload_rows.take(pa.array(pairs.payload_row[row[now]]))
+                self._operations.move(moving, subscription, times[applied], sequence)
+            else:
+                as_entry = (collapsed[applied] | (indexes[now] < 0)).astype(np.bool_)
+                whole, single = now[as_entry], now[~as_entry]
+                ends = until[applied]
+                self._remaining.cancelled.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
+                self._remaining.cancelled.add_messages(
+                    subscription, ledgers[single], entries[single], indexes[single], sizes[single], ends[~as_entry]
+                )
+            answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, collapsed, starts, subscription)
+            is_applied = pc.equal(answers["result"], int(Result.APPLIED))
+            new_times = times[np.flatnonzero(starts | ~collapsed)] if kind == RESCHEDULE else None
+            outcomes.append(
+                with_columns(
+                    answers,
+                    sequence=pc.if_else(is_applied, sequence, None),
+                    deliver_at=answers["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
+                )
             )
-
-        expired = self._waiting.take_where(is_expired)
-        return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
-
-    def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
-        """Takes over a rebuilt state.
-
-        Args:
-            rebuilt: this shard's part.
-            now: ms since the epoch.
-        """
-        self._remaining.rebuild(rebuilt)
-        self._holding.paused = dict(rebuilt.paused)
-        self._waiting.add(rebuilt.waiting, REBUILT_TICK)
-        self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
-
-    def drop_expired(self, cutoff: int) -> None:
-        """Forgets messages cancelled, delivered or moved whose time is past at the cutoff, ms since the epoch."""
-        self._remaining.drop_expired(cutoff)
-
-    def save(self) -> None:
-        """Writes what is not in the store yet."""
-        self._remaining.save()
-        self._waiting.save()
-        unwanted_moves, unwanted, numbers = self._remaining.counts
-        meta = [*self._operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]
-        data = json.dumps(meta).encode()
-        if data != self._saved:
-            self._store.put(_META, (0, 0), data)
-            self._saved = data
-
-    def _wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
-        """Answers commands for messages that are not known, and keeps those whose message may still come."""
-        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
-        has_all_come = (moment.ingested_through >= moment.tick) & ~self._is_without_route(commands)
-        is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
-        is_nowhere = ~is_cancel & has_all_come
-        waiting = where(commands, ~is_past & ~is_nowhere)
-        self._waiting.add(waiting, moment.tick)
-        outcomes = [
-            answer(
-                self._subscriptions,
-                where(commands, is_past),
-                Result.TOO_LATE,
-                "no such message is known, and its time is past",
-            ),
-            answer(self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
-            self._let_wait(waiting, moment),
-        ]
-        # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
-        taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
-        index, names = each_subscription(taking, self._subscriptions.names)
-        due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
-        rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-        self._operations.add("CANCEL", rows, self.next_sequence(moment), due)
+            if kind != RESCHEDULE:
+                done = answers.filter(is_applied)
+                operation = "RESTORE" if kind == RESTORE else "CANCEL"
+                ends = times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
+                self._operations.add(operation, done, sequence, ends)
+        outcomes.append(self._for_later(pairs, kind, is_whole, moment))
+        still_wanted = self._remaining.mask_with_removed(originals) != 0
+        self._remaining.count_unwanted(where(originals, wanted & ~still_wanted), 1)
+        self._remaining.count_unwanted(where(originals, ~wanted & still_wanted), -1)
         return outcomes
 
-    def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
-        """Answers commands that wait, with what a rebuild needs: the order in which they came, and their times.
-
-        The rows of one command have one sequence.
-        """
-        answers = answer(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
-        if not answers.num_rows:
-            return answers
-        ids = answers["request_id"]
-        is_next = np.append(False, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
-        sequences = self._operations.next_sequences(moment, np.cumsum(is_next))
-        index, _ = each_subscription(commands, self._subscriptions.names)
-        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
-        times = pc.if_else(has_time, commands["deliver_at"], None).take(pa.array(index))
-        return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
-
-    def _is_without_route(self, rows: pa.Table) -> BoolArray:
-        """Tells which commands are for topics without a route: these are not read, so their message may still come."""
-        return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0
+    def _for_later(self, pairs: Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
+        """Returns outcomes for subscriptions that are added later: when one is, these are what applies to it."""
+        later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
+        chosen = np.flatnonzero(later[pairs.command])
+        if not len(chosen):
+            return OUTCOME_ROWS.empty_table()
+        is_late = pairs.is_released[pairs.row[chosen]]
+        result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
+        reason = np.where(is_late, "released", "").tolist()
+        shared, starts = entry_results(pairs.command[chosen], is_whole[chosen], result)
+        answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, shared, starts, ALSO_LATER)
+        is_applied = pc.equal(answers["result"], int(Result.APPLIED))
+        times = np.maximum(int64(pairs.commands, "deliver_at")[pairs.command[chosen]], moment.now)
+        of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
+        return with_columns(
+            answers,
+            sequence=pc.if_else(is_applied, self._operations.next_sequence(moment), None),
+            deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else answers["deliver_at"],
+        )

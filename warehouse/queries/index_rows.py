@@ -62,7 +62,7 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table)
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
 
     Returns:
-        with the columns of `tracker.commands.apply.KNOWN`.
+        with the columns of `tracker.commands.schema.KNOWN`.
     """
     wanted = command_positions(commands)
 

@@ -24,7 +24,7 @@ from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed

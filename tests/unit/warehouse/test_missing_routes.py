@@ -16,7 +16,7 @@ from status.job_status import StatusWriter
 from status.troubles import NO_ROUTE, Troubles
 from streaming.checkpoint.prepared import PreparedState
 from tests.messages import TOPIC
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed

@@ -21,7 +21,7 @@ from streaming.checkpoint.prepared import PreparedState
 from tests.examples import examples
 from tests.messages import TOPIC
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import PauseChange

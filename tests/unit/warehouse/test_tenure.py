@@ -13,7 +13,7 @@ from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed
 from tracker.store import MemoryStore

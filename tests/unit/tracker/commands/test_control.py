@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.messages import TOPIC, Answers, batches, command, commands, messages
-from tracker.commands.apply import Control
 from tracker.commands.cancelled import Compression
+from tracker.commands.control import Control
 from tracker.commands.match import with_released
 from tracker.commands.moment import Moment
 from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt

@@ -8,7 +8,7 @@ import pytest
 import tracker.commands.holding
 import tracker.commands.operations
 from tests.messages import TOPIC, messages
-from tracker.commands.apply import Control
+from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.operations import SequencesExhausted
 from tracker.store import MemoryStore
