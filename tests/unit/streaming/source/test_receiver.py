@@ -304,7 +304,7 @@ def test_each_message_is_in_one_batch_wherever_the_consumer_reconnects_repeats_a
             script += coming[: chance.randint(0, len(coming))]
             script += chance.choice([[], [pulsar.ConnectError()], [pulsar.Timeout()]])
         upto = chance.randint(first + 1, len(entries))
-        in_order = [m for e in entries[first:upto] for m in e]
+        in_order: list[FakeMessage | Exception] = [m for e in entries[first:upto] for m in e]
         harness.receive(script + in_order)
         if harness.ended:  # the rest of an entry has not come
             harness.receive(in_order)
