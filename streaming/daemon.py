@@ -1,7 +1,7 @@
-"""Starts Spark's Python workers with what they need imported already.
+"""Forks Spark's Python workers from a process that has imported what they need.
 
-Workers are forked from this process, a dozen of them as soon as releases overlap; each would import Arrow and the
-Pulsar client anew, which takes longer than a message has time. No client is made here: one made before a fork hangs.
+There are a dozen of them as soon as releases overlap; each would import Arrow and the Pulsar client anew, which takes
+longer than a message has time. No client is made here: one that is made before a fork hangs.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""The source and the stateful operator as Spark has them.
+"""The source and the stateful operator as the classes that Spark calls.
 
 Spark plans a query in half a dozen Python processes, one after the other, and each imports this module: so it imports
 little, and the work is in `streaming.source.reader` and `streaming.operator.processor`, which are imported where it is
@@ -29,7 +29,7 @@ _KEY = StructType(
 )
 _VALUE = StructType([StructField("value", BinaryType())])
 
-# What Spark may take to answer for a value of the state: milliseconds are usual.
+# How long Spark may take to answer when it is asked for a value of the state: milliseconds are usual.
 _STATE_SECONDS = 30.0
 
 
@@ -55,34 +55,37 @@ class DelayedDeliverySource(DataSource):
         return INPUT_SCHEMA
 
     def streamReader(self, schema: StructType) -> DelayedDeliveryReader:
-        """A reader with the source's options."""
+        """Makes a reader with the source's options."""
         return DelayedDeliveryReader(self.options)
 
 
 class DelayedDeliveryReader(DataSourceStreamReader):
-    """Lives in one process on the driver for the run; `read` runs in tasks, on copies."""
+    """Hands Spark's calls to `SourceReader`, in one process beside the driver for the run; `read` in tasks, on copies.
+
+    Offsets are dicts as `Offset.to_json` makes them.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
 
     def initialOffset(self) -> dict[str, Any]:
-        """The offset before the first batch."""
+        """Returns the offset before the first batch."""
         return self._reader.initial_offset()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        """The end of the next batch; `limit` is not used."""
+        """Waits for the next batch, and returns its end; `limit` is not used."""
         return self._reader.next_offset(start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The parts of the batch between two offsets."""
+        """Returns the parts of the batch between two offsets, for a task each."""
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
+        """Yields the rows of a part."""
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Notes that the batches up to an offset are done."""
+        """Is told that the batches up to an offset are done."""
         self._reader.commit(end)
 
     def stop(self) -> None:
@@ -98,11 +101,11 @@ class DelayedDeliveryReader(DataSourceStreamReader):
 
 
 class DelayedDeliveryProcessor(StatefulProcessor):
-    """Runs the tracker of each shard, a key a shard.
+    """Hands each shard's rows to `Operator`; Spark's key of a row is that of its shard.
 
     Args:
         shard_keys: for each shard the key of its rows.
-        settings: of the tracker, as JSON.
+        settings: the tracker's settings as JSON.
         warehouse: a folder or URI.
     """
 
@@ -110,14 +113,14 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         self._options = shard_keys, settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Takes Spark's state of a task's shards."""
+        """Gets Spark's map state, which the shards of a task share, each under its key."""
         # Spark's side of the state ends without a word when the disk is full: the task would wait for ever, and with it
         # the query. Failed, it is run again.
         handle._statefulProcessorApiClient._client_socket.settimeout(_STATE_SECONDS)
         self._state = handle.getMapState("tracker", _KEY, _VALUE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Applies a batch's rows to the shard of a key; gives the shard's output rows."""
+        """Applies a batch's rows to the shard of a key; yields the shard's output rows."""
         return self._operator.apply(key[0], rows)
 
     @cached_property

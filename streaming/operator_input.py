@@ -1,4 +1,4 @@
-"""What a batch gives to the operator: rows that are each a part of one shard's input."""
+"""The operator's input of a batch: rows that are each a part of one shard's input."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from tracker.shards import shard_of
 
 
 class InputKind:
-    """What a row of the operator's input is: values of its column `kind`. Some are names in prepared states, too."""
+    """Values of the column `kind` of the operator's input, which say what a row's `body` is.
+
+    The values REBUILT_CANCELLED, _DELIVERED, _MOVED and _WAITING are names of files in prepared states, too.
+    """
 
     TICK = "tick"  # body: the offset as JSON
-    MESSAGES = "messages"  # body: packed rows, as in all the others
+    MESSAGES = "messages"  # body: packed rows, as in all others where nothing is said
     SEGMENT = "segment"
     COMMANDS = "commands"
     REQUEST_IDS = "request_ids"  # body: JSON
@@ -29,7 +32,7 @@ class InputKind:
     REBUILT_WAITING = "rebuilt_waiting"
 
 
-# As `streaming.operator.schemas.INPUT_SCHEMA`.
+# The same columns as `streaming.operator.schemas.INPUT_SCHEMA`.
 ARROW_SCHEMA = pa.schema(
     [
         pa.field("shard", pa.int32(), False),
@@ -42,7 +45,16 @@ PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of st
 
 
 def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, str, bytes]]:
-    """The rows packed for their shards."""
+    """Packs rows for their shards.
+
+    Args:
+        rows: with the columns `ledger_id` and `entry_id`, int64, which decide on the shard.
+        kind: a value of `InputKind`.
+        shard_keys: for each shard its key.
+
+    Returns:
+        (shard key, kind, packed rows), with at most PART_ROWS rows each.
+    """
     if not rows.num_rows:
         return []
     shards = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
@@ -55,13 +67,13 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, s
 
 
 def shard_keys(shards: int) -> list[int]:
-    """For each shard an integer that Spark's hash puts in a partition of its own, so that no task gets two shards."""
+    """Returns for each shard an integer that Spark's hash puts in a partition of its own: no task gets two shards."""
     partitions = [_spark_hash(key) % shards for key in range(shards * 64)]
     return [partitions.index(shard) for shard in range(shards)]
 
 
 def _spark_hash(value: int) -> int:
-    """What Spark's hash() gives for an integer from 0 on: MurmurHash3_x86_32 with the seed 42, signed."""
+    """Returns Spark's hash() of an integer from 0 on: MurmurHash3_x86_32 with the seed 42, signed."""
     mask = 0xFFFFFFFF
 
     def rotated(number: int, bits: int) -> int:
@@ -69,7 +81,7 @@ def _spark_hash(value: int) -> int:
 
     mixed = rotated(value * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
     hashed = rotated(42 ^ mixed, 13) * 5 + 0xE6546B64 & mask
-    hashed ^= 4  # bytes
+    hashed ^= 4  # the length of an integer, bytes
     hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
     hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
     hashed ^= hashed >> 16

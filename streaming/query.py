@@ -51,9 +51,13 @@ class DelayedDelivery:
 
     Args:
         spark: made by `create_session`.
-        on_batch: is told of every batch, in the query's thread.
-        on_deliveries: is given the rows written to the table `deliveries`, in a thread of its own.
+        settings: with at least one route.
+        on_batch: called after every batch, in the query's thread.
+        on_deliveries: called with the rows that were written to the table `deliveries`, in the releaser's threads.
         troubles: is told of what is wrong.
+
+    Raises:
+        JobError: the settings have no routes.
     """
 
     def __init__(
@@ -83,7 +87,10 @@ class DelayedDelivery:
         """Runs until `stop` is called; goes on from the checkpoint after a failure.
 
         Raises:
-            JobError: another job has the checkpoint, or the query fails again and again.
+            JobError: another job has the checkpoint, Spark's JVM has ended, or the query fails again and again.
+            StartError, CheckpointError, NewClusterError, WarehouseError: settings, checkpoint, tables and broker do
+                not go together.
+            FencedError: somebody else has taken the warehouse over.
         """
         checkpoint = Path(local_path(self._settings.checkpoint))
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -123,7 +130,7 @@ class DelayedDelivery:
             self._stopping.wait(_RESTART_SECONDS * failures)
 
     def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:
-        """Runs the query until it ends; returns the error that ended it, in one line."""
+        """Runs the query until it ends; returns the error that ended it, in one line; None: it was told to stop."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback = FeedbackFile(Path(folder) / "feedback.json")
             app_id = checkpoint.app_id
@@ -187,10 +194,10 @@ class DelayedDelivery:
         self._on_batch(status)
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
-        """Lets the current batch finish and its releases go out, as far as that does not take long.
+        """Ends the query; lets the current batch finish and its releases go out, as far as that does not take long.
 
         Args:
-            is_fenced: somebody else does that now.
+            is_fenced: somebody else has the warehouse: nothing is waited for, and Spark's jobs are cancelled.
         """
         deadline = time.monotonic() + (0 if is_fenced else _STOP_SECONDS)
         releaser.stop_ticks()

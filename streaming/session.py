@@ -1,4 +1,4 @@
-"""The Spark session, with the settings that keep a batch quick."""
+"""The job's Spark session, with the settings that keep a batch quick."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from streaming.spark_imports import import_without_pandas
 _log = logging.getLogger(__name__)
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-# The default one forks processes for links on local disks: 50 to 150 ms a batch. Its rename is not exclusive, so the
-# job holds a lock of its own on the checkpoint.
+# Spark's default forks processes for links on local disks: 50 to 150 ms a batch. This one's rename is not exclusive, so
+# the job holds a lock of its own on the checkpoint.
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 _CONF = {
@@ -54,39 +54,41 @@ _CONF = {
     "spark.speculation": "false",
 }
 
-# The quick compiler only: what Spark's JVM does here is planning and passing on, all else is in Python. The other one
-# takes a sixth of a core for minutes and makes the first batches last seconds, for code that is hardly faster.
+# The JVM's quick compiler (C1) only: Spark's JVM plans and passes rows on here, all else is in Python. The other one
+# (C2) takes a sixth of a core for minutes and makes the first batches last seconds, for code that is hardly faster.
 _JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
 
-# Of Spark's JVM and of Python processes. Else malloc keeps an area of its own for each thread, eight times as many as
-# there are cores, each with what was once freed in it; and numpy starts threads for matrices that nobody multiplies.
+# For Spark's JVM and the Python processes. Else malloc keeps up to eight areas for each core, each with memory that was
+# freed in it and not given back; and numpy starts threads for matrices that nobody multiplies.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
 
 _JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 
 _TASK_FAILURES = 4
 
-# What tasks import of this program, and the archive in which executors get it.
+# The packages of this program that tasks import, and the archive in which executors get them.
 _SHIPPED = ("broker", "conf", "status", "streaming", "tracker", "warehouse")
 _ARCHIVE = "delaylake.zip"
 
 
 def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), delta: bool = False) -> SparkSession:
-    """A Spark session for the job.
+    """Starts the job's Spark session, or returns the one that there is.
 
     On a cluster executors get this program's own packages from the driver; they need an interpreter with the other
     dependencies where PYSPARK_PYTHON says, by default at this one's path. Under spark-submit its options come before
-    the defaults here, and its master, if that is a cluster's, before the settings'.
+    the defaults here, and its master, if that is a cluster's, before the settings'. Sets environment variables of this
+    process, which Spark's processes inherit.
 
     Args:
         settings: `spark.master` may be local or a cluster's; `spark.conf` overrides anything set here.
-        jars: to add to the class path.
-        delta: whether Spark itself reads and writes Delta tables (the JARs must be those of Delta).
+        name: of the application.
+        jars: files to add to the class path.
+        delta: whether Spark itself reads and writes Delta tables; `jars` must then have Delta's.
     """
     home = _use_compiled_pyspark()
     import_without_pandas()
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     # Spark would start whatever python3 is first on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -137,14 +139,17 @@ def _start(conf: Mapping[str, str]) -> SparkSession:
 
 
 def archive_classes(spark: SparkSession) -> None:
-    """Has an archive made of the classes that Spark's JVM has loaded until soon, if there is none, for later starts."""
+    """Has an archive made of the classes that Spark's JVM has loaded, if there is none: later starts are quicker by it.
+
+    It is made in the background, some time from now; under spark-submit not at all.
+    """
     jvm = getattr(spark.sparkContext._gateway, "proc", None)
     if jvm is not None:
         make_archive(jvm.pid)
 
 
 def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:
-    """What makes Spark's JVM use the archive of its classes, see `broker.class_archive`."""
+    """Returns the options by which Spark's JVM uses the archive of its classes, see `broker.class_archive`."""
     folder = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(folder) / "bin")) if folder else shutil.which("java")
     if java is None:
@@ -154,11 +159,14 @@ def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:
 
 
 def _use_compiled_pyspark() -> Path | None:
-    """Has Spark's Python processes import PySpark as it is installed; returns the home that it is given, if any.
+    """Has Spark's Python processes import PySpark as it is installed.
 
     They would take it from an archive of its sources beside it, python/lib/pyspark.zip, and compile it: a second for
-    each of the dozen processes of a start. Where there is no such archive, they import what this process does. The home
-    stays, because an archive of classes is for JARs by their paths.
+    each of the dozen processes of a start. Where there is no such archive, they import what this process does.
+
+    Returns:
+        the folder that SPARK_HOME was set to, the same at each start, because an archive of classes is for JARs by
+        their paths; None: SPARK_HOME was set, or this runs under spark-submit.
     """
     if "SPARK_HOME" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
         return None
@@ -171,13 +179,13 @@ def _use_compiled_pyspark() -> Path | None:
         home = Path(_temporary_folder())
         _link(installed, home)
     os.environ["SPARK_HOME"] = str(home)
-    # For the JVM that does no more than print the command line of Spark's own: half of its 0.4 CPU seconds.
+    # For the launcher's JVM, which only prints the command line of Spark's own: saves half of its 0.4 CPU seconds.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     return home
 
 
 def _link(installed: Path, home: Path) -> None:
-    """Makes a folder with what Spark's scripts need of PySpark, as far as that is there."""
+    """Makes a folder with links to the folders of PySpark that Spark's scripts need, as far as they exist."""
     home.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "conf", "jars"):
         if (installed / name).exists():
@@ -192,19 +200,19 @@ def _temporary_folder() -> str:
 
 
 def _with_slots(master: str, settings: Settings) -> str:
-    """The master; a local one gets slots for release tasks, which mostly sleep, and retries of a failed task."""
+    """Returns the master; a local one with slots for release tasks, which mostly sleep, and retries of failed tasks."""
     local = re.fullmatch(r"local(\[(\*|\d+)\])?", master)
     if not local:
         return master
     cores = os.cpu_count() or 1
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
-    # Twice the lanes: those from before the clock was set back may wait for what they have until it is due.
+    # Planned and short notice, and twice each: lanes from before the clock was set back may wait for what is due late.
     slots = threads + 4 * settings.release.lanes * settings.tracker.shards
     return f"local[{slots},{_TASK_FAILURES}]"
 
 
 def _archive() -> Path:
-    """An archive of this program's packages, for the driver to serve as long as it runs."""
+    """Returns an archive of this program's packages, which the driver serves as long as it runs."""
     root = Path(__file__).parent.parent
     if root.is_file():
         return root  # came in an archive itself, by spark-submit's --py-files

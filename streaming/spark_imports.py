@@ -1,4 +1,4 @@
-"""What Spark imports where it is first used, imported before and without pandas."""
+"""Imports modules that Spark imports at their first use: earlier, and without pandas."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from conf.arrow import without_pandas
 
 
 def import_without_pandas() -> None:
-    """Imports the module that Spark asks whether numpy is there.
+    """Imports the module by which Spark finds out whether numpy is installed, with pandas hidden.
 
-    A driver asks at its first call to the JVM, and a worker when it writes its first value to the state. The module is
-    one for tests, and looks for pandas, too: 0.4 CPU seconds and 26 MiB, after the fork and so for each worker.
+    A driver imports it at its first call to the JVM, and a worker when it writes its first value to the state. It is a
+    module for tests, and imports pandas, too: 0.4 CPU seconds and 26 MiB, after the fork and so for each worker.
     """
     with without_pandas():
         import pyspark.sql.streaming.proto.StateMessage_pb2

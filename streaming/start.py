@@ -1,4 +1,4 @@
-"""What a job makes sure of before it goes on from a checkpoint, and its taking over of the warehouse."""
+"""The checks before a job goes on from a checkpoint, and its taking over of the warehouse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     """Makes sure that the checkpoint and the tables go together, and takes the warehouse over.
 
     Raises:
-        StartError, CheckpointError, WarehouseError: they don't; nothing was changed but for columns that were added.
+        StartError, CheckpointError, WarehouseError: they don't. Nothing was changed, but for tables and columns that
+            were missing and are there now.
+        FencedError: somebody else has taken the warehouse over in the meantime.
     """
     checkpoint.check_version()
     tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
@@ -43,7 +45,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     _check_shards(checkpoint, rebuilt, settings.tracker.shards)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
     checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id, _targets(settings, newest)), epoch)
-    # First here: a start that ends in between begins with the same one.
+    # In the checkpoint before the tables: after a crash in between it is not taken for one that is behind.
     checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
@@ -53,7 +55,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
     """Makes sure that the broker has what the checkpoint knows of, and that it does not know more.
 
-    Where the broker does not answer nothing is made sure of: nothing can be read or sent then, either.
+    Does nothing where the broker does not answer: nothing can be read or sent then, either.
 
     Raises:
         NewClusterError: a source topic is not the one that was read.
@@ -74,7 +76,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that no destination has messages of later ticks than the checkpoint.
+    """Makes sure that no destination has messages of later ticks than the checkpoint, as far as the broker answers.
 
     Raises:
         CheckpointError: one has.
@@ -85,7 +87,7 @@ def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def _require_empty(tables: Tables) -> None:
-    """A query that begins anew would deliver again what the tables have of an earlier one."""
+    """Raises StartError where tables have rows: a query that begins anew would deliver those messages again."""
     if (
         tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
@@ -94,7 +96,7 @@ def _require_empty(tables: Tables) -> None:
 
 
 def _check_shards(checkpoint: Checkpoint, rebuilt: PreparedState, shards: int) -> None:
-    """With another number of shards a message would be looked for in a state that does not have it."""
+    """Raises StartError for another number of shards: messages would be looked for in a state that lacks them."""
     known = checkpoint.shards or (rebuilt.shards if rebuilt.offset is not None else shards)
     if known != shards:
         raise StartError(
@@ -104,14 +106,14 @@ def _check_shards(checkpoint: Checkpoint, rebuilt: PreparedState, shards: int) -
 
 
 def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
-    """The subscriptions, and "" for each source topic's rejects, that anything may have been sent to."""
+    """Returns (source topic, subscription) of all that may have been sent to; the subscription "" is the rejects."""
     recorded = {} if newest is None else newest.known_routes.routes
     routes = [*known_routes(settings).routes.items(), *recorded.items()]
     return {(topic, name) for topic, route in routes for name in ("", *(s.name for s in route.subscriptions))}
 
 
 def _written(tables: Tables, app_id: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """By table the last tick of which a checkpoint's job has written to it."""
+    """Returns by table the last tick of which a checkpoint's job has written to it; -1: none."""
     lanes = [f"{app_id}:{lane}" for lane in lane_names()]
     late = [f"{lane}:{topic}:{name}" for lane in lanes for topic, name in targets]
     written = {name: tables.written(name, app_id) for name in SCHEMAS}

@@ -1,1 +1,1 @@
-"""What a checkpoint holds: offsets, the input of batches, and the state that a rebuild has prepared."""
+"""The parts of a checkpoint: offsets, the input of batches, and the state that a rebuild has prepared."""

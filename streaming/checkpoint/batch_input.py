@@ -15,32 +15,32 @@ from tracker.messages import pack, unpack
 
 _log = logging.getLogger(__name__)
 
-_LENGTH_BYTES = 8  # of the packed messages, before them
+_LENGTH_BYTES = 8  # of the number, before the packed messages, that says how many bytes these have
 
 
 class Received(NamedTuple):
-    """What came in, as MESSAGES."""
+    """The messages that came in with a batch: tables of the schema `tracker.messages.MESSAGES`."""
 
-    messages: pa.Table
-    commands: pa.Table  # of the control topic
+    messages: pa.Table  # of source topics
+    commands: pa.Table  # of the control topic, not decoded
 
 
 class BatchInput:
-    """A file beside Spark's offsets with what came in between two of them.
+    """A file for each batch, beside Spark's offsets, with what came in with it.
 
     A release's sequence ids count its rows, so a batch that is run again must have the rows it had: also when the
     broker no longer has some of them, or a limit in the settings has changed. The file is there before anything of the
     batch is sent. Where it is not, nothing was, and the broker's messages will do.
 
     Args:
-        folder: of the checkpoint.
+        folder: for the files; created at the first one.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, end: Offset) -> Received | None:
-        """What came in with the batch that ends there; None: it is not known."""
+        """Returns what came in with the batch that ends with an offset; None: it was not kept, or the file is torn."""
         try:
             data = self._file(end).read_bytes()
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class BatchInput:
             return None
 
     def write(self, end: Offset, received: Received) -> None:
-        """Keeps the messages and commands of the batch that ends with an offset."""
+        """Keeps the messages and commands of the batch that ends with an offset, in a file that is complete at once."""
         messages, commands = map(pack, received)
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(end)
@@ -63,7 +63,7 @@ class BatchInput:
         temporary.replace(file)
 
     def forget(self, end: Offset) -> None:
-        """Drops what came in with the batch that ends there and with those before: Spark has committed it."""
+        """Removes the files of the batch that ends with an offset and of those before: Spark has committed it."""
         for file in self._folder.glob("*"):
             number = file.name.partition("-")[0]
             if number.isdigit() and int(number) <= end.tick:

@@ -1,8 +1,8 @@
 """The checkpoint's own files, and whether it is the one with which the tables were written last.
 
-Spark has its offsets, commits and state in the folder `query`. Beside them are, each a line: `application`, the name
-under which this checkpoint's job writes; `shards`, their number; `version`, of what all that means; and `epoch`, the
-last one in which it took the warehouse over.
+Spark has its offsets, commits and state in the folder `query`. Beside them are files of one line: `application`, the
+app id under which this checkpoint's job writes; `shards`, their number; `version`, of the checkpoint's format; and
+`epoch`, the last one in which its job took the warehouse over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from conf.errors import DelayLakeError
 from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
-# Rises when state or offsets mean something else than before. Without a number: 0.1.0's, which is 1.
+# The version of the format: it rises when state or offsets mean something else than before. A checkpoint without a
+# number is of release 0.1.0, and of version 1.
 VERSION = 2
 
 _REPAIR = (
@@ -30,7 +31,7 @@ class CheckpointError(DelayLakeError):
 
 
 class Checkpoint:
-    """A checkpoint folder.
+    """A checkpoint folder. A property or method that reads one of its numbers raises CheckpointError if it is damaged.
 
     Args:
         folder: has the folder `query`, or nothing yet.
@@ -50,12 +51,12 @@ class Checkpoint:
 
     @property
     def input_folder(self) -> Path:
-        """Has what came in with the batch that runs."""
+        """The folder of `BatchInput`: with what came in with the batch that runs."""
         return self._query / "input"
 
     @property
     def app_id(self) -> str:
-        """The name under which this checkpoint's job writes. A new checkpoint gets a new one: its ticks are its own."""
+        """The app id of this checkpoint's job. A new checkpoint has a new one, because its ticks begin anew."""
         file = self._query / "application"
         if not file.exists():
             write_durably(file, f"delaylake-{uuid.uuid4().hex[:12]}")
@@ -63,7 +64,7 @@ class Checkpoint:
 
     @property
     def shards(self) -> int | None:
-        """For how many shards it is; None: for any."""
+        """The number of shards that its state has; None: it has no state yet, so any number will do."""
         if (shards := self._number("shards")) is None:
             return len(list((self._query / "state" / "0").glob("[0-9]*"))) or None
         return shards
@@ -82,7 +83,7 @@ class Checkpoint:
         self._write("epoch", epoch)
 
     def check_version(self) -> None:
-        """Whether this program can go on from it.
+        """Checks that this program can go on from it.
 
         Raises:
             CheckpointError: another version has written it.
@@ -120,15 +121,15 @@ class Checkpoint:
             ) from None
 
     def check_not_behind(self, newest: Offset | None, written: dict[str, int], epoch: int) -> None:
-        """Whether nothing has been written, or sent, that this checkpoint does not know of.
+        """Checks that nothing has been written, or sent, that this checkpoint does not know of.
 
         A job that went on from an older copy would give other messages the ticks, and so the numbers, that the tables
         and the broker have already, and drop as repeated.
 
         Args:
-            newest: the newest offset.
-            written: by whom this checkpoint's job has written to the last tick of it.
-            epoch: that the warehouse has.
+            newest: the newest offset; None: there is none yet.
+            written: by table or topic the last tick of which this checkpoint's job has written to it; -1: none.
+            epoch: the warehouse's.
 
         Raises:
             CheckpointError: it is behind.
@@ -146,19 +147,22 @@ class Checkpoint:
             )
 
     def sync_begun(self, batch_id: int) -> None:
-        """Has on the disk what a batch is made of.
+        """Writes a batch's offset and input to the disk (fsync); returns when they are there.
 
         Before that nothing may be sent of it: after a loss of power another batch would have its number.
+
+        Args:
+            batch_id: Spark's number of the batch.
         """
         sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
 
     def sync_soon(self) -> None:
-        """As `sync_done`, in the background: a disk may take long, and nobody waits for this."""
+        """Does as `sync_done`, in the background, unless that is under way: a disk may take long."""
         if self._syncing is None or self._syncing.done():
             self._syncing = self._background.submit(self._sync_new)
 
     def sync_done(self) -> None:
-        """Has on the disk what Spark has written so far: offsets, commits, state."""
+        """Writes to the disk what Spark has written so far: offsets, commits, state; returns when it is there."""
         self._background.submit(self._sync_new).result()
 
     def _sync_new(self) -> None:

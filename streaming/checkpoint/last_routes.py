@@ -10,7 +10,10 @@ from warehouse.known_routes import KnownRoutes
 
 
 def last_routes(checkpoint: Path) -> KnownRoutes | None:
-    """The routes of the last batch; None: there was none.
+    """Returns the routes of the last batch, or of a rebuild after which there was none; None: neither.
+
+    Args:
+        checkpoint: its folder.
 
     Raises:
         CheckpointError: the newest offset can't be read.

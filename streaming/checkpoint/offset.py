@@ -10,19 +10,25 @@ from typing import Any
 from tracker import Tick
 from warehouse.known_routes import KnownRoutes
 
-# By a field of `Offset` its name in Spark's offset log, where that is another: checkpoints outlive a renaming.
+# The names in Spark's offset log of those fields of `Offset` that are called otherwise there: a checkpoint outlives a
+# renaming.
 _STORED_AS = {"seal_epoch": "turn", "run_id": "run", "durable_through": "booked", "ingested_through": "passed"}
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
-UNKNOWN = -1  # in place of a number of partitions: it was never known
+UNKNOWN = -1  # in place of a topic's number of partitions: it could never be looked up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
     """The end of a batch in Spark's offset log. What a batch does is a function of its offsets and the state.
 
-    A mark is a seal epoch that is not durable yet: [its number, the tick that ended it, what was due before this time
-    went unsealed].
+    A field that `tracker.Tick` has, too, means the same as there. An offset with tick 0 is before the first batch.
+
+    Attributes:
+        marks: seal epochs that are not durable yet, each as [its number, the tick that ended it, the time before which
+            its messages were not sealed].
+        lanes: as `release.lanes` in the settings.
+        batch_millis: as `release.batch_millis` in the settings.
     """
 
     tick: int = 0
@@ -37,14 +43,14 @@ class Offset:
     marks: list[list[int]] = field(default_factory=list)
     index_version: int = 0  # the version of delayed_index that segments are loaded from
     lookup_versions: list[int] = field(default_factory=list)  # of index_rows.LOOKED_UP, where there are commands
-    barriers: list[Any] = field(default_factory=list)  # [tick, ends]: what was published before that tick's commands
-    ingested_through: int = 0  # all barriers of this tick and earlier ones are behind
+    barriers: list[Any] = field(default_factory=list)  # [tick, ends]: where topics ended at that tick's commands
+    ingested_through: int = 0  # the barriers of this tick and earlier ones have been passed
     positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
     destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned ones, -1: not known
     lanes: int = 1
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
-    back: list[list[str]] = field(default_factory=list)  # [topic, subscription]: to which messages go out again
+    back: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
     held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
     rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
@@ -54,11 +60,11 @@ class Offset:
 
     @property
     def known_routes(self) -> KnownRoutes:
-        """The routes when the batch was made; without any: none was yet."""
+        """The routes when the batch was made; empty before the first batch."""
         return KnownRoutes.from_json(self.routes)
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it. Offsets are compared as text, so the order of keys is fixed."""
+        """Returns the offset as Spark keeps it. Spark compares offsets as text, so the order of keys is fixed."""
         return {
             **{_STORED_AS.get(name, name): value for name, value in asdict(self).items()},
             "positions": dict(sorted(self.positions.items())),
@@ -71,7 +77,7 @@ class Offset:
         return cls(**{_READ_AS.get(name, name): value for name, value in offset.items()})
 
     def to_tick(self) -> Tick:
-        """The tick of the batch that ends with this offset, as the shards get it."""
+        """Returns the tick of the batch that ends with this offset, as the shards get it."""
         sending = json.dumps(
             {
                 "lanes": self.lanes,

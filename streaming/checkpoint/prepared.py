@@ -16,35 +16,45 @@ from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import int64, typed
 from tracker.shards import shard_of
 
-# Inside the query's folder, so that it is lost with it and never taken for a later one's.
+# Inside the query's folder, so that it is removed with it, and never taken for a later query's.
 FOLDER = Path("query/rebuild")
 
 
 class PreparedState:
-    """What `rebuild` prepared, for the source to begin with."""
+    """What `rebuild` has prepared for the first batch: an offset, and state for each shard.
+
+    All but `offset` raise FileNotFoundError where nothing was prepared.
+
+    Args:
+        checkpoint: its folder.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / FOLDER
 
     @property
     def offset(self) -> Offset | None:
-        """Where the query begins; None: nothing was rebuilt."""
+        """The offset with which the query begins; None: nothing was prepared."""
         meta = self._folder / "meta.json"
         return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
 
     @property
     def shards(self) -> int:
-        """For how many shards."""
+        """The number of shards for which it was made."""
         return len(json.loads((self._folder / "meta.json").read_text())["sealed"])
 
     @property
     def paused(self) -> dict[str, int]:
-        """By topic the subscriptions that are paused, as bits."""
+        """By source topic the mask of the subscriptions that are paused."""
         paused: dict[str, int] = json.loads((self._folder / "meta.json").read_text())["paused"]
         return paused
 
     def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
-        """For each shard the counts, request ids and pauses, and by kind its rows."""
+        """Returns the input of each shard: counts, request ids and pauses, to be sent as JSON, and by kind its rows.
+
+        Args:
+            shards: their number, as in the property `shards`.
+        """
         meta = json.loads((self._folder / "meta.json").read_text())
         kinds = {
             InputKind.REBUILT_CANCELLED: NOT_TO_DELIVER,
@@ -55,7 +65,7 @@ class PreparedState:
         tables = {
             kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
             for kind, schema in kinds.items()
-            for file in [self._folder / f"{kind}.parquet"]  # what an earlier version prepared has fewer
+            for file in [self._folder / f"{kind}.parquet"]  # an earlier version of the program prepared fewer
         }
         shard = {
             kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()

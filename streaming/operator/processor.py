@@ -1,4 +1,4 @@
-"""What the stateful operator does: gives each shard its input of the batch, and passes on what it leads to."""
+"""The work of the stateful operator: gives each shard its input of a batch, and passes its output on."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from warehouse.tables import Tables
 
 
 class OutputKind:
-    """What a row of the operator's output is, in its column `kind`."""
+    """Values of the column `kind` of the operator's output, which say what a row's `body` is."""
 
     RELEASE = "release"  # body: a release's rows, packed
     SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
-    BUCKET = "bucket"  # body: rows of a sealed bucket
+    BUCKET = "bucket"  # body: rows of a sealed bucket, packed, as in those below
     CANCELS = "cancels"
     OUTCOMES = "outcomes"
     ENTRIES = "entries"
@@ -57,12 +57,12 @@ _TABLES = (
 
 
 class Operator:
-    """Runs a `Shard` a key.
+    """Runs a `Shard` for each of Spark's keys.
 
     Args:
-        state: Spark's map for the key that is being run.
+        state: Spark's map state, in which Spark finds the values of the key that is being run.
         shard_keys: for each shard the key of its rows.
-        settings_json: of the tracker. `min_index_count_per_bucket` is of all shards together.
+        settings_json: the tracker's settings. `min_index_count_per_bucket` is for all shards together.
         warehouse: a folder or URI.
     """
 
@@ -78,10 +78,11 @@ class Operator:
         )
 
     def apply(self, key: int, rows: Iterator[Any]) -> Iterator[Any]:
-        """Takes a shard's input rows of a batch; yields what the shard does.
+        """Applies a batch to a shard; yields rows of OUTPUT_SCHEMA.
 
         Args:
             key: the shard's.
+            rows: the shard's input, rows of INPUT_SCHEMA; one of them is the tick.
         """
         started = time.perf_counter()
         offset: Offset | None = None
@@ -109,7 +110,7 @@ class Operator:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
             raise AssertionError(f"a batch without a tick for the shard of key {key}")
-        # A version that a batch of an earlier program has not recorded is not known.
+        # The offset of an earlier program may lack this version: then it is None.
         version, now = dict(zip(LOOKED_UP, offset.lookup_versions, strict=False)).get("outcomes"), offset.now
 
         def first_answers(ids: Collection[str]) -> pa.Table:

@@ -1,15 +1,10 @@
-"""The rows that Spark passes to the stateful operator, and gets from it."""
+"""The columns of the rows that Spark passes to the stateful operator, and gets from it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-if TYPE_CHECKING:
-    pass
-
-# A row is a part of a shard's input: the clock's tick as JSON, or messages packed.
+# A row is a part of a shard's input, see `streaming.operator_input.InputKind`. `shard` is the shard's key for Spark.
 INPUT_SCHEMA = StructType(
     [
         StructField("shard", IntegerType(), False),
@@ -18,7 +13,7 @@ INPUT_SCHEMA = StructType(
     ]
 )
 
-# A row is a part of what a shard does.
+# A row is a part of a shard's output, see `streaming.operator.processor.OutputKind`. `shard` is its number, from 0 on.
 OUTPUT_SCHEMA = StructType(
     [
         StructField("shard", IntegerType(), False),

@@ -8,14 +8,18 @@ from tracker import Key
 
 
 class SparkStore:
-    """A shard's tables in one map of Spark's state. What has been read in a batch is not read again."""
+    """A shard's tables in one map of Spark's state; made for one batch. A value is asked for once, and then remembered.
+
+    Args:
+        state: Spark's map state, for the key that is being run.
+    """
 
     def __init__(self, state: Any) -> None:
         self._state = state
         self._seen: dict[tuple[str, int, int], bytes | None] = {}
 
     def get(self, table: str, key: Key) -> bytes | None:
-        """The value of a key in a table; None: there is none."""
+        """Returns the value of a key in a table; None: there is none."""
         full = (table, *key)
         if full not in self._seen:
             found = self._state.getValue(full)

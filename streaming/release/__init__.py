@@ -1,1 +1,1 @@
-"""Releases: planned, sent to the destinations at their times, and written down."""
+"""Releases: what comes due is planned, sent to the destinations at its time, and written down."""

@@ -1,4 +1,4 @@
-"""What a task is given to send, and what it tells of it."""
+"""What a task is given to send, and what it reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from streaming.release.naming import Target
 class Assignment:
     """A shard's release, for a task to send.
 
-    `app_id` is the same for all runs on one checkpoint, and of no other.
+    Attributes:
+        app_id: the checkpoint's: the same for all its runs, and another for each checkpoint.
+        shard: its number, from 0 on.
+        tick: of the release.
+        is_planned: whether it is planned, or on short notice.
+        body: its rows, packed.
     """
 
     app_id: str
@@ -23,10 +28,14 @@ class Assignment:
     body: bytes
 
     def lane(self, lanes: int, lane_set: int = 0) -> str:
-        """Releases of one lane are sent one after another; of different lanes, side by side.
+        """Returns the name of the release's lane.
+
+        Releases of one lane are sent one after another; of different lanes, side by side.
 
         Args:
-            lane_set: another one has other lanes, as far as there are any left.
+            lanes: how many there are in a lane set.
+            lane_set: the number of the lane set. Lane sets have lanes of their own, until there are MOST_LANES of a
+                kind; then the first one's come again.
         """
         number = self.tick % lanes + lanes * (lane_set % (MOST_LANES // lanes))
         return f"{'planned' if self.is_planned else 'short'}{number}"
@@ -34,28 +43,29 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Generation:
-    """A producer that had to take another name, because somebody else has published under its own."""
+    """The name of a producer that had to take another one, because somebody else has published under its own."""
 
-    number: int  # of the name
-    tick: int  # the release of this tick was the first to be sent under it; earlier ones may have been under others
+    number: int  # how many names it has had before; 0: it has its own
+    tick: int  # messages of releases up to this tick may have been sent under earlier names
 
     def name(self, producer: str) -> str:
-        """The name under which what the plan has for a producer is sent."""
+        """Returns the name to send under, by the producer's name in the plan."""
         return f"{producer}-{self.number}" if self.number else producer
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What of the assignments is to be sent this time."""
+    """An attempt to send assignments: which of their messages, and what is known of earlier attempts."""
 
-    skipped: frozenset[Target] = frozenset()  # destinations that can't be written now
-    only: frozenset[Target] | None = None  # None: all others
-    done: frozenset[tuple[int, str, str]] = frozenset()  # as `Sent.done`
-    arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of others, as `Failed` has it
+    skipped: frozenset[Target] = frozenset()  # destinations that can't be written now: nothing is sent to them
+    only: frozenset[Target] | None = None  # destinations to which alone something is sent; None: all but `skipped`
+    done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived, as `Sent.done`
+    # By topic and producer's name, where not all has arrived: up to which sequence id, as `Failed.arrived_to`.
+    arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
-    is_first: bool = False  # no attempt was made before, but by Spark itself
-    sent_to: int = 0  # releases up to this tick may have been sent before, later ones of the same lane than this, too
-    patience_seconds: float = 10.0  # for a broker that does not answer
+    is_first: bool = False  # nothing of it was sent before; a task that Spark repeats by itself finds that out
+    sent_to: int = 0  # releases of the lane up to this tick may have been sent before, also later ones than these
+    patience_seconds: float = 10.0  # how long a broker that does not answer is waited for
 
 
 @dataclass(frozen=True)
@@ -67,20 +77,20 @@ class Failed:
     target: Target
     reason: str
     is_refused: bool  # the broker has said no, rather than nothing
-    foreign_id: int | None  # a sequence id that is none of ours, published under this name
-    # Its messages up to this sequence id have arrived. The broker knows, too, as long as the topic is not made anew.
+    foreign_id: int | None  # a sequence id published under this name that is not the job's; None: none was found
+    # Its messages up to this sequence id have arrived; -1: none. The broker knows, too, unless the topic is made anew.
     arrived_to: int = -1
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a task has sent."""
+    """A task's report of what it has sent."""
 
     deliveries: bytes  # rows of the table `deliveries`, packed
     ready_at: int  # when it could have sent the first row, ms since the epoch; 0: never
-    done: tuple[tuple[int, str, str], ...] = ()  # ticks, topics and producers' names whose messages have arrived
+    done: tuple[tuple[int, str, str], ...] = ()  # (tick, topic, producer's name) whose messages have all arrived
     failed: tuple[Failed, ...] = ()
-    skipped: frozenset[Target] = frozenset()  # those of the attempt that have messages in the release
-    # By release (tick, is planned) messages that the client does not take, packed, with the subscription and the
-    # reason; they are not delivered.
+    skipped: frozenset[Target] = frozenset()  # those of `Attempt.skipped` for which the releases have messages
+    # By release (tick, is planned) the messages that the client does not take, packed, with the subscription and the
+    # reason: they are not delivered.
     refused: Mapping[tuple[int, bool], bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the driver tells the source, which lives in a process of its own on the same machine: a small file."""
+"""A small file by which the driver tells the source process, on the same machine, how far the releases are."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Feedback:
-    """Progress of the releases, and what the driver wants of the clock."""
+    """The progress of the releases, and what the driver wants of the clock. Times are ms since the epoch."""
 
-    confirmed: int = 0  # the releases of this tick and earlier ones are finished and written down
-    settled: int = 0  # the cutoff of that tick: everything due at this time or before is
-    lookahead_millis: int = 0  # how far ahead of its time a message is to be handed out; 0: as the settings say
-    next_due: int | None = None  # nothing that is in state is due before; None: that is not known
-    in_flight: int = 0  # messages handed to the senders, due by now or within the lookahead, and not written down yet
-    is_stopping: bool = False  # no more ticks
+    confirmed: int = 0  # the releases of this tick and earlier ones are finished and written down, or are open
+    settled: int = 0  # the cutoff of that tick: so is everything due at this time or before
+    lookahead_millis: int = 0  # how long before its time a message is to be handed out; 0: as the settings say
+    next_due: int | None = None  # nothing that is in state is due before this time; None: that is not known
+    in_flight: int = 0  # messages handed out and not written down yet, due within the longest lookahead from now
+    is_stopping: bool = False  # no more ticks are wanted
     # By source topic and subscription ("" for rejects) whose destination can't be written: `since`, ms since the epoch,
     # `open`, the releases [tick, is planned] that have not arrived there, and `rejects`, why what is due for it is
     # rejected; not there: it waits. None: not known yet in this run.
@@ -26,7 +26,11 @@ class Feedback:
 
 
 class FeedbackFile:
-    """A feedback in a file; a reader sees the old one or the new one, whole."""
+    """A file with the newest feedback. It is replaced as a whole: a reader sees the old one or the new one.
+
+    Args:
+        path: of the file, in a folder that exists.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,12 +43,12 @@ class FeedbackFile:
         temporary.replace(self._path)
 
     def read(self) -> Feedback:
-        """The feedback in the file; an empty one where there is no file."""
+        """Returns the feedback in the file; the defaults where there is no file."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
             return Feedback()
-        # Two writes can have the same time, which is no finer than some milliseconds; the second is another file.
+        # Two writes can have the same time, which is no finer than some milliseconds; but each makes another inode.
         changed = (status.st_mtime_ns, status.st_ino)
         if changed != self._read[0]:
             self._read = (changed, Feedback(**json.loads(self._path.read_text())))

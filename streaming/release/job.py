@@ -1,4 +1,4 @@
-"""What a tick releases in one lane."""
+"""A tick's release in a lane, as a Spark job is to send it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tracker.messages import Int64Array, int64, unpack
 
 @dataclass(frozen=True)
 class Job:
-    """What a tick releases in one lane, all shards together."""
+    """A tick's release in a lane, all shards together: what one Spark job sends. Ordered by tick."""
 
     tick: int
     is_planned: bool
     lane: str
     assignments: tuple[Assignment, ...]
-    due: Int64Array = field(compare=False)  # when its rows are, ms since the epoch, ascending
-    sent_to: int = 0  # an earlier run may have sent it, and what its lane has up to this tick; 0: it is new
-    is_in_order: bool = False  # it has what was held back: one task sends all shards, by when it was due
+    due: Int64Array = field(compare=False)  # when its rows are due, ms since the epoch, ascending, shape (rows,)
+    sent_to: int = 0  # an earlier run may have sent it, and all of its lane up to this tick; 0: it is new
+    is_in_order: bool = False  # it has messages that were held back: one task sends all shards, by when they were due
 
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
@@ -34,7 +34,7 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """The number of rows to be sent."""
+        """The number of its rows."""
         return len(self.due)
 
     @property
@@ -43,14 +43,17 @@ class Job:
         return int(self.due[0])
 
     def rows_due(self, millis: int) -> int:
-        """How many rows are due then or before."""
+        """Counts the rows that are due at a time, ms since the epoch, or before."""
         return int(np.searchsorted(self.due, millis, "right"))
 
 
 def job_of(tick: int, is_planned: bool, assignments: list[Assignment], now: int) -> Job:
-    """Makes the job of a tick's assignments, of all its shards.
+    """Makes the job of a release.
 
     Args:
+        tick: of the release.
+        is_planned: whether it is planned, or on short notice.
+        assignments: the release's, one for each shard that has rows.
         now: the tick that hands it out: its own, or the first one of a later run.
     """
     tables = [unpack(assignment.body) for assignment in assignments]

@@ -1,7 +1,7 @@
-"""What destinations have of a job: up to which tick its producers have sent to each.
+"""Asks the broker up to which tick a job has sent to each destination.
 
-A broker with deduplication remembers a producer's last sequence id, and in it the tick. What was sent under a tick is
-dropped as repeated when another message comes with it.
+A broker with deduplication remembers a producer's last sequence id, which has the tick in it. Where that is later than
+the checkpoint's, other messages would get the sequence ids of those that were sent, and be dropped as repetitions.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _log = logging.getLogger(__name__)
 _SECONDS = 5.0  # a start takes no longer because of destinations that don't answer
 _THREADS = 16
 _NAMES_AT_ONCE = 50  # of one topic, one after the other: a millisecond each, but for those that are in use
-_BUSY_SECONDS = 0.2
-_NAMED_TOPICS = 5
-_LAST_ENTRIES = 1_000  # of a topic, among which what the job has sent last is looked for
-_SPARE_SECONDS = 1.0  # before the end of the time nothing more is looked at
+_BUSY_SECONDS = 0.2  # between two attempts to get a producer
+_NAMED_TOPICS = 5  # in the log
+_LAST_ENTRIES = 1_000  # how many of a topic are searched for what the job has sent last
+_SPARE_SECONDS = 1.0  # so long before the deadline the search is given up
 _CLOCKS_MILLIS = 15 * 60 * 1000  # by which machines' clocks may differ
 
 
 class _Admin(Protocol):
-    """Of `AdminClient` what is asked here."""
+    """The part of `AdminClient` that is used here."""
 
     def internal_stats(self, topic: str) -> TopicLedgers | None: ...
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None: ...
@@ -49,12 +49,15 @@ class _Admin(Protocol):
 
 @dataclass(frozen=True)
 class Names:
-    """Producers of one topic partition, and up to which tick their names can be the job's own.
+    """The names under which a job may have sent to one topic partition, to be looked up at the broker.
 
-    Args:
-        producers: their names, and the source topics of what each sends.
-        newest_tick: the checkpoint's; most_tick: there can be no later one of its job.
-        deadline: by the monotonic clock.
+    Attributes:
+        topic: the destination, or a partition of it.
+        producers: (name as in the plan, source topic of what it sends), for each producer.
+        generations: by topic and producer's name, where a producer has taken another name.
+        newest_tick: the checkpoint's.
+        most_tick: there can be no later tick of the checkpoint's job: a later one is somebody else's.
+        deadline: by the monotonic clock, seconds.
     """
 
     topic: str
@@ -65,10 +68,12 @@ class Names:
     deadline: float
 
     def last_tick(self, client: pulsar.Client, admin: _Admin) -> int:
-        """The last tick of which one of them has sent anything; -1: none has.
+        """Returns the last tick of which one of the producers has sent anything; -1: none has.
+
+        It opens a producer for each name, which may create the topic where there is none.
 
         Raises:
-            pulsar.PulsarException: the broker does not answer, or a producer is in use all the time.
+            pulsar.PulsarException: the broker does not answer, or a name is in use until the deadline.
         """
         return max(self._last_tick(client, admin, *producer) for producer in self.producers)
 
@@ -91,7 +96,7 @@ class Names:
             try:
                 producer = client.create_producer(self.topic, producer_name=name)
                 break
-            except pulsar.ProducerBusy:  # of what the job that was killed has left
+            except pulsar.ProducerBusy:  # the broker does not know yet that the job before was killed
                 if time.monotonic() > self.deadline:
                     raise
                 time.sleep(_BUSY_SECONDS)
@@ -100,10 +105,10 @@ class Names:
         return last
 
     def _is_sent(self, client: pulsar.Client, admin: _Admin, name: str, source: str, last_id: int) -> bool:
-        """Whether it was the job that has published under a name up to a sequence id, of a later tick than it knows.
+        """Whether it was the job that has published under a name up to a sequence id of a tick after the checkpoint's.
 
-        It was, unless the topic shows that what has this id, and all that has one of a later tick, is not as the job
-        sends it. What the broker does not have any more, or does not tell, shows nothing.
+        It counts as the job's, unless the topic's last entries have the message with this id, and neither that nor any
+        other one of a later tick than the checkpoint's looks as the job sends them.
         """
         is_found = False
         try:
@@ -125,7 +130,10 @@ class Names:
     def _last_entries(
         self, client: pulsar.Client, admin: _Admin, name: str, source: str
     ) -> dict[tuple[int, int], bool]:
-        """Of the topic's last entries those of a producer, in order, and whether they are as the job sends them."""
+        """Returns those of the topic's last entries that a producer has sent, in order, as (ledger id, entry id).
+
+        The value says whether an entry looks as the job sends it.
+        """
         stats, left = admin.internal_stats(self.topic), _LAST_ENTRIES
         start = pulsar.MessageId.earliest
         for ledger_id, n in sorted(stats.ledgers.items() if stats is not None else (), reverse=True):
@@ -144,7 +152,7 @@ class Names:
                         found[message_id.ledger_id(), message_id.entry_id()] = False
                         found[message_id.ledger_id(), message_id.entry_id()] = is_own(message.properties(), source)
                 except UnicodeDecodeError:
-                    pass  # the job writes nothing like that
+                    pass  # the job writes nothing that is not UTF-8
                 self._check_time()
         finally:
             reader.close()
@@ -156,27 +164,27 @@ class Names:
 
 
 def most_tick(newest: Offset, now: int) -> int:
-    """There can be no later tick of a checkpoint's job.
+    """Returns the latest tick that a checkpoint's job can have made, whatever it did after an offset.
 
     Args:
-        newest: an offset of it.
+        newest: the offset.
         now: ms since the epoch.
     """
-    # There are not several ticks a millisecond.
+    # There is no more than one tick a millisecond.
     return newest.tick + max(0, now - newest.now) + _CLOCKS_MILLIS
 
 
 def last_sent(
     settings: Settings, checkpoint: Checkpoint, newest: Offset, seconds: float = _SECONDS, now: int | None = None
 ) -> dict[str, int]:
-    """By topic partition the last tick of which a checkpoint's job has sent anything to it, as far as its broker knows.
+    """Returns by topic partition the last tick of which a checkpoint's job has sent anything to it; -1: none.
 
-    It says in the log which of them could not be asked.
+    A topic partition of which the broker tells nothing in time may be missing; the log names it.
 
     Args:
         newest: the checkpoint's newest offset.
-        seconds: it takes no longer.
-        now: ms since the epoch; the time where not given.
+        seconds: how long this may take.
+        now: ms since the epoch; None: the machine's time.
     """
     last = most_tick(newest, time.time_ns() // 1_000_000 if now is None else now)
     generations = read_generations(checkpoint.folder)
@@ -214,12 +222,12 @@ def last_sent(
 def _ask(settings: Settings, client: pulsar.Client, names: Names) -> int:
     with AdminClient(settings.pulsar) as admin:
         if admin.internal_stats(names.topic) is None:
-            return -1  # and it is not to be created here
+            return -1  # a producer would create the topic
         return names.last_tick(client, admin)
 
 
 def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, list[tuple[str, str]]]:
-    """By topic partition the names under which the job of a checkpoint may have sent to it, and the source topics."""
+    """Returns by topic partition (producer's name, source topic) for all that a checkpoint's job may send to it."""
     routes = newest.known_routes
     suffixes: dict[str, list[str]] = {}
     for topic, version in read_schemas(settings.warehouse):

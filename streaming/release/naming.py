@@ -1,4 +1,4 @@
-"""Producers' names, sequence ids and sizes of what is sent: the same whenever a release is sent again."""
+"""Names of producers, the layout of sequence ids, and the largest size of a message that can be sent on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from conf.settings import MOST_LANES, Settings
 from warehouse.message_schemas import version_number
 
-# A producer's sequence id rises from row to row and from tick to tick, and is the same when a release is sent again, so
-# that the broker's deduplication sees it:
+# A producer's sequence id rises from row to row and from tick to tick, and is the same when a release is sent again, by
+# which the broker's deduplication knows the message:
 #
 #     bit    63   62 ............ 22   21 ............. 0
 #          |  0 |        tick        |  place in the tick, + 1  |
@@ -17,45 +17,45 @@ from warehouse.message_schemas import version_number
 # The place is the row's in its release, or the outcome's in its tick, from 0 on; 0 in these bits is before the first.
 ROW_BITS = 22
 
-# What a delivered message has beside what came, but for names of topic and subscription: the delaylake properties, a
-# schema's version, Pulsar's metadata, which counts to the broker's limit, too, and 150 bytes that broker and bookie put
-# around it.
+# Room for what a delivered message has beside what came, without the names of topic and subscription: the delaylake
+# properties, a schema's version, Pulsar's metadata, which counts to the broker's limit, too, and 150 bytes that broker
+# and bookie put around it.
 OWN_BYTES = 2_048
 
-# A batch of ours is never cut by the client: that is far below what it is told of.
+# The most messages of a producer batch. The client is told of far more, so that it never cuts a batch itself.
 BATCH_MESSAGES = 500
 
-# A subscription of a source topic; "" is the topic of what was rejected.
+# (source topic, subscription); the subscription "" stands for the source topic's rejects topic.
 Target = tuple[str, str]
 
 
 def max_size_bytes(settings: Settings, topic: str) -> int:
-    """How many bytes payload, keys and properties of a source topic's message may have, in all, to be sent on."""
+    """Returns how many bytes payload, keys and properties of a source topic's message may have in all to be sent on."""
     route = settings.route(topic)
     longest = max((len(s.name.encode()) for s in route.subscriptions), default=0) if route is not None else 0
     return settings.pulsar.max_message_size_bytes - OWN_BYTES - len(topic.encode()) - longest
 
 
 def producer_name(app_id: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:
-    """The name under which a shard's messages for a subscription, or for the rejects topic (None), are sent.
+    """Returns the name under which a shard's messages for a subscription, or for the rejects topic (None), are sent.
 
-    With the source topic in it: subscriptions of several, of the same name, may go to one destination.
+    A hash of the source topic is in it: subscriptions of the same name, of several, may go to one destination.
     """
     of_source = f"{app_id}-{zlib.crc32(source.encode()):08x}"
     return f"{of_source}-{subscription or ''}-{shard}-{lane}" + ("-batched" if is_batched else "")
 
 
 def schema_suffix(topic: str, version: bytes) -> str:
-    """What is added to it for messages that had a version of a source topic's schema."""
+    """Returns the end of a producer's name for messages that have a version of a source topic's schema."""
     return f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
 
 
 def lane_names() -> list[str]:
-    """All lanes that there can be, whatever their number was."""
+    """Returns the names of all lanes that there can be, for any number of lanes in the settings."""
     return [f"{kind}{number}" for kind in ("planned", "short") for number in range(MOST_LANES)]
 
 
-# Of a producer that never blocks, drops nothing by itself, and whose batches nothing cuts but flush_async.
+# The options of a producer that never blocks, drops nothing by itself, and whose batches only flush_async cuts.
 PRODUCER_OPTIONS: dict[str, Any] = {
     "batching_max_messages": 10 * BATCH_MESSAGES,
     "batching_max_allowed_size_in_bytes": 4 * 1024 * 1024,

@@ -1,4 +1,4 @@
-"""A message as it goes to a destination: as it came, with the delaylake properties beside its own."""
+"""Builds messages as they go to a destination: as they came, with the delaylake properties beside their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import _pulsar
 
-# A rejected message of more bytes goes without what makes it large: the table `rejects` has that.
+# A larger rejected message goes without payload, keys and own properties: the table `rejects` has these.
 MAX_REJECTED_BYTES = 1024 * 1024
 
 FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name and value
@@ -16,18 +16,20 @@ FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name a
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
 
-# What the job writes to `delaylake.messageId`.
+# The values that the job gives to the property `delaylake.messageId`.
 _POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
 
 Columns = Mapping[str, Sequence[Any]]
 
 
 def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar.Message:
-    """A row of a release as it goes to a subscription's destination.
+    """Builds the message of a row of a release for a subscription's destination.
 
     Args:
-        columns: of `tracker.messages.MESSAGES`, by name.
-        due: ms since the epoch.
+        columns: of `tracker.messages.MESSAGES`, by name, each with the values of all rows.
+        row: the index of the row.
+        due: when the message is due, ms since the epoch.
+        sequence_id: under which it is sent.
     """
     properties = _properties(columns, row)
     properties["delaylake.deliverAt"] = str(due)
@@ -37,9 +39,12 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
 
 
 def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pulsar.Message:
-    """A row of a release as it goes to its source's rejects topic.
+    """Builds the message of a row of a release for its source's rejects topic.
 
     Args:
+        columns: of `tracker.messages.MESSAGES`, by name; the row's `reason` is not None.
+        row: the index of the row.
+        sequence_id: under which it is sent.
         max_size: how many bytes payload, keys and properties of a message of its source topic may have to be sent on.
     """
     reason = columns["reason"][row][:_MAX_REASON]
@@ -52,7 +57,10 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
 
 
 def is_own(properties: Mapping[str, str], source: str) -> bool:
-    """Whether a message with these properties can be one of the job's, of a source topic; others may copy them."""
+    """Whether a message with these properties can be one that the job has sent, from a source topic.
+
+    It need not be: anybody can copy them.
+    """
     return (
         properties.get("delaylake.source") == source
         and _POSITION.fullmatch(properties.get("delaylake.messageId", "")) is not None

@@ -1,4 +1,4 @@
-"""Which row of a release goes where, when, under which producer's name and sequence id, and in which batch."""
+"""Plans which row of a release goes where, when, under which producer name and sequence id, and in which batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tracker.messages import MESSAGES, unpack
 
 _log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 100_000
+_BATCH_BYTES = 100_000  # the most bytes of a producer batch; a message of so many goes alone
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class PlannedSend:
 
     due: int
     sequence_id: int
-    topic: str
-    producer: str
-    row: int
+    topic: str  # the destination, or its partition
+    producer: str  # the producer's name, as long as it has its own
+    row: int  # the index of its row in the plan
     subscription: str | None  # None: to the rejects topic
     is_batched: bool
-    at: int  # when it is handed over: its batch's last message's time
-    was_at: int  # the same of what was held back and goes out late: when it would have been
+    at: int  # when it is handed over: when the last message of its batch is due
+    was_at: int  # the same, but where that was held back: when it was due before
     first_id: int  # the sequence id of its batch's first message
     is_large: bool = False  # the client may refuse it
     is_last: bool = True  # of its batch
@@ -51,11 +51,11 @@ class Plan:
     tick: int
     is_planned: bool
     rows: pa.Table
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[Any]]  # the rows' columns of MESSAGES, by name
     sends: list[PlannedSend]
-    skipped: set[Target]
-    failed: Sequence[Failed]  # whose destinations can't be looked up
-    has_held: bool  # something that was held back
+    skipped: set[Target]  # destinations of `Attempt.skipped` for which it has messages
+    failed: Sequence[Failed]  # destinations that can't be looked up
+    has_held: bool  # whether it has messages that were held back
 
 
 def plan_release(
@@ -64,11 +64,17 @@ def plan_release(
     attempt: Attempt,
     partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
 ) -> Plan:
-    """Which row goes where, when, and under which producer's name and sequence id.
+    """Plans which rows of an assignment go where, when, and under which producer name and sequence id.
+
+    What a row's sequence id and batch are depends on the release alone, so they are the same in each attempt.
 
     Args:
-        partitions_now: of a destination that the settings have only now, or that could not be looked up; 0: it is not
-            partitioned. An exception: it can't be looked up.
+        settings: their routes say where subscriptions' messages go now.
+        assignment: the rows, with what the offset says of lanes, partitions and routes in the table's metadata.
+        attempt: what is left out this time.
+        partitions_now: looks up how many partitions a destination has, 0: it is not partitioned; returns the exception
+            where that fails. Called where the settings have another destination than the offset, or the offset does
+            not know the number.
     """
     rows = unpack(assignment.body)
     sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
@@ -139,9 +145,9 @@ class _Target(NamedTuple):
 
 
 def _destinations(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[_Target]]:
-    """By source topic where its subscriptions' messages go, by the subscriptions' numbers.
+    """Returns by source topic where messages go for each of its subscriptions, in the order of their numbers.
 
-    To where the settings say now. What was handed out before its route was taken out of them goes where it was to go.
+    That is where the settings say now; for a route that they no longer have, where it was when they were handed out.
 
     Args:
         recorded: by source topic the subscriptions' names and destinations when the messages were handed out.
@@ -168,7 +174,10 @@ def _not_found(destination: str, target: Target, error: pulsar.PulsarException) 
 
 
 def _may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
-    """A message with a key goes alone: a consumer of type Key_Shared gets whole batches."""
+    """Whether a message may be in a batch: no large one, and none with a key.
+
+    A consumer of type Key_Shared gets whole batches, whatever their messages' keys.
+    """
     keys = (columns[name][row] for name in ("key", "ordering_key", "ordering_key_bytes"))
     return all(key is None for key in keys) and _size(columns, row) < _BATCH_BYTES
 
@@ -179,12 +188,12 @@ def _size(columns: dict[str, list[Any]], row: int) -> int:
 
 
 def _cut_batches(sends: list[PlannedSend], columns: dict[str, list[Any]], batch_millis: int) -> None:
-    """Puts the messages of a few milliseconds into a batch, which goes when the last of them is due.
+    """Puts messages that are due within the same few milliseconds into a batch, which goes when the last one is due.
 
-    So it does with what was held back and is due now, by when it was due.
+    For messages that were held back, and are all due now, it is when they were due before that counts.
 
     The broker remembers of a batch only its first sequence id. So where one ends must follow from the release alone:
-    then one that is sent again has the same batches, and each of them is there wholly or not at all.
+    then a release that is sent again has the same batches, and each of them is there wholly or not at all.
     """
     batches: dict[tuple[str, str], list[PlannedSend]] = {}
     sizes: dict[tuple[str, str], int] = {}
@@ -216,7 +225,7 @@ def _cut_batches(sends: list[PlannedSend], columns: dict[str, list[Any]], batch_
 
 
 def _partition(columns: dict[str, list[Any]], row: int, partitions: int) -> int:
-    """The partition of a destination: by key as Pulsar's Java client chooses, by position where there is no key."""
+    """Returns the number of a row's partition: by key as Pulsar's Java client chooses it, without a key by position."""
     key = columns["key"][row]
     if key is None:
         return (
@@ -226,7 +235,7 @@ def _partition(columns: dict[str, list[Any]], row: int, partitions: int) -> int:
 
 
 def java_string_hash(text: str) -> int:
-    """Java's String.hashCode without its sign: Pulsar's JavaStringHash."""
+    """Returns Java's String.hashCode without its sign, 0 to 2^31 - 1: Pulsar's JavaStringHash."""
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for i in range(0, len(units), 2):
@@ -235,9 +244,10 @@ def java_string_hash(text: str) -> int:
 
 
 def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
-    """The messages of all plans by when they are handed over; what was held back by when it would have been.
+    """Returns the messages of all plans, with their plans, in the order in which they are to be handed over.
 
-    Those of one producer stay in the order of their sequence ids, also where the plans are of several ticks.
+    That is by `at`, and where some were held back, then by `was_at`. Those of one producer stay in the order of their
+    sequence ids, also where the plans are of several ticks: for that, `at` and `was_at` may be set to later times.
     """
     plans = sorted(plans, key=lambda plan: plan.tick)
     if plans and plans[0].tick < plans[-1].tick:
@@ -250,10 +260,10 @@ def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
 
 
 def _not_before_earlier_ticks(plans: list[Plan]) -> None:
-    """Puts off what is due before another message of its producer that has a lower sequence id.
+    """Puts messages off that are due before another one of their producer that has a lower sequence id.
 
     Args:
-        plans: by tick.
+        plans: ascending by tick.
     """
     last: dict[tuple[str, str], tuple[int, int]] = {}
     for plan in plans:

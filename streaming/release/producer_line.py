@@ -20,13 +20,13 @@ from warehouse.epoch import PauseWatch
 
 _log = logging.getLogger(__name__)
 
-_BUILT_AT_ONCE = 20  # takes a quarter of a millisecond, by which a message may be late
-_SENT_AT_ONCE = 100
+_BUILT_AT_ONCE = 20  # messages; takes a quarter of a millisecond, by which one that comes due may be late
+_SENT_AT_ONCE = 100  # messages, until the lines are looked after again
 _FLUSH_SECONDS = 0.02  # between two looks at whether a producer is connected again
 _POLL_SECONDS = 0.01
 _BUSY_SECONDS = 0.1  # between two attempts to get a producer
 
-# What a broker answers that is there, and will not take messages: waiting for it is of no use.
+# The answers of a broker that will not take messages: to wait for it is of no use.
 REFUSALS = (
     pulsar.TopicTerminated,
     pulsar.ProducerBlockedQuotaExceededError,
@@ -56,20 +56,23 @@ class Send(Protocol):
 
 @dataclass(eq=False)
 class Line:
-    """The messages of one producer, in order: they arrive together, or the line has failed.
+    """The messages of one producer in a task, in order: all of them arrive, or the line has failed.
 
     Nothing more is handed over after a failure, so that what has arrived are the first of them.
 
-    Args:
-        topic: a topic or partition.
+    Attributes:
+        topic: the destination, or its partition.
         key: the producer's name, as it is in the plan.
-        create: makes the producer, waiting for the broker.
+        create: makes the producer; may wait for the broker.
         patience_seconds: how long a broker that does not answer is waited for.
-        first_id, last_id: the sequence ids of the first message and of the last batch's first.
-        most_id: the broker can know of no sequence id of ours that is higher.
-        ids: those of its messages, ascending: of their ticks the broker can know of no other.
-        before: the last sequence id that has arrived; what comes up to it is not to be sent. With what the broker
-            knows, once the producer is made.
+        first_id: the sequence id of the first message.
+        last_id: the sequence id of the last batch's first message.
+        most_id: the highest sequence id that the job can have used under this name.
+        ids: the sequence ids of its messages, ascending. The job has used no other ones of their ticks.
+        is_first_attempt: whether nothing of it can have been sent before.
+        before: the last sequence id that has arrived, -1: none; from when the producer is made, by what the broker
+            knows, too. What comes up to it is not sent again.
+        target: source topic and subscription of its messages.
     """
 
     topic: str
@@ -84,15 +87,15 @@ class Line:
     producer: pulsar.Producer | None = None
     before: int = -1
     opened_at: int = 0  # ms since the epoch
-    error: str = ""  # why it has failed
+    error: str = ""  # why it has failed; empty: it has not
     is_refused: bool = False  # the broker has said no, rather than nothing
-    foreign_id: int | None = None  # a sequence id of the producer that is none of ours
+    foreign_id: int | None = None  # a sequence id published under this name that is not the job's
     target: tuple[str, str] = ("", "")
     find: Callable[[], frozenset[str]] | None = None  # reads which messages have arrived under other names
-    found: frozenset[str] = frozenset()
-    waiting: deque[int] = field(default_factory=deque)  # due, and not handed over yet
+    found: frozenset[str] = frozenset()  # the positions of these
+    waiting: deque[int] = field(default_factory=deque)  # places in `sends` of messages due, and not handed over yet
     wake: threading.Event = field(default_factory=threading.Event)
-    others: Sequence[Line] = ()  # to the same topic: what is overdue goes there in order, so nothing until all are open
+    others: Sequence[Line] = ()  # to the same topic: nothing goes before all are open, so that it goes in order
     _handed: int = -1
     _arrived: int = -1
     _flushed_at: float = 0.0
@@ -111,14 +114,14 @@ class Line:
 
     @property
     def arrived_to(self) -> int:
-        """The last sequence id of which the broker has said that it arrived; -1: of none."""
+        """The last sequence id that has arrived, as far as the broker has said; -1: none."""
         if self.foreign_id is not None:
             return -1
         return self.before if self.producer is None else max(self.before, self.producer.last_sequence_id())
 
     @property
     def takes_messages(self) -> bool:
-        """Whether messages may be handed over now: its producer is there, and those of `others` are or have failed."""
+        """Whether messages may be handed over now: it has its producer, and each of `others` has one or has failed."""
         if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
             return False
         if self.others and all(line.producer is not None or line.error for line in self.others):
@@ -157,14 +160,19 @@ class Line:
             return
 
     def fail(self, error: str, is_refused: bool = False) -> None:
-        """Ends the line with an error, unless it has failed already."""
+        """Ends the line with an error, unless it has failed already.
+
+        Args:
+            error: why, not empty.
+            is_refused: whether the broker has said no, rather than nothing.
+        """
         if not self.error:
             self.is_refused = is_refused
             self.error = error
         self.wake.set()
 
     def _is_foreign(self, sequence_id: int) -> bool:
-        """Whether a producer's last sequence id can't be one of ours."""
+        """Whether a producer's last sequence id can't be one that the job has used."""
         if sequence_id > self.most_id:
             return True
         is_of_these_ticks = bool(self.ids) and self.ids[0] <= sequence_id < (self.ids[-1] >> ROW_BITS) + 1 << ROW_BITS
@@ -175,14 +183,18 @@ class Line:
         self.fail(f"somebody else has published as {self.key}, up to the sequence id {sequence_id}", is_refused=True)
 
     def hand_over(self, message: Any, send: Send) -> None:
-        """Gives a message to the producer; whether it arrives shows later.
+        """Gives a message to the producer; whether it arrives shows later. `takes_messages` must be true.
+
+        Args:
+            message: a `_pulsar.Message`.
+            send: how it is planned.
 
         Raises:
             pulsar.PulsarException: the client does not take this message.
         """
         assert self.producer is not None
-        # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the
-        # last one's tells whether the broker took it for a repetition.
+        # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the last
+        # message has one, which is told whether the broker took it for a repetition.
         is_end = send.first_id == self.last_id and send.is_last
         refused: list[str] = []
         callback = self._acknowledged if is_end else None
@@ -200,7 +212,7 @@ class Line:
                 self._flush()  # cuts the batch, and sends it
 
     def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
-        """Is told, while a message is handed over, that it is too large; else when it has arrived."""
+        """Is called while a message is handed over if it is too large, else when it has arrived."""
         if getattr(result, "name", str(result)) == "MessageTooBig":
             refused.append("MessageTooBig")
         elif is_end:
@@ -222,7 +234,11 @@ class Line:
             self.fail(f"{type(error).__name__}: {error}")
 
     def _flushed(self, handed: int, result: Any) -> None:
-        """Is told, in the client's thread, what became of all that had been handed over."""
+        """Is called in the client's thread with what became of all that had been handed over.
+
+        Args:
+            handed: `first_id` of the last message then.
+        """
         try:
             name = getattr(result, "name", str(result))
             if name == "Ok":
@@ -273,10 +289,10 @@ class Line:
             _close(self.producer)
 
     def check_repeated(self) -> None:
-        """Looks again where the broker took the last message for a repetition, which it can't have been.
+        """Asks for the last sequence id again where the broker dropped the last message as a repetition; may fail it.
 
-        That is so after a connection was lost before an answer came, and when somebody else has published under this
-        name in the meantime.
+        The message was new to this attempt. So the connection was lost before the answer came, and the client sent it
+        again; or somebody else has published under this name in the meantime, and then the line fails.
         """
         if not self._is_repeated or self.error:
             return
@@ -301,19 +317,19 @@ def send_on_time(
     """Hands each message over, never before its time, and waits until all have arrived or their lines have failed.
 
     Args:
-        sends: by time.
-        build: makes the message of a number; None: it need not be sent.
-        on_refused: is given the numbers of messages that the client does not take, and why.
-        wake: is set when a line has something to tell.
-        watch: is told of each turn.
+        sends: the messages, by `at`; their lines have been opened.
+        build: called with a place in `sends`; returns the message; None: it need not be sent.
+        on_refused: called with the place of a message that the client does not take, and why.
+        wake: is set when a line has made progress or has failed.
+        watch: its `turn` is called in each round, and may raise: then nothing more is sent.
 
     Returns:
-        when each was handed over, ms since the epoch; of a line that has failed that means nothing.
+        when each message was handed over, or passed over, ms since the epoch; means nothing where its line has failed.
     """
     due = [send.at for send in sends]
     lines = list({id(send.line): send.line for send in sends}.values())
     sent_at = [0] * len(sends)
-    # Messages are built while there is time: when they are due only the hand-over is left.
+    # Messages are built while there is time: once they are due, only handing over is left.
     built: list[Any] = [_UNBUILT] * len(sends)
     n_built = done = 0
 
@@ -344,7 +360,7 @@ def send_on_time(
             line.look_after()
             if line.has_failed and line.producer is not None and not line._is_closed:
                 line.close()  # at once: the client must not send any more of it
-        # What is overdue: in order over all lines, since several may go to one topic.
+        # Overdue messages go in order over all lines, since several lines may go to one topic.
         ready = [(line.waiting[0], n) for n, line in enumerate(lines) if line.waiting and line.takes_messages]
         heapq.heapify(ready)
         for _ in range(_SENT_AT_ONCE * len(ready)):

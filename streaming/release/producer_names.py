@@ -1,8 +1,8 @@
-"""The names of producers that had to take another one, because somebody else has published under theirs.
+"""Remembers producers that had to take another name, because somebody else has published under theirs.
 
-A broker with deduplication drops what has a sequence id up to the last one that it knows of a producer. Whoever may
-produce to a destination can publish under any name: then the broker knows an id that is none of ours, and would drop
-all that is sent under that name, and call it sent.
+A broker with deduplication drops messages with a sequence id up to the last one that it knows of a producer. Whoever
+may produce to a destination can publish under any name: then the broker knows a sequence id that is not the job's, and
+would drop all that the job sends under that name, and call it sent.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)
 
-# Inside the query's folder, so that it is lost with it: another checkpoint's job has other names anyway.
+# Inside the query's folder, so that it is removed with it: another checkpoint's job has other names anyway.
 NAMES_FILE = Path("query/producer_names.json")
 
 
 def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
-    """By topic and producer's name, where it has taken another; of the job of a checkpoint folder."""
+    """Reads the generations of a checkpoint's producers: by topic and producer's name, where it has taken another.
+
+    Args:
+        checkpoint: its folder.
+    """
     file = checkpoint / NAMES_FILE
     known = json.loads(file.read_text()) if file.exists() else []
     return {(topic, name): Generation(number, tick) for topic, name, number, tick in known}
 
 
 class ProducerNames:
-    """Which producers have taken another name; kept beside the checkpoint, before such a name is used.
-
-    Safe in several threads.
-    """
+    """Gives producers other names; each is in a file of the checkpoint before it is used. Safe in several threads."""
 
     def __init__(self, settings: Settings, troubles: Troubles) -> None:
         checkpoint = Path(local_path(settings.checkpoint))
@@ -45,7 +46,7 @@ class ProducerNames:
 
     @property
     def generations(self) -> dict[tuple[str, str], Generation]:
-        """By topic and producer's name, where it has taken another."""
+        """The generations of producers that have taken another name, by topic and the producer's name in the plan."""
         with self._lock:
             return dict(self._generations)
 
@@ -53,7 +54,8 @@ class ProducerNames:
         """Gives another name to those that failed because of a foreign sequence id; returns the others.
 
         Args:
-            tick: what was sent of the releases up to this one may have been sent under the name before.
+            failed: producers, by their names in the plan.
+            tick: messages of releases up to this one may have been sent under the name before.
         """
         with self._lock:
             foreign = [one for one in failed if one.foreign_id is not None]

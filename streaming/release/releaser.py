@@ -39,13 +39,13 @@ from warehouse.tables import DELIVERIES, Tables
 
 _log = logging.getLogger(__name__)
 
-_ROWS_A_TASK = 4_000  # of a smaller release one task sends all shards
+_ROWS_A_TASK = 4_000  # a release of no more rows is sent by one task, a larger one by a task for each shard
 _FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
-_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: who has been overtaken sends nothing more
+_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: a job that is fenced sends nothing more
 _PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
-_MEASURED = 30  # the last so many jobs decide how far to look ahead
+_MEASURED = 30  # how many of the last jobs decide how far to look ahead
 
 
 @dataclass
@@ -53,9 +53,9 @@ class _Done:
     """What has become of a job: rows to be written down, and where some of it did not arrive."""
 
     job: Job
-    deliveries: pa.Table
+    deliveries: pa.Table  # rows of the table `deliveries`
     refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that no producer takes
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)  # for destinations that can't be written
 
 
 class Releaser:
@@ -63,15 +63,17 @@ class Releaser:
 
     A lane's jobs run one after another, because they share producer names; the lanes run side by side. When a job's
     deliveries are in the table, its tick is confirmed through the feedback. A release that was finished before a
-    restart is known by the table and not sent again.
+    restart is known by the table's transactions, and not sent again.
 
     A destination that can't be written holds up no other: what a release has for it is left to `Unwritable`. Such a
     release is not written down before an offset says that it is open, so that after a crash either the whole of it is
     handed out again, or that part of it.
 
     Args:
-        app_id: the same for all runs on one checkpoint, and of no other.
-        on_deliveries: is given the rows that were written to `deliveries`.
+        feedback: the file by which the source process gets to know of it.
+        app_id: the checkpoint's: the same for all its runs, and another for each checkpoint.
+        on_deliveries: called with the rows that were written to `deliveries`, in several threads.
+        troubles: is told of destinations that can't be written, and of foreign producers.
         routes: of the last batch of the run before; None: there was none.
     """
 
@@ -97,9 +99,9 @@ class Releaser:
         self._on_deliveries = on_deliveries
         self._lock = threading.Condition()
         self._lanes: dict[str, list[Job]] = {}
-        self._outstanding: dict[tuple[int, bool], Job] = {}
-        self._accepted: set[tuple[int, bool]] = set()
-        self._cutoffs: deque[tuple[int, int]] = deque()
+        self._outstanding: dict[tuple[int, bool], Job] = {}  # not written down yet
+        self._accepted: set[tuple[int, bool]] = set()  # releases that were submitted in this run
+        self._cutoffs: deque[tuple[int, int]] = deque()  # (tick, cutoff) of ticks that are not confirmed
         self._feedback = Feedback(lookahead_millis=settings.release.lookahead_millis)
         self._last_batch: tuple[int, int] | None = None  # the time it looked ahead from, and its cutoff
         self._lags: deque[int] = deque(maxlen=_MEASURED)
@@ -121,8 +123,8 @@ class Releaser:
             settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None,
             routes.gone,
         )
-        self._recorded: Mapping[str, Any] | None = None  # what the last offset has of them; None: no offset yet
-        self._held_since: dict[Target, int] = {}  # the first tick whose offset has them
+        self._recorded: Mapping[str, Any] | None = None  # `unwritable` of the last batch's offset; None: no batch yet
+        self._held_since: dict[Target, int] = {}  # by target in `_recorded` the first tick whose offset has it
         self._failure: str | None = None
         self._publish()
         self._writer = self._thread("write deliveries", self._write)
@@ -139,7 +141,7 @@ class Releaser:
 
     @property
     def sending(self) -> int:
-        """The releases that are not finished."""
+        """The number of releases that are not written down yet."""
         return len(self._outstanding)
 
     def submit(
@@ -151,15 +153,15 @@ class Releaser:
         bodies: list[tuple[int, int, bool, bytes]],
         unwritable: Mapping[str, Any] | None = None,
     ) -> None:
-        """Takes a batch's releases.
+        """Takes a batch's releases, to be sent in the background. To be called for each batch, also without any.
 
         Args:
             tick: the batch's.
-            now: the time from which the batch looked ahead.
-            cutoff: the batch's.
-            next_due: nothing that the state holds after the batch is due before.
-            bodies: (shard, tick, is planned, packed rows); ticks of an earlier run come first.
-            unwritable: what the batch's offset has of destinations that can't be written.
+            now: the time from which the batch looked ahead, ms since the epoch.
+            cutoff: the batch's, ms since the epoch.
+            next_due: nothing that is in state after the batch is due before this time, ms since the epoch.
+            bodies: (shard, tick, is planned, packed rows); the first batch of a run has releases of earlier ticks, too.
+            unwritable: `Offset.unwritable` of the batch's offset.
         """
         releases: dict[tuple[int, bool], list[Assignment]] = {}
         for shard, of_tick, is_planned, body in bodies:
@@ -189,12 +191,12 @@ class Releaser:
             self._confirm()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until nothing is in flight; returns whether that came true in time."""
+        """Waits until all releases are written down, but for what is open; returns whether that came true in time."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._outstanding, timeout_seconds)
 
     def stop(self) -> None:
-        """Starts no more jobs. What is not confirmed is handed out again by the next run."""
+        """Starts no more jobs, and ends the threads. What is not confirmed is handed out again by the next run."""
         self._stopped.set()
         with self._lock:
             self._feedback = replace(self._feedback, is_stopping=True)
@@ -218,7 +220,7 @@ class Releaser:
         self._lock.notify_all()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Starts a thread whose unexpected end is a failure of the whole."""
+        """Starts a thread; an exception in it ends all releases: it becomes `failure`."""
 
         def run() -> None:
             try:
@@ -247,12 +249,12 @@ class Releaser:
             is_far = job.first_due > self._soon()
             self._wait_until(job.first_due - self._lead())
             if is_far:
-                self._confirm_now()  # it counts as in flight from now on
+                self._confirm_now()  # its messages count as in flight from now on
             if (done := self._send(job)) is not None:
                 self._finished.put(done)
 
     def _send(self, job: Job) -> _Done | None:
-        """Sends a job until all of it has arrived, or is left to its destinations; None: told to stop."""
+        """Sends a job until each message has arrived, or is left to `Unwritable`; None: told to stop."""
         result = _Done(job, DELIVERIES.empty_table())
         arrived: frozenset[tuple[int, str, str]] = frozenset()
         arrived_to: dict[tuple[str, str], int] = {}
@@ -299,10 +301,10 @@ class Releaser:
         return None
 
     def _check_epoch(self) -> float:
-        """Whether this may still send; returns when it was found, in seconds.
+        """Checks that this job may still send; returns when it was checked, seconds since the epoch.
 
         Raises:
-            FencedError: it may not.
+            FencedError: somebody else has taken the warehouse over.
         """
         at = time.time()
         try:
@@ -333,7 +335,7 @@ class Releaser:
         return sent
 
     def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
-        """The destinations that are not waited for any more, and why: while the broker is away all are."""
+        """Returns the destinations that are not waited for any more, and why; none while the broker is away."""
         if not failed:
             return {}
         try:
@@ -343,9 +345,10 @@ class Releaser:
         return {one.target: one.reason for one in failed if one.is_refused or is_broker_there}
 
     def _settle(self, part: Part) -> None:
-        """Waits until a part's release is not handed out as a whole any more, nor an older one of its lane.
+        """Waits until a part's release, and all older ones of its lane, are written down but for such parts.
 
-        By the last one that has arrived and was written down all of that lane before it are taken to have been.
+        Of a lane's parts for a destination the table knows the last tick alone: if an older release came to have one
+        later, it would count as written down.
         """
         with self._lock:
             self._lock.wait_for(
@@ -361,10 +364,10 @@ class Releaser:
         """Sends what releases have for one destination, in one task, and writes it down when all of it has arrived.
 
         Args:
-            parts: the oldest first.
+            parts: for one target, the oldest first.
 
         Returns:
-            why it has not arrived; an empty text: it has.
+            why not all of it has arrived; an empty text: it has.
         """
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
         [target] = {part.target for part in parts}
@@ -402,7 +405,7 @@ class Releaser:
         return ""
 
     def _is_on_its_way(self, target: Target) -> bool:
-        """Whether a lane may still have something for a subscription, from before it was held back."""
+        """Whether a lane may still have messages for a subscription that were handed out before it was held back."""
         soon = self._soon()
         with self._lock:
             since = self._held_since.get(target)
@@ -411,7 +414,10 @@ class Releaser:
             )
 
     def _soon(self) -> int:
-        """What is due later was handed out before the clock was set back: its lane waits for long."""
+        """Returns how far any lookahead reaches, ms since the epoch.
+
+        What is in flight and due later was handed out before the clock was set back: its lane waits for long.
+        """
         return time.time_ns() // 1_000_000 + self._settings.release.lookahead_ceiling_millis
 
     def _probe(self, topic: str) -> str:
@@ -424,7 +430,7 @@ class Releaser:
         return probed[0]
 
     def _lead(self) -> int:
-        """How long before its first row is due a job has to start."""
+        """Returns how long before its first row is due a job has to start, ms."""
         return int(np.percentile(list(self._leads), 95) * 1.3) + 50
 
     def _wait_until(self, millis: int) -> None:
@@ -454,9 +460,10 @@ class Releaser:
                 self._write_down(done)
 
     def _recorded_ones(self, finished: list[_Done]) -> tuple[list[_Done], list[_Done]]:
-        """Those that can be written down, and those that can't yet: an offset has to say first what is open of them.
+        """Returns those that can be written down, and those that can't yet: an offset has to say first what is open.
 
-        By what is written down a lane knows after a crash up to where it has got, so its later ones wait, too.
+        Where one has to wait, later ones of its lane do, too: after a crash a lane goes on after its last release that
+        is written down.
         """
         ready: list[_Done] = []
         left: list[_Done] = []
@@ -481,7 +488,7 @@ class Releaser:
         rows = concat([one.deliveries for one in done], DELIVERIES)
         versions: dict[str, int] = {}
         for one in done:
-            # Before its deliveries, by which a release is known to be done.
+            # Before its deliveries: once these are written down, the release counts as done.
             if not self._write_refused(one.refused, self._writer_name(one.job.lane), one.job.tick):
                 return
             if one.deliveries.num_rows:
@@ -498,7 +505,11 @@ class Releaser:
             self._lock.notify_all()
 
     def _write_refused(self, refused: pa.Table, writer: str, tick: int) -> bool:
-        """Writes down what no producer takes: it is rejected, and cancelled there. False: told to stop."""
+        """Writes down messages that no producer takes: as rejects, and as cancelled for their subscription.
+
+        Returns:
+            whether that is done; False: told to stop.
+        """
         if not refused.num_rows:
             return True
         now, version = time.time_ns() // 1_000_000, {f"{writer}:refused": tick}
@@ -525,7 +536,11 @@ class Releaser:
     def _measure(self, now: int, first_due: int) -> None:
         """Notes how far ahead the last batch should have looked for this one's releases to be at hand on time.
 
-        What is due just beyond the last batch's cutoff was released by this one.
+        A message that is due just beyond the last batch's cutoff was released by this one.
+
+        Args:
+            now: the time from which this batch looked ahead, ms since the epoch.
+            first_due: when the first of its planned rows is due, ms since the epoch.
         """
         submitted = time.time_ns() // 1_000_000
         lag = submitted - now
@@ -539,7 +554,7 @@ class Releaser:
             self._confirm()
 
     def _confirm(self) -> None:
-        """Works out the feedback: up to where all is done, and how far ahead to look."""
+        """Writes the feedback anew: up to which tick all is done, how far ahead to look, how much is in flight."""
         if self._recorded is None:
             return
         soon = self._soon()
@@ -561,7 +576,7 @@ class Releaser:
         self._publish()
 
     def _lookahead(self) -> int:
-        """From a batch's start to its job's first send, as measured, with something to spare."""
+        """Returns how long it takes from a batch to the first send of its job, as measured, with some to spare, ms."""
         limits = self._settings.release
         if len(self._lags) < 5:
             return limits.lookahead_millis
@@ -583,7 +598,7 @@ def _note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Faile
 
 
 def _note_done(arrived_to: dict[tuple[str, str], int], done: Iterable[tuple[int, str, str]]) -> None:
-    """Also of producers all of whose messages of a tick have arrived, while another's have not."""
+    """Notes producers whose messages of a tick have all arrived: up to the last sequence id that it can have."""
     for tick, topic, producer in done:
         arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), ((tick + 1) << ROW_BITS) - 1)
 
@@ -601,13 +616,13 @@ def _refused(sent: Iterable[Sent], release: tuple[int, bool]) -> pa.Table:
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:
-    """The topic of each subscription, and of each source topic's rejects."""
+    """Returns by target the destination, or the source's rejects topic."""
     found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
     return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}
 
 
 def _cause(error: Exception) -> str:
-    """The line of a Spark error that says what happened in the task."""
+    """Returns the line of a Spark error that says what happened in the task."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("_pulsar")]
     return (own or lines or [type(error).__name__])[-1 if own else 0][:300]

@@ -1,4 +1,4 @@
-"""Sends releases, each row at its time. Runs in Spark tasks."""
+"""Sends releases in Spark tasks: each message at its time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from warehouse.tables import DELIVERIES, Tables
 _log = logging.getLogger(__name__)
 
 
-_REJECT_MILLIS = 5_000  # how long the rejects topic is waited for
+_REJECT_MILLIS = 5_000  # how long a rejects topic is waited for
 
 _MARGIN_MILLIS = 60_000  # by which the clocks of machines may differ
 
@@ -45,14 +45,20 @@ def send_releases(
     epoch: int | None = None,
     checked_at: float | None = None,
 ) -> Iterator[Sent]:
-    """Sends the assigned releases together, by time, and returns when each producer has succeeded or failed.
+    """Sends assignments together, by time, and yields a report when each producer has succeeded or failed.
 
     Args:
-        epoch: of the warehouse, in which alone it may send; None: in any.
-        checked_at: when that was the warehouse's, seconds; None: now.
+        settings_json: the settings as JSON.
+        attempt: what is left out this time.
+        assignments: of one release or of several, of any shards.
+        epoch: of the warehouse, in which alone the task may send; None: in any.
+        checked_at: when the driver last checked that, seconds since the epoch; None: now.
+
+    Yields:
+        one report; none without assignments.
 
     Raises:
-        FencedError: after a pause somebody else has the warehouse.
+        FencedError: the process stood still for a while, and somebody else has taken the warehouse over.
     """
     settings = Settings(**json.loads(settings_json))
     watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
@@ -65,13 +71,13 @@ def send_releases(
 
 
 def _is_repeated_task() -> bool:
-    """Whether Spark has run this task before, by itself: a worker or an executor was lost."""
+    """Whether Spark repeats this task by itself, because a worker or an executor was lost."""
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
 
 
 def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
-    """Tries to get a producer for each topic; yields why that does not work, or an empty text."""
+    """Tries to get a producer for each partition of a topic; yields for each topic why it fails, or an empty text."""
     settings = Settings(**json.loads(settings_json))
     for topic in topics:
         try:
@@ -85,7 +91,7 @@ def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
 
 
 def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarException:
-    """How many partitions a topic has, 0: it is not partitioned; the exception where the broker does not say."""
+    """Returns how many partitions a topic has, 0: it is not partitioned; or why the broker does not say."""
     try:
         partitions = _client(settings).get_topic_partitions(topic)
     except pulsar.PulsarException as error:
@@ -149,7 +155,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
 def _lines(
     settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSend, Plan]]
 ) -> dict[tuple[str, str], Line]:
-    """A line for each producer; its messages know it then."""
+    """Makes a line for each (topic, producer's name in the plan), and sets it in the messages."""
     client = _client(settings)
     wake = threading.Event()
     lines: dict[tuple[str, str], Line] = {}
@@ -182,7 +188,11 @@ def _lines(
 
 
 def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[str]:
-    """The positions of the messages that a topic has got under a producer's names since a time, ms since the epoch."""
+    """Reads which messages a topic has under a producer's names since a time, ms since the epoch.
+
+    Returns:
+        their positions on the source topic, as in the property `delaylake.messageId`.
+    """
     found = set()
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     try:
@@ -208,7 +218,7 @@ def _position(columns: dict[str, list[Any]], row: int) -> str:
 
 
 def _refused(messages: list[tuple[PlannedSend, Plan, str]]) -> dict[tuple[int, bool], bytes]:
-    """By release the messages that the client does not take, with the reason, packed."""
+    """Packs messages that the client does not take, with the reason; returns them by release (tick, is planned)."""
     of_release: dict[tuple[int, bool], list[tuple[PlannedSend, Plan, str]]] = {}
     for message in messages:
         of_release.setdefault((message[1].tick, message[1].is_planned), []).append(message)
@@ -227,7 +237,7 @@ def _reason(send: PlannedSend, why: str) -> str:
 
 
 def _reject(settings: Settings, messages: list[tuple[PlannedSend, Plan, str]]) -> None:
-    """Sends messages that the client does not take to the rejects topic; where that fails the table alone has them."""
+    """Sends messages that the client does not take to rejects topics; where that fails only the table has them."""
     producers: dict[tuple[str, str], Any] = {}
     try:
         for send, plan, why in sorted(messages, key=lambda message: message[0].sequence_id):
@@ -238,7 +248,7 @@ def _reject(settings: Settings, messages: list[tuple[PlannedSend, Plan, str]]) -
                     key[0], producer_name=key[1], batching_enabled=False, **options
                 )
             reasons: list[Any] = [_reason(send, why)] * (send.row + 1)
-            # Without what makes it large: it is the broker's limit that it is beyond.
+            # With max_size=0 without payload and keys: the message may be beyond the broker's limit.
             message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id, max_size=0)
             producers[key]._producer.send_async(message, None)
         for producer in producers.values():
@@ -258,7 +268,7 @@ def _message(settings: Settings, send: PlannedSend, plan: Plan) -> Any:
 
 
 def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> pa.Table:
-    """A row for each message sent to a subscription's destination."""
+    """Returns rows of the table `deliveries`: one for each message that was sent to a subscription's destination."""
     chosen = [(send, plan, at) for (send, plan), at in zip(pending, sent_at, strict=True) if send.subscription]
     columns: dict[str, Any] = {
         name: [plan.columns[name][send.row] for send, plan, _ in chosen]
@@ -283,12 +293,12 @@ def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan
     return producer_with_schema(client, send.topic, info, **options)
 
 
-_shared: dict[str, tuple[int, pulsar.Client]] = {}
+_shared: dict[str, tuple[int, pulsar.Client]] = {}  # by service URL (process id, its client): a fork has another id
 _shared_schemas: dict[tuple[str, str], DestinationSchemas] = {}
 
 
 def _client(settings: Settings) -> pulsar.Client:
-    """This process's client. Opening one costs more than a task has time for."""
+    """Returns this process's client. It is kept, because to open one takes longer than a task has time for."""
     url = settings.pulsar.service_url
     owner, client = _shared.get(url, (0, None))
     if client is None or owner != os.getpid():
@@ -298,7 +308,7 @@ def _client(settings: Settings) -> pulsar.Client:
 
 
 def _schemas(settings: Settings) -> DestinationSchemas:
-    """This process's schemas of destinations: to register one takes longer than to open its producers."""
+    """Returns this process's schemas of destinations, which are kept: to register one takes longer than to send."""
     key = (settings.warehouse, settings.pulsar.admin_url)
     if key not in _shared_schemas:
         _shared_schemas[key] = DestinationSchemas(settings.warehouse, AdminClient(settings.pulsar))

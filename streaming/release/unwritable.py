@@ -1,4 +1,4 @@
-"""Destinations that can't be written: what is kept for them, and when they are tried again."""
+"""Keeps what is open for destinations that can't be written, and tries them again."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FIRST_DELAY_SECONDS = 1.0
+_FIRST_DELAY_SECONDS = 1.0  # until the first new attempt
 _POLL_SECONDS = 0.1
-_ROWS_AT_ONCE = 20_000  # one task has all of them in memory
+_ROWS_AT_ONCE = 20_000  # of the releases that are sent together: one task has all of them in memory
 
 Release = tuple[int, bool]  # tick, is planned
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a release has for one destination, and has not arrived there."""
+    """The messages of a release for one destination that have not arrived there."""
 
     job: Job
     target: Target
-    done: frozenset[tuple[int, str, str]] = frozenset()  # as `attempt.Sent` has it; that is not part of it
-    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)  # of others, as `attempt.Failed` has it
+    done: frozenset[tuple[int, str, str]] = frozenset()  # what has arrived before, as `attempt.Sent.done`
+    # By topic and producer's name, where not all has arrived: up to which sequence id, as `attempt.Failed.arrived_to`.
+    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def release(self) -> Release:
-        """Of which it is a part."""
+        """The release of which it is a part."""
         return self.job.tick, self.job.is_planned
 
 
 @dataclass
 class _Stuck:
-    since: int
+    since: int  # ms since the epoch
     reason: str
     destination: str
     parts: dict[Release, Part] = field(default_factory=dict)
     rejects: str = ""  # why what is due is rejected; empty: it waits
-    delay: float = _FIRST_DELAY_SECONDS
+    delay: float = _FIRST_DELAY_SECONDS  # until the next attempt
 
 
 class Unwritable:
@@ -59,16 +60,19 @@ class Unwritable:
     Safe in several threads.
 
     Args:
-        destinations: by subscription, and by source topic and "" for its rejects, the topic's name.
+        destinations: by target the name of the topic.
         retry_max_seconds: the longest time between two attempts.
-        settle: waits until what has a part for the first time, and what is older in its lane, has been tried.
-        send: tries parts for one destination again, together, the oldest first, and writes them down when all have
+        settle: waits until the release of a part, and older ones of its lane, are written down but for such parts.
+        send: sends parts for one destination again, together, the oldest first, and writes them down when all have
             arrived. Returns why they have not; empty: they have.
         probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
-        is_on_its_way: whether something for a subscription may still be in a lane, of before it was held back.
-        on_change: is told that `recorded` is another one.
-        gone: those that the settings no longer have: when nothing is open for them they are let go.
-        reject_after_millis: after so long what is due for a subscription is rejected; None: it waits.
+        is_on_its_way: whether a lane may still have messages for a target that were handed out before it was held back.
+        on_change: called when `recorded` has changed.
+        troubles: is told of each destination that can't be written.
+        stopped: set when the job stops: then the threads end.
+        reject_after_millis: what is due for a subscription is rejected when its destination could not be written for so
+            long; None: it waits. Rejects always wait for their topic.
+        gone: targets that the settings no longer have: they are forgotten as soon as nothing is open for them.
     """
 
     def __init__(
@@ -101,13 +105,13 @@ class Unwritable:
 
     @property
     def targets(self) -> frozenset[Target]:
-        """The subscriptions whose destinations can't be written."""
+        """The targets whose destinations can't be written."""
         with self._lock:
             return frozenset(self._stuck)
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """As an offset has it: by source topic and subscription since when, and the releases that are open."""
+        """The destinations that can't be written, and what is open for them, as `Feedback.unwritable` has it."""
         with self._lock:
             found: dict[str, dict[str, Any]] = {}
             for (source, subscription), stuck in sorted(self._stuck.items()):
@@ -117,10 +121,11 @@ class Unwritable:
             return found
 
     def begin(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
-        """Goes on from what the last offset of the run before had.
+        """Goes on from what the last offset of the run before has.
 
         Args:
-            jobs: what is handed out again.
+            recorded: `Offset.unwritable`.
+            jobs: the releases that are handed out again: of what is open only these are kept.
         """
         for source, of_source in recorded.items():
             for subscription, stuck in of_source.items():
@@ -131,7 +136,11 @@ class Unwritable:
                 self.add(target, "so it was before the start", parts, stuck["since"], rejects)
 
     def forget_rejected(self, recorded: Mapping[str, Any]) -> None:
-        """Lets go of parts that are rejected, as an offset says."""
+        """Forgets parts whose messages are rejected, as an offset says.
+
+        Args:
+            recorded: `Offset.unwritable`.
+        """
         with self._lock:
             for source, of_source in recorded.items():
                 for subscription, stuck in of_source.items():
@@ -140,7 +149,15 @@ class Unwritable:
                             known.parts.pop((tick, bool(planned)), None)
 
     def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None, rejects: str = "") -> None:
-        """Notes that a destination can't be written, and keeps parts of releases for it."""
+        """Notes that a destination can't be written, and keeps parts of releases for it.
+
+        Args:
+            target: the destination's.
+            reason: why it can't be written; empty: as before.
+            parts: what releases have for it; may be empty.
+            since: since when it can't be written, ms since the epoch; None: now. Without effect if it is known already.
+            rejects: why what is due for it is rejected; empty: it waits. Without effect if it is known already.
+        """
         with self._lock:
             stuck = self._stuck.get(target)
             if stuck is None:
@@ -167,7 +184,10 @@ class Unwritable:
         self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
 
     def _reject_in_time(self, target: Target, stuck: _Stuck) -> None:
-        """Begins to reject what is due for a subscription when that has lasted long enough, or will be tried then."""
+        """Begins to reject what is due for a subscription, if its destination could not be written for long enough.
+
+        If not yet, the next attempt is made at that time at the latest.
+        """
         if self._reject_after_millis is None or stuck.rejects or not target[1]:
             return
         left = stuck.since + self._reject_after_millis - time.time_ns() // 1_000_000
@@ -210,7 +230,10 @@ class Unwritable:
             return
 
     def _try(self, target: Target, stuck: _Stuck) -> str:
-        """Sends what is open; without any, tries whether the destination takes a producer."""
+        """Sends what is open, or, with nothing open, tries whether the destination takes a producer.
+
+        Returns why that failed; empty: it worked.
+        """
         while not self._stopped.is_set():
             parts = self._oldest(stuck)
             if not parts or stuck.rejects:
@@ -218,7 +241,7 @@ class Unwritable:
             for part in parts:
                 self._settle(part)
             if parts != self._oldest(stuck):
-                continue  # others have come to them meanwhile
+                continue  # other parts have been added meanwhile
             if reason := self._send(parts):
                 return reason
             with self._lock:
@@ -228,7 +251,7 @@ class Unwritable:
         return ""
 
     def _oldest(self, stuck: _Stuck) -> list[Part]:
-        """What is sent together: all that is open, or of very much the oldest ticks."""
+        """Returns the parts to be sent together: all that are open, or of very many rows those of the oldest ticks."""
         with self._lock:
             parts = [stuck.parts[release] for release in sorted(stuck.parts)]
         chosen: list[Part] = []

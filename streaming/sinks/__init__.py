@@ -1,1 +1,1 @@
-"""The batch's outputs: tables, outcome topic and releases."""
+"""Where a batch's output goes: tables, outcome topic and releaser."""

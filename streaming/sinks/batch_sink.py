@@ -1,4 +1,4 @@
-"""What a batch leads to, carried out: rows for the Delta tables, releases for the releaser."""
+"""Carries a batch's output out: rows to the Delta tables, outcomes to their topic, releases to the releaser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from warehouse.tenure import write_changes
 
 
 class BatchSink:
-    """A foreachBatch function. A batch that is replayed does what it did before: appends are done once a tick."""
+    """A function for Spark's `foreachBatch`, called with the operator's output rows of a batch.
+
+    A batch that is replayed does no more than it did before: a table takes the rows of a tick once.
+
+    Args:
+        run_id: of this run; releases of a tick that another run has made are not submitted.
+        on_batch: called with counts of the batch when it is done.
+    """
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class BatchSink:
 
         self._checkpoint.sync_begun(batch_id)
         write_changes(self._tables, statuses[0]["changed"], tick, now, self._app_id)
-        # Due messages first: what is written down can wait some milliseconds more.
+        # Due messages first: what is to be written down can wait some milliseconds more.
         releases = [
             (o["shard"], o["tick"], kind == OutputKind.RELEASE, o["body"])
             for kind in (OutputKind.RELEASE, OutputKind.SHORT_NOTICE)
@@ -76,7 +83,7 @@ class BatchSink:
         self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
         entries = concat((unpack(o["body"]) for o in bodies.get(OutputKind.ENTRIES, [])), EMPTY_ENTRIES.schema)
         if entries.num_rows:
-            self._checkpoint.sync_done()  # they are acknowledged next, and then Pulsar does not have them any more
+            self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar does not have them any more
         self._append("entries", entries, tick)
         rejects = concat((unpack(o["body"]) for o in bodies.get(OutputKind.REJECTS, [])), MESSAGES)
         self._append("rejects", to_rejects(rejects, tick), tick)

@@ -1,4 +1,4 @@
-"""Tells on the outcome topic what commands did."""
+"""Publishes the outcomes of commands on the outcome topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BATCH_OUTCOMES = 500
 
 _SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operation"]
 
-# What of an outcome is published; see ControlOutcome.
+# The columns of an outcome that are published; see ControlOutcome.
 PUBLISHED = pa.schema(
     [
         *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
@@ -46,7 +46,11 @@ class OutcomePublisher:
 
     A tick that is replayed publishes the same under the same sequence ids, in the same batches, and the broker drops
     what it has. Of a batch it remembers the first sequence id. Where somebody else has published under the producer's
-    name, which shows in a sequence id of a later tick, another name is taken.
+    name, which shows in a sequence id of a later tick, the publisher takes another name.
+
+    Args:
+        app_id: the checkpoint's, which the producer's name begins with.
+        troubles: is told of a foreign producer.
     """
 
     def __init__(self, settings: Settings, app_id: str, troubles: Troubles | None = None) -> None:
@@ -57,10 +61,16 @@ class OutcomePublisher:
         self._troubles = troubles or Troubles()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
-        self._published = -1  # by an earlier run
+        self._published = -1  # the producer's last sequence id when it was opened
 
     def publish(self, outcomes: pa.Table, tick: int) -> pa.Table:
-        """Publishes outcomes; returns them as rows of the table `outcomes`, but for those that it has.
+        """Publishes outcomes, and waits until the broker has them.
+
+        Args:
+            outcomes: rows of OUTCOME_ROWS, all of a tick.
+
+        Returns:
+            those that are no repeats of an earlier answer, as rows of the table `outcomes`.
 
         Raises:
             pulsar.PulsarException: the broker has not taken them.
@@ -72,7 +82,7 @@ class OutcomePublisher:
         return outcomes_to_rows(outcomes, tick, now)
 
     def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
-        """Publishes rows of PUBLISHED; false: the broker dropped it as repeated, and it was not."""
+        """Publishes rows of PUBLISHED; False: the broker dropped the last one as a repetition, and it was none."""
         producer = self._open(tick)
         dropped = threading.Event()
 
@@ -115,10 +125,13 @@ class OutcomePublisher:
         return not dropped.is_set()
 
     def last_tick(self, most_tick: int) -> int:
-        """The last tick of which earlier runs have published outcomes; -1: none. Nothing can be published afterwards.
+        """Asks for the last tick of which earlier runs have published outcomes; closes the connection then.
 
         Args:
-            most_tick: there can be no later one.
+            most_tick: there can be no later one: a later one is somebody else's.
+
+        Returns:
+            the tick; -1: none.
 
         Raises:
             pulsar.PulsarException: the broker does not answer.
@@ -141,7 +154,7 @@ class OutcomePublisher:
             self._producer = None
 
     def _open(self, most_tick: int) -> pulsar.Producer:
-        """The producer, under a name of which the broker knows nothing of a later tick."""
+        """Returns the producer, made under a name of which the broker knows no sequence id of a later tick."""
         deadline = time.monotonic() + _PRODUCER_SECONDS
         while self._producer is None:
             try:
@@ -168,7 +181,18 @@ class OutcomePublisher:
 
 
 def to_publish(outcomes: pa.Table) -> pa.Table:
-    """The rows of PUBLISHED for OUTCOME_ROWS: of those that may be summed up one for each request and result."""
+    """Makes the rows that are published of a tick's outcomes.
+
+    Outcomes that may be summed up (`sum_up`) and name a message become one row for each request, subscription, result
+    and reason, without a position and with their number in `n_named`; it is 0 in all other rows. `has_more` says that
+    the next row is of the same request, subscription and entry.
+
+    Args:
+        outcomes: rows of OUTCOME_ROWS.
+
+    Returns:
+        rows of PUBLISHED.
+    """
     is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
     single, several = where(outcomes, ~is_summed), where(outcomes, is_summed)
     n = single.num_rows
@@ -191,4 +215,4 @@ def to_publish(outcomes: pa.Table) -> pa.Table:
 
 
 def _ignore(_: Any) -> None:
-    """What goes wrong shows in the last flush."""
+    """Does nothing with the result of a flush: what goes wrong shows in the last one."""

@@ -1,1 +1,1 @@
-"""Spark's source: source and control topics are read, and batches are cut."""
+"""Spark's source: reads source topics and the control topic, and decides where batches end."""

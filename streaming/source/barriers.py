@@ -16,11 +16,11 @@ from streaming.source.receiving.receiver import Receiver
 
 _log = logging.getLogger(__name__)
 
-_CATCH_UP_SECONDS = 1.0  # a backlog is not waited for longer
-_SILENT_SECONDS = 10  # commands wait so long for a source topic that does not answer
-_MAX_BARRIERS = 16
+_CATCH_UP_SECONDS = 1.0  # how long commands wait until what was published before them has been read
+_SILENT_SECONDS = 10  # how long commands wait for a source topic that does not say where it ends
+_MAX_BARRIERS = 16  # in an offset
 
-# By source topic partition its last entry; None: it did not answer, or it is a topic that can't be looked up.
+# By source topic partition its last entry as text; None: it did not answer, or it is a topic that can't be looked up.
 Ends = dict[str, str | None]
 
 
@@ -28,22 +28,22 @@ Ends = dict[str, str | None]
 class _Waiting:
     """Commands that have come in, and where the source topics ended just after."""
 
-    commands: dict[str, Position]
+    commands: dict[str, Position]  # by partition of the control topic its last entry that has come in
     ends: Ends
-    deadline: float
+    deadline: float  # by the monotonic clock: then they are taken into a batch in any case
 
 
 class Barriers:
-    """What commands wait for, and when the messages before them are known.
+    """Says when commands may be taken into a batch, and when all messages published before them have come in.
 
     Commands are taken into a batch when the source topics have been read up to where they ended when the commands had
-    come, which mostly takes milliseconds, or after a second. Those taken earlier are answered WAITING where they name a
-    message that is not known; that none is to come is only said when the offset has passed the ends.
+    come, which mostly takes milliseconds, or after a second. Then some messages may not be known yet: a command for
+    one is answered WAITING, and that there is no such message is only said when an offset has passed the ends.
 
     Args:
-        receivers: of all topic partitions that are read, as they are now.
-        control_topic: whose messages are commands.
-        sources: the topics that are to be read.
+        receivers: by topic partition, of all that are read; the caller goes on adding to it.
+        control_topic: the topic whose messages are commands.
+        sources: the source topics that are to be read, also those that can't be looked up.
     """
 
     def __init__(self, receivers: Mapping[str, Receiver], control_topic: str, sources: Collection[str]) -> None:
@@ -54,7 +54,12 @@ class Barriers:
         self._waiting: _Waiting | None = None
 
     def take(self) -> tuple[dict[str, Position], Ends] | None:
-        """The commands that are to be taken into a batch now, by topic partition up to which entry, and their ends."""
+        """Decides which commands are to be taken into a batch now.
+
+        Returns:
+            by partition of the control topic the last entry to be taken, and where the source topics ended just after
+            these had come; None: no commands have come, or they are to wait longer.
+        """
         waiting = self._waiting or self._begin()
         if waiting is None:
             return None
@@ -65,29 +70,30 @@ class Barriers:
         return waiting.commands, waiting.ends
 
     def advance(self, last: Offset, offset: Offset, ends: Ends | None) -> Offset:
-        """An offset with the barriers that it has not passed yet.
+        """Returns an offset with `barriers`, those that it has not passed, and `ingested_through`.
 
         Args:
-            last: the one before.
-            ends: of the commands in its batch; None: it has none.
+            last: the offset before.
+            offset: the new one, with its positions.
+            ends: where the source topics ended after the commands in its batch; None: it has no commands.
         """
         barriers = [[tick, self._with_late_ends(before)] for tick, before in last.barriers]
         ingested_through = last.ingested_through
         if ends is not None:
             if len(barriers) >= _MAX_BARRIERS:
-                barriers.pop()  # the later one passes later, and does for both
+                barriers.pop()  # the new one is passed later, and so does for both
             barriers.append([offset.tick, ends])
         while barriers and self._has_passed(offset.positions, barriers[0][1]):
             ingested_through = barriers.pop(0)[0]
         return replace(offset, barriers=barriers, ingested_through=ingested_through)
 
     def _begin(self) -> _Waiting | None:
-        """The commands that wait; None: there are none, or where the source topics end is not known yet."""
+        """Returns the commands that have come in; None: there are none, or a source topic's end is not known yet."""
         receivers = list(self._receivers.items())
         control = [(name, r) for name, r in receivers if r.source.topic == self._control_topic]
         if not any(receiver.waiting for _, receiver in control):
             return None
-        # Before the ends are asked for: what comes later may be of messages behind them.
+        # Before the ends are asked for: commands that come later may name messages behind these ends.
         commands = {name: receiver.read_to for name, receiver in control}
         ends: Ends = dict.fromkeys(set(self._sources) - {receiver.source.topic for _, receiver in receivers})
         for name, receiver in receivers:
@@ -107,7 +113,7 @@ class Barriers:
         return all(end is None or self._receivers[name].wait_for(Position.parse(end), 0) for name, end in ends.items())
 
     def _with_late_ends(self, ends: Ends) -> Ends:
-        """Ends with those of the topics, too, that answer only now."""
+        """Returns the ends with those, too, of topics that did not answer before and do now."""
         found: Ends = {}
         for name, end in ends.items():
             late = [] if end is not None else [r for r in list(self._receivers.values()) if _is_of(r, name)]
@@ -117,7 +123,7 @@ class Barriers:
     def _has_passed(self, positions: Mapping[str, str], ends: Ends) -> bool:
         for name, end in ends.items():
             if name not in self._receivers and name not in self._sources:
-                continue  # not read any more: commands for its topic wait
+                continue  # it is not read any more, and nothing comes
             if end is None:
                 return False
             position = positions.get(name)

@@ -1,4 +1,4 @@
-"""The clock: decides when there is a batch, how far ahead it looks, and when buckets are sealed and loaded."""
+"""The clock: decides when there is a batch, how far ahead it looks, and when buckets are sealed and segments loaded."""
 
 from __future__ import annotations
 
@@ -9,37 +9,52 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from tracker.buckets.time_slots import SLOT_MILLIS
 
-# The time between two batches that have nothing urgent to do: more of them would only take the senders' time.
+# The time between two batches that have nothing urgent to do: more of them would only take CPU time from the senders.
 _MIN_TICK_SECONDS = 0.3
 _MAX_TICK_SECONDS = 1.2
 
-# So long there may be no batch at all, where one would find nothing to do.
+# The longest time without any batch, where one would find nothing to do.
 MAX_REST_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """Times in ms. `max_segment_rows` is how many rows a tick loads at most, if they are not all due at once."""
+    """What the clock needs of the settings.
+
+    Attributes:
+        run_id: of this run of the query.
+        lookahead_millis: how long before its time a message is handed out, until the feedback has a measured time.
+        seal_interval_millis: the longest time from one seal epoch's end to the next, while there is something to do.
+        load_ahead_millis: how far ahead of now the load horizon is to be.
+        max_segment_rows: how many rows a tick loads at most, unless more are due within one time slot.
+        max_lookahead_millis: the longest lookahead that the feedback can ask for; 0: lookahead_millis.
+    """
 
     run_id: str
     lookahead_millis: int
     seal_interval_millis: int
     load_ahead_millis: int
     max_segment_rows: int = 100_000
-    max_lookahead_millis: int = 0  # 0: lookahead_millis
+    max_lookahead_millis: int = 0
 
 
 def tick_seconds(batch_seconds: float) -> float:
-    """The time from one batch to the next that has nothing urgent to do, where a batch mostly takes so long.
+    """Returns how long after a batch the next one begins that has nothing urgent to do, seconds.
 
     Batches one after another would leave the senders late on full cores: each has a cost that does not depend on what
     is in it.
+
+    Args:
+        batch_seconds: how long a batch mostly takes.
     """
     return min(max(_MIN_TICK_SECONDS, 2 * batch_seconds - _MIN_TICK_SECONDS), _MAX_TICK_SECONDS)
 
 
 class Clock:
-    """Makes the next offset of the last one, the time, and what the driver tells of the batches before."""
+    """Makes the next offset from the last one, the time, and the driver's feedback on the batches before.
+
+    It reads no clock itself. It remembers when the next seal epoch is to end, and whether a segment was cut short.
+    """
 
     def __init__(self, settings: ClockSettings) -> None:
         self._settings = settings
@@ -58,6 +73,10 @@ class Clock:
         """Whether a batch is worth it although nothing has come in.
 
         Args:
+            last: the last offset.
+            now: ms since the epoch.
+            monotonic: seconds, of a clock that never jumps.
+            feedback: the driver's.
             has_nothing_to_do: whether there is nothing to seal, load or settle; asked when a seal epoch would end.
         """
         return (
@@ -78,14 +97,16 @@ class Clock:
         index_version: Callable[[], int],
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> Offset:
-        """The offset after the last one, but for what has come in.
+        """Makes the offset after the last one, without what the caller knows: positions, routes and the like.
 
         Args:
+            last: the last offset.
             now: ms since the epoch.
             monotonic: seconds, of a clock that never jumps.
-            index_version: gives the newest version of delayed_index.
-            rows_due: gives (slot, rows) of what is due in a version of delayed_index from one time to before another,
-                ascending.
+            feedback: the driver's.
+            index_version: returns the newest version of delayed_index.
+            rows_due: called with a version of delayed_index, a time and a later one, ms since the epoch; returns
+                (slot, rows) for what is due from the one to before the other, ascending. A slot is SLOT_MILLIS long.
         """
         is_set_back = self._is_set_back(last, now, feedback)
         target = self._reach(now, feedback) if is_set_back else self._target(last, now, feedback)
@@ -138,7 +159,7 @@ class Clock:
         return True
 
     def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
-        """The end of the last whole slot that the lookahead reaches, or has reached."""
+        """Returns the end of the last whole slot that the lookahead reaches, or reached in an earlier batch."""
         return max(last.cutoff, self._reach(now, feedback))
 
     def _reach(self, now: int, feedback: Feedback) -> int:
@@ -147,15 +168,15 @@ class Clock:
     def _is_set_back(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether the machine's clock has been set back: the cutoff is beyond all that a lookahead reaches from now.
 
-        Then it goes back, too. Else what comes in due before it would be handed out long before its time, and wait in
-        the lanes in front of what is due.
+        Then the cutoff goes back, too. Else what comes in and is due before it would be handed out long before its
+        time, and wait in the lanes in front of what is due.
         """
         limits = self._settings
         most = max(limits.max_lookahead_millis, limits.lookahead_millis, self.lookahead(feedback))
         return last.cutoff > now + most + SLOT_MILLIS
 
     def lookahead(self, feedback: Feedback) -> int:
-        """How far ahead of its time a message is to be handed out, ms."""
+        """Returns how long before its time a message is to be handed out, ms."""
         return feedback.lookahead_millis or self._settings.lookahead_millis
 
     def _has_due(self, last: Offset, target: int, feedback: Feedback) -> bool:
@@ -169,7 +190,7 @@ class Clock:
         version: int,
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> tuple[int, int]:
-        """The new load horizon and what is near from now on: nearer where too many rows are due before."""
+        """Returns the new `load_horizon` and `near_until`: earlier times where too many rows are due before them."""
         near = _slot_start(now + self._settings.seal_interval_millis + self.lookahead(feedback) + 2 * SLOT_MILLIS)
         load = max(last.load_horizon, near, _slot_start(now + self._settings.load_ahead_millis))
         rows = 0

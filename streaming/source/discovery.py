@@ -1,4 +1,4 @@
-"""Which partitions topics have. A topic that can't be looked up, say without rights there, holds up no other."""
+"""Looks up which partitions topics have. A topic that can't be looked up, say for lack of rights, holds up no other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Looks topics up at the broker, again and again; used in one thread after the other.
+    """Looks topics up at the broker whenever it is asked to; not safe in several threads at once.
 
     Args:
-        client: of the job's source.
+        client: of the job's source process.
+        settings: their routes have the topics.
         troubles: is told of source topics that are not read at all.
     """
 
@@ -32,15 +33,15 @@ class Discovery:
 
     @property
     def destinations(self) -> dict[str, int]:
-        """The partitions of the partitioned destinations; UNKNOWN of one that was never looked up."""
+        """How many partitions each partitioned destination has; UNKNOWN for one that could never be looked up."""
         return {topic: n for topic, n in self._partitions.items() if n}
 
     def begin(self, at: Offset) -> None:
-        """Takes on what an offset says of the destinations of its routes."""
+        """Begins with the numbers of partitions that an offset has of its routes' destinations."""
         self._partitions = dict.fromkeys(_destinations(at.known_routes), 0) | at.destinations
 
     def look_at_destinations(self) -> None:
-        """Looks all destinations up; of those that can't be looked up all stays as it was."""
+        """Looks all destinations up; one that can't be looked up keeps its number of partitions."""
         found = {}
         for topic in self._topics:
             partitions = self._look_up(topic)
@@ -51,10 +52,10 @@ class Discovery:
         self._partitions = found
 
     def source(self, topic: str, is_read: bool) -> list[str]:
-        """The partitions of a source topic, or itself; none where it can't be looked up.
+        """Returns the names of a source topic's partitions, or its own without any; none where it can't be looked up.
 
         Args:
-            is_read: there is a receiver for it, and the watch over these tells of it.
+            is_read: there is a receiver for it: then `SourceWatch` reports that it stands still, and this does not.
         """
         partitions = self._look_up(topic)
         if partitions is None and not is_read:
@@ -80,6 +81,6 @@ class Discovery:
 
 
 def _destinations(routes: KnownRoutes) -> set[str]:
-    """The topics to which something may go now, with those of rejects."""
+    """Returns the destinations and rejects topics of the routes that the settings have."""
     read = {topic: route for topic, route in routes.routes.items() if not route.is_missing}
     return {s.destination for route in read.values() for s in route.left} | {rejects_topic(topic) for topic in read}

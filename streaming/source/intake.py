@@ -1,4 +1,4 @@
-"""What comes in: the receivers of all source topics and the control topic, and the clock that makes batches of it."""
+"""Takes messages in: receivers of the source topics and the control topic, and the clock that says when to cut."""
 
 from __future__ import annotations
 
@@ -49,13 +49,23 @@ _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
 _POLL_SECONDS = 0.05
-# A command may name a thousand entries: so many are some ten thousand, and do not hold up what is due.
+# In a batch, of each partition of the control topic. A command may name a thousand entries: so many bytes name tens of
+# thousands, which does not hold up what is due.
 _MAX_COMMAND_BYTES = 512 * 1024
-_MEASURED_BATCHES = 15  # the last so many decide how long to wait between two
+_MEASURED_BATCHES = 15  # how many of the last batches decide how long to wait between two
 
 
 class Intake:
-    """The receivers of all source topics and the clock."""
+    """Receives all source topics and the control topic, and decides where batches end. In the source process.
+
+    It begins to receive with the first call that names an offset.
+
+    Args:
+        run_id: of this run of the query.
+        feedback: the driver's, read before each batch.
+        shard_keys: for each shard the key of its rows.
+        troubles: is told of source topics that stand still, and of entries that were not seen.
+    """
 
     def __init__(
         self,
@@ -93,8 +103,8 @@ class Intake:
         self._discovery = Discovery(self._client, settings, troubles)
         self._seal_epoch_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_seal_epoch = 0
-        self._settled: dict[str, str] = {}  # the positions up to which all is sealed, or delivered, and written down
-        self._nothing_due = (-1, 0)  # in this version of delayed_index, from the load horizon to this time
+        self._settled: dict[str, str] = {}  # by topic partition the last entry of the last durable seal epoch
+        self._nothing_due = (-1, 0)  # (version of delayed_index, time): nothing is due from the load horizon to then
         self._started: Offset | None = None
         self._known = set(self._read)  # the topics that are read, and those that were
         self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
@@ -105,11 +115,15 @@ class Intake:
         )
         self._new_cluster: NewClusterError | None = None
         self._received = threading.Event()
-        self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # by topic partition its last
+        self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # as `_settled`
         self._stopped = threading.Event()
 
     def next_offset(self, last: Offset) -> Offset:
-        """Waits until a batch is worth it; the last offset where the driver wants no more."""
+        """Waits until a batch is worth it, and returns its end; the last offset where the driver wants no more.
+
+        Raises:
+            NewClusterError: a topic is not any more the one that was read.
+        """
         self._start(last)
         if self._last_tick:
             self._batch_seconds.append(time.monotonic() - self._last_tick)
@@ -129,12 +143,12 @@ class Intake:
             self._received.clear()
 
     def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
-        """Whether there is something to do that can't wait, or something to do and the last batch is a while ago."""
+        """Whether there is something to do that can't wait, or anything to do and the last batch is a while ago."""
         receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
         takes_messages = self._takes_messages(feedback)
         lookahead = self._clock.lookahead(feedback)
-        # What comes due between two batches has to be within the lookahead of the first.
+        # Seconds; at most half the lookahead: what comes due between two batches must be within that of the first.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if time.monotonic() - self._last_tick >= interval:
             return (takes_messages and waiting > 0) or self._clock.is_time(
@@ -146,7 +160,7 @@ class Intake:
         )
 
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
-        """Whether nothing is in state, on its way or to be loaded soon, and all that came in is settled."""
+        """Whether nothing in state comes due, nothing is in flight or loaded soon, and all that came in is durable."""
         if (
             last.positions != self._settled
             or last.barriers
@@ -155,7 +169,7 @@ class Intake:
             or feedback.next_due < HELD_DELIVER_AT
         ):
             return False
-        # Whatever a seal epoch's end would load until the next look: another program may have added to it.
+        # Up to where a seal epoch would load until this is asked again. Another program may have added rows.
         load = now + self._settings.tracker.load_ahead_millis + self._settings.tracker.max_seal_interval_millis
         version, until = self._tables.version("delayed_index"), load + int(MAX_REST_SECONDS * 1000)
         if self._nothing_due[0] != version or self._nothing_due[1] < load:
@@ -165,7 +179,11 @@ class Intake:
         return True
 
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
-        """The input from one offset to the other that is at hand: the tick for each shard, and new messages."""
+        """Packs the input of the batch between two offsets that this process has: a tick for each shard, and messages.
+
+        Returns:
+            (shard key, kind, body), as `streaming.operator_input.split` has them.
+        """
         tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
         messages = self._received_between(first, last).messages
         return [(key, InputKind.TICK, tick) for key in self._shard_keys] + split(
@@ -173,17 +191,17 @@ class Intake:
         )
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
-        """What came on the control topic from one offset to the other."""
+        """Returns the messages of the control topic between two offsets, as MESSAGES."""
         return self._received_between(first, last).commands
 
     def has_segment(self, first: Offset, last: Offset) -> bool:
-        """Whether anything in the delayed index comes within the load horizon from one offset to the other."""
+        """Whether the delayed index has rows that are due between the load horizons of two offsets."""
         return first.load_horizon < last.load_horizon and bool(
             rows_due(self._tables, last.index_version, first.load_horizon, last.load_horizon)
         )
 
     def commit(self, end: Offset) -> None:
-        """Lets go of what has been processed, and acknowledges what is settled."""
+        """Forgets the input of the batches up to an offset, and has acknowledged what is durable."""
         self._input.forget(end)
         for topic, position in self._of_read(end.positions):
             self._receivers[topic].forget(Position.parse(position))
@@ -223,13 +241,13 @@ class Intake:
             self._watch.start()
 
     def _acknowledge(self) -> None:
-        """Acknowledges what is settled, as far as the broker answers; batches do not wait for it."""
+        """Acknowledges what is durable, as far as the broker answers, in a thread: batches do not wait for it."""
         while not self._stopped.is_set():
             for topic, position in self._of_read(self._to_acknowledge.get()):
                 self._receivers[topic].acknowledge(Position.parse(position))
 
     def _received_between(self, first: Offset, last: Offset) -> Received:
-        """What came in from one offset to the other: the same as before, where that batch has run before."""
+        """Returns what came in between two offsets: the same as before, where that batch has run before."""
         received = self._input.read(last)
         if received is not None:
             self._start(last)
@@ -250,10 +268,10 @@ class Intake:
             receiver = self._receiver(name, after)
             if self._is_control(receiver) == is_control:
                 tables.append(receiver.rows(after, Position.parse(end)))
-        return concat(tables).combine_chunks()  # of topics with little each there are hundreds
+        return concat(tables).combine_chunks()  # there may be hundreds of topics with few rows each
 
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
-        """The positions in the topic partitions that are read."""
+        """Returns those of the positions that are of topic partitions that are read."""
         return [(name, position) for name, position in positions.items() if name in self._receivers]
 
     def _is_control(self, receiver: Receiver) -> bool:
@@ -281,7 +299,7 @@ class Intake:
         return feedback.in_flight <= self._settings.release.max_in_flight_messages and self._has_read_old_commands()
 
     def _why_not_taking(self) -> str | None:
-        """Why messages are not taken in now; None: they are."""
+        """Returns why messages are not taken in now; None: they are."""
         in_flight = self._feedback.read().in_flight
         if in_flight > self._settings.release.max_in_flight_messages:
             return f"the senders are behind, with {in_flight:,} messages in flight"
@@ -290,10 +308,11 @@ class Intake:
         return None
 
     def _cut(self, last: Offset, takes_messages: bool, commands: Mapping[str, Position]) -> dict[str, str]:
-        """The end of the next batch in each topic partition: no more than a batch may hold, shared fairly.
+        """Returns by topic partition the last entry of the next batch: no more than a batch may hold, shared fairly.
 
         Args:
-            commands: by topic partition up to which entry they are to be in it.
+            takes_messages: whether source topics are to be read.
+            commands: by partition of the control topic the last entry to be taken; empty: no commands.
         """
         receivers = [
             (name, receiver)
@@ -354,21 +373,21 @@ class Intake:
         return offset
 
     def _routes(self, last: Offset) -> dict[str, Any]:
-        """What an offset says of the routes: in the first of a run what has become of them."""
+        """Returns an offset's fields about routes; in the first offset of a run what has changed in the settings."""
         if last.run_id == self._run_id:
             return {"routes": last.routes}
         before = last.known_routes
         routes = before.taken_on(self._settings)
         back = [list(pair) for pair in routes.back_since(before)] if before.routes else []
-        # After a rebuild what is due from the load horizon on is handed out again.
+        # After a rebuild (no run yet) what is due from the load horizon on is handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = tenure.changes(before, routes, handed_out, last.positions)
-        # What a rebuild has found new is new to the commands, too.
+        # Subscriptions that are new since before a rebuild are new to the commands, too.
         changed = changed if last.run_id else last.changed | changed
         return {"routes": routes.to_json(), "back": back, "changed": changed}
 
     def _receiver(self, name: str, after: Position) -> Receiver:
-        """The receiver of a topic partition, begun after an entry where there is none yet."""
+        """Returns the receiver of a topic partition; where there is none yet, begins one after an entry."""
         source = self._source_topic(name)
         receivers = self._receivers if source.topic in self._read else self._replayed
         if name not in receivers:
@@ -400,7 +419,7 @@ class Intake:
         return receivers[name]
 
     def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
-        """Tells from which other cluster an entry came, where that matters."""
+        """Returns a function that names the other cluster an entry came from; None: this one, or it does not matter."""
         if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
             return lambda producer, position: None
         origins = Origins(self._admin, source.name, source.topic, self._stopped.wait)
@@ -433,7 +452,7 @@ class Intake:
                 continue
 
     def _discover_commands(self) -> None:
-        """Finds the control topic, without which nothing begins: messages are not taken before old commands are."""
+        """Begins to receive the control topic's partitions. Fails without it: old commands come before messages."""
         for name in self._client.get_topic_partitions(self._settings.control.topic):
             self._receiver(name, START)
 
@@ -446,12 +465,15 @@ class Intake:
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Source topics and subscriptions for which an offset says that what is due waits until they can be written."""
+    """Returns (source topic, subscription) of destinations that can't be written where what is due waits for them."""
     return {(topic, name) for topic, names in unwritable.items() for name, one in names.items() if "rejects" not in one}
 
 
 def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same where nothing is rejected any more: the settings said so once. What was open then has been rejected."""
+    """Returns an offset's `unwritable` for settings that say `wait` now and said `reject` before.
+
+    Nothing is rejected any more, and nothing is open: that has been rejected.
+    """
     return {
         topic: {name: {"since": one["since"], "open": []} if "rejects" in one else one for name, one in names.items()}
         for topic, names in unwritable.items()

@@ -1,4 +1,4 @@
-"""Commands for all subscriptions and later ones (`*`), applied to a subscription that is added."""
+"""Finds commands that were also for later subscriptions (`*`), to apply them to a subscription that is added."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
 def later_commands(
     tables: Tables, versions: list[int], changed: Changes, routes: KnownRoutes
 ) -> tuple[pa.Table, list[PauseChange]]:
-    """The commands that concern subscriptions which are added now, as COMMAND_ROWS, and pauses.
+    """Finds the earlier commands for later subscriptions that concern those which are added now.
 
-    What has been answered for a subscription itself, before it was taken out, is left out.
+    A command that has been answered for the subscription itself, before it was removed from the settings, is passed
+    over.
 
     Args:
         versions: of the tables LOOKED_UP.
-        changed: what an offset says of changed subscriptions.
+        changed: the changed subscriptions of an offset.
         routes: of that offset.
+
+    Returns:
+        the commands as COMMAND_ROWS, for the added subscriptions, with an ANSWER for each pause; and the pauses.
     """
     found, pause_changes = [COMMAND_ROWS.empty_table()], []
     for topic, of_topic in changed.items():
@@ -61,7 +65,7 @@ def later_commands(
 
 def _commands(rows: pa.Table, bits: int) -> pa.Table:
     operations = rows["operation"].to_pylist()
-    # What a cancel was for is known: it need not wait for it.
+    # The message of a cancel that was applied has come. A skip does the same, and needs no time up to which to wait.
     kinds = [SKIP if operation == CANCEL.upper() else operation.lower() for operation in operations]
     values = {name: rows[name] for name in rows.column_names if name in COMMAND_ROWS.names}
     values |= {

@@ -1,7 +1,7 @@
-"""The streaming source: new messages, segments that come due, and the clock, in one offset.
+"""The streaming source: new messages, commands, segments that come due, and the clock, in one offset.
 
-One source rather than several: each costs a process on the driver and a task a batch, and what a batch holds of each
-is decided, and replayed, together.
+One source rather than several: each would cost a process beside the driver and a task a batch, and what a batch has of
+each is decided, and replayed, together.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from warehouse.tables import Tables
 
 @dataclass
 class Parts(InputPartition):
-    """Input that the driver has at hand."""
+    """Input that the source process has at hand: ticks and new messages."""
 
-    rows: list[tuple[int, str, bytes]]
+    rows: list[tuple[int, str, bytes]]  # shard key, kind, body
 
 
 @dataclass
 class CommandsPart(InputPartition):
-    """Messages of the control topic, packed, and the versions of the tables to find what they name."""
+    """Messages of the control topic, packed, and the versions of the tables in which to find what they name."""
 
     messages: bytes
-    versions: list[int]
+    versions: list[int]  # of the tables LOOKED_UP
     routes: dict[str, Any]
-    changed: dict[str, Any]  # subscriptions, for which commands for later ones are now
+    changed: dict[str, Any]  # as in `Offset`: commands for later subscriptions apply to the added ones
 
 
 @dataclass
 class RebuiltPart(InputPartition):
-    """What was rebuilt from tables, before the first batch; and what was held back, in a version of delayed_index."""
+    """State that a rebuild has prepared, for the first batch; and messages held back in a version of delayed_index."""
 
     version: int
     routes: dict[str, Any]
@@ -62,23 +62,23 @@ class RebuiltPart(InputPartition):
 
 @dataclass
 class HeldPart(InputPartition):
-    """What was held back, in a version of delayed_index, for subscriptions to which messages go out again."""
+    """Messages held back, in a version of delayed_index, for subscriptions to which messages go out again."""
 
     version: int
-    subscriptions: list[list[str]]
+    subscriptions: list[list[str]]  # [topic, subscription]
 
 
 @dataclass
 class RejectsPart(InputPartition):
-    """What was rejected while the topics for that could not be written: of each source since a tick."""
+    """Messages in a version of `rejects` that rejects topics did not get while they could not be written."""
 
     version: int
-    since: dict[str, int]
+    since: dict[str, int]  # by source topic the first tick whose messages its rejects topic does not have
 
 
 @dataclass
 class SegmentPart(InputPartition):
-    """A slice of delayed_index: what is due from `start` to before `end`, in one version of the table."""
+    """A segment: the rows of a version of delayed_index due from `start` to before `end`, ms since the epoch."""
 
     version: int
     start: int
@@ -86,21 +86,27 @@ class SegmentPart(InputPartition):
 
 
 class SourceReader:
-    """What the source does: in one process on the driver for the run, and `read` in tasks."""
+    """Does the work of the source: in one process beside the driver for the run; `read` in tasks, on copies.
+
+    Offsets are dicts as `Offset.to_json` makes them.
+
+    Args:
+        options: see `streaming.entry_points.DelayedDeliverySource`.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
 
     def initial_offset(self) -> dict[str, Any]:
-        """The offset before the first batch: that of a rebuild, or an empty one."""
+        """Returns the offset before the first batch: that of a rebuild, or an empty one."""
         return (self._rebuilt.offset or Offset()).to_json()
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
-        """The end of the batch after an offset."""
+        """Waits for the batch after an offset, and returns its end; the offset itself where the job is to stop."""
         return self._intake.next_offset(Offset.from_json(start)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The parts of the batch between two offsets."""
+        """Returns the parts of the batch between two offsets, for a task each."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.tick == last.tick:
             return []
@@ -123,7 +129,7 @@ class SourceReader:
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part, one record batch each."""
+        """Yields the rows of a part, each as a record batch of ARROW_SCHEMA."""
         if isinstance(partition, SegmentPart):
             rows = read_segment(self._tables, partition.version, partition.start, partition.end)
             parts = split(rows, InputKind.SEGMENT, self._shard_keys)
@@ -147,7 +153,7 @@ class SourceReader:
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
-        # What is held back for who is paused may be much, and stays where it is.
+        # What is held back for paused subscriptions may be much, and stays in the table.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
         parts = split(self._held(partition.version, routes, going_on), InputKind.PAYLOAD_ROWS, self._shard_keys)
@@ -181,7 +187,7 @@ class SourceReader:
         ]
 
     def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:
-        """What was held back for subscriptions, of each topic as bits."""
+        """Returns the messages held back for subscriptions, given by source topic as a mask."""
         chosen = [
             (topic, subscription.name)
             for topic, route in routes.routes.items()
@@ -191,7 +197,7 @@ class SourceReader:
         return find_held(self._tables, version, chosen)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Notes that the batches up to an offset are done."""
+        """Is told that the batches up to an offset are done."""
         self._intake.commit(Offset.from_json(end))
 
     def stop(self) -> None:

@@ -18,24 +18,25 @@ from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.message_schemas import version_number
 
-RESERVED_PREFIX = "delaylake."  # of the properties that a delivered message has of us
+RESERVED_PREFIX = "delaylake."  # of the properties that the job gives to a delivered message
 
-_MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside its payload
+_MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
 
 _Row = tuple[Any, ...]
 
 
 class ChunkBuilder:
-    """Messages as columns: whole entries, each message once, however often it comes.
+    """Collects messages, and makes a table of them: of whole entries, each message once, however often it comes.
 
-    A message that can't be read, or could not be delivered, becomes a row with the reason to reject it. None keeps
-    others out.
+    A message that can't be read, or could not be delivered, becomes a row with the reason to reject it; the others
+    are taken all the same.
 
     Args:
+        source: the topic partition that the messages are from.
         max_delay_millis: the longest delay that is taken; 0: any.
         max_size: how many bytes payload, keys and properties of a message may have, in all.
-        details: what the client does not tell; None: it does not matter.
+        details: looks up schemas and key encodings; None: these do not matter, as on the control topic.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class ChunkBuilder:
         self.n_bytes = 0
 
     def __len__(self) -> int:
-        """The messages of whole entries."""
+        """The number of messages of whole entries."""
         return len(self._rows)
 
     @property
     def is_whole(self) -> bool:
-        """Whether no entry has come in part."""
+        """Whether all messages have come of each entry that was begun."""
         return not self._open
 
     def is_adding(self, position: Position) -> bool:
@@ -73,22 +74,27 @@ class ChunkBuilder:
     def start_entry(
         self, position: Position, batch_size: int, first_index: int | None, left_out: str | None = None
     ) -> None:
-        """What is added from now on is of this entry, of which some may be there already.
+        """Begins an entry, or goes on with one that came in part: what is added from now on is of it.
 
         Args:
-            left_out: why its messages are not for this job: of them only the positions are kept.
+            position: the entry's.
+            batch_size: how many messages it has.
+            first_index: the broker entry index of its first message; None: not known.
+            left_out: why its messages are not for this job: they become rows without payload and properties, with
+                this reason; None: they are.
         """
         self._entry = (position, batch_size, first_index)
         self._left_out = left_out
 
     def add(self, message: Any, batch_index: int) -> None:
-        """Adds a message of the entry; nothing if that is there.
+        """Adds a message of the entry that was started last, unless it was added before.
 
         Args:
-            batch_index: in the entry; -1: the entry is one message.
+            message: as the Pulsar client has it.
+            batch_index: its place in the entry; -1: the entry is one message.
 
         Raises:
-            NotKnownYet: of its details.
+            NotKnownYet: the broker or the warehouse does not answer for its details.
         """
         assert self._entry is not None
         position, batch_size, first_index = self._entry
@@ -118,7 +124,7 @@ class ChunkBuilder:
         self.entries.add_run(position, position)
 
     def build(self) -> pa.Table:
-        """The messages of the whole entries, as MESSAGES."""
+        """Returns the messages of the whole entries, as MESSAGES."""
         try:
             return self._table(self._rows)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -133,7 +139,7 @@ class ChunkBuilder:
         return pa.Table.from_arrays([topic, partition, *rest], schema=MESSAGES)
 
     def _storable(self, row: _Row) -> _Row:
-        """The row, or, where its values fit no column, one with the reason to reject it."""
+        """Returns the row, or, where its values do not fit the columns, one with the reason to reject it."""
         try:
             self._table([row])
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -144,7 +150,7 @@ class ChunkBuilder:
     def _row(
         self, message: Any, position: Position, batch_index: int, batch_size: int, first_index: int | None
     ) -> _Row:
-        """A message's values for the columns of MESSAGES, but for the first two."""
+        """Returns a message's values for the columns of MESSAGES, but for the first two."""
         reason = None
         ordering_key_bytes = None
         try:
@@ -184,7 +190,7 @@ class ChunkBuilder:
                 version, schema = self._details.schema(version)
                 if schema is None:
                     reason = f"the source topic has no version {version_number(version)} of its schema any more"
-            if key and len(key) % 4 == 0:  # else it is not what bytes are encoded as
+            if key and len(key) % 4 == 0:  # else it is not base64, as which the client gives a key of bytes
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if RESERVED_PREFIX in texts:
             properties = {k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX)}
@@ -213,22 +219,22 @@ class ChunkBuilder:
 
 
 def _schema_version(message: Any) -> bytes:
-    """Empty: none."""
+    """Returns the schema version that a message has; empty: none."""
     try:
         return bytes(message.schema_version(), "utf-8")
-    except UnicodeDecodeError as error:  # the client takes it for text
+    except UnicodeDecodeError as error:  # the client takes the version for text, and it is bytes
         return error.object
 
 
 def batch_size_of(message_id: pulsar.MessageId) -> int:
-    """How many messages the entry of a message has."""
+    """Returns how many messages the entry of a message has."""
     if message_id.batch_index() < 0:
         return 1
     return MessageIdData.FromString(message_id.serialize()).batch_size or 1
 
 
 def _readable(message: Any) -> tuple[str, dict[str, str], str | None, str]:
-    """What can be read of key, properties and producer's name of a message of which something can't; and the reason."""
+    """Returns key, properties and producer's name of a message where some can't be read, and what these are."""
     key, properties, producer_name = (
         _value_of(get) for get in (message.partition_key, message.properties, message.producer_name)
     )
@@ -241,7 +247,7 @@ def _readable(message: Any) -> tuple[str, dict[str, str], str | None, str]:
 
 
 def _value_of(get: Callable[[], Any]) -> Any:
-    """What a getter gives; None where it fails."""
+    """Returns the value of a getter; None where it fails."""
     try:
         return get()
     except Exception:
@@ -249,7 +255,7 @@ def _value_of(get: Callable[[], Any]) -> Any:
 
 
 def _rejected_row(ids: _Row, now: int, payload: bytes | None, reason: str) -> _Row:
-    """The row of a message of which nothing else is known."""
+    """Returns the row of a message that is rejected, with its payload at most; it is due now, ms since the epoch."""
     values: dict[str, Any] = {"deliver_at": now, "publish_time": now, "event_time": 0, "payload": payload}
     values |= {"reason": reason, "properties": []}
     return ids + tuple(values.get(name) for name in MESSAGES.names[2 + len(ids) :])

@@ -1,4 +1,4 @@
-"""Messages in several chunks: which are not whole yet, so that what they begin with must not be acknowledged."""
+"""Finds messages in several chunks that are not whole yet: their first chunks must not be acknowledged."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ _log = logging.getLogger(__name__)
 
 # The client gives up a message whose chunks do not come within a minute: it acknowledges the ones it has.
 _INCOMPLETE_SECONDS = 90.0
-_MAX_QUESTIONS = 100  # to the broker, until it is asked again
+_MAX_QUESTIONS = 100  # entries that the broker is asked about for one acknowledgement
 _ASKED_AT_ONCE = 8
 
-Gaps = Sequence[tuple[Position, Position]]
+Gaps = Sequence[tuple[Position, Position]]  # each as the entries before and after it, ascending
 
 
 class ChunkedMessages:
-    """How far a topic partition may be acknowledged.
+    """Says how far a topic partition may be acknowledged.
 
     The client hands over a message when its last chunk has come, and that chunk's entry is its position. If the first
     chunk had been acknowledged by then, a restart would find no whole message. The client does not tell what has come
     of messages that are not whole; but their chunks are entries that are missing between those of other messages.
 
     Args:
-        topic: the topic partition.
-        clock: in seconds.
+        topic: the topic partition's name.
+        broker: is asked about entries in gaps.
+        clock: a monotonic one, seconds.
     """
 
     def __init__(self, topic: str, broker: BrokerSide, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,16 +45,16 @@ class ChunkedMessages:
         self._examined = START
 
     def add(self, first: Position, last: Position) -> None:
-        """Notes the first and last chunk of a message that has come."""
+        """Notes the first and last chunk of a message that has come whole."""
         with self._lock:
             self._whole[first] = last
 
     def limit(self, last: Position, gaps: Gaps) -> Position:
-        """The last entry, up to a given one, that may be acknowledged.
+        """Returns the last entry, up to a given one, that may be acknowledged.
 
         Args:
-            gaps: the places beyond the last acknowledged entry where entries up to `last` have not come, each as the
-                entries before and after, ascending.
+            last: the entry up to which everything is durable.
+            gaps: the places beyond the last acknowledged entry where entries up to `last` have not come.
 
         Raises:
             PulsarError: the broker does not say what is in a gap.
@@ -76,7 +77,7 @@ class ChunkedMessages:
         return allowed
 
     def _examine(self, last: Position, gaps: Gaps) -> Position:
-        """Finds the first chunks in gaps up to an entry; returns how far it came."""
+        """Finds first chunks in gaps up to an entry; returns the entry up to which it has looked."""
         gaps = [gap for gap in gaps if gap[1] > self._examined]
         if gaps:
             cursor = self._broker.cursor(self._topic)
@@ -98,7 +99,11 @@ class ChunkedMessages:
 def _missing(
     gaps: Gaps, after: Position, last: Position, ledgers: Mapping[int, int]
 ) -> Iterator[tuple[Position, Position]]:
-    """The entries in gaps after one and up to another that the broker has, each with the one before its gap."""
+    """Yields (the entry before the gap, entry) for the entries in gaps after one and up to another that the broker has.
+
+    Args:
+        ledgers: how many entries each ledger has.
+    """
     for before, behind in gaps:
         first, end = max(before, after).next, min(behind, last.next)
         for ledger, entries in sorted(ledgers.items()):

@@ -1,4 +1,4 @@
-"""What the broker knows of a topic partition's messages that the client does not tell."""
+"""Looks up what the client does not tell of a topic partition's messages: schemas, and whether keys are bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from warehouse.message_schemas import MessageSchema, SchemaKeeper
 
 
 class NotKnownYet(Exception):
-    """The broker or the warehouse does not answer: a message has to be taken in later."""
+    """The broker or the warehouse does not answer: the message has to be taken in later."""
 
 
 class MessageDetails:
-    """Of one topic partition. Not safe in several threads.
+    """Looks up details of the messages of one topic partition. Not safe in several threads.
 
     Args:
-        registry: the topic that the messages come from, where it is another than their route's: its schemas are kept
-            under versions of their own.
+        source: the topic partition.
+        admin: asks the broker.
+        schemas: keeps schemas in the table `schemas`.
+        registry: the topic whose schemas the messages have, where it is not their route's: these schemas are kept
+            under versions of their own. None: the route's topic.
     """
 
     def __init__(
@@ -35,7 +38,13 @@ class MessageDetails:
         self._suffix = b"" if registry is None else hashlib.sha256(registry.encode()).digest()[:8]
 
     def schema(self, version: bytes) -> tuple[bytes, MessageSchema | None]:
-        """The version of a schema as it is kept, and the schema; None: the topic's registry has none.
+        """Looks a schema up, and keeps it in the warehouse.
+
+        Args:
+            version: as a message has it.
+
+        Returns:
+            the version under which it is kept, and the schema; None: the topic has no such version.
 
         Raises:
             NotKnownYet: it could not be asked for, or kept.
@@ -49,7 +58,14 @@ class MessageDetails:
     def key_encoding(
         self, key: str, producer: str, schema: MessageSchema | None, position: Position, batch_index: int
     ) -> str | None:
-        """BASE64, where a message's key is bytes; None: it is text.
+        """Returns BASE64 where a message's key is bytes, which the client gives as base64; None: text, or not known.
+
+        Args:
+            key: as the client gives it.
+            producer: the name of the message's producer.
+            schema: the message's; None: it has none.
+            position: the message's entry.
+            batch_index: its place in the entry; -1: the entry is one message.
 
         Raises:
             NotKnownYet: the broker does not answer.

@@ -25,25 +25,25 @@ from tracker.wire.message_id_pb2 import MessageIdData
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_MESSAGES = 4_000
-_CHUNK_SECONDS = 0.05
-_NEXT_MILLIS = 20  # what comes within it after another message is built with that: each table has its cost
-_IDLE_MILLIS = 500
-_REST_OF_ENTRY_MILLIS = 60_000
+_CHUNK_MESSAGES = 4_000  # in a chunk of rows, or a few more: its entries are whole
+_CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
+_NEXT_MILLIS = 20  # a message that comes so soon after another goes into the same chunk: each table has its cost
+_IDLE_MILLIS = 500  # how long a message is waited for until the receiver is idle
+_REST_OF_ENTRY_MILLIS = 60_000  # how long the other messages of an entry are waited for
 # The client gives up a chunked message, and acknowledges its chunks, when a minute after the first the last has not
-# come: so it is closed, and gets the chunks again, when nothing is received for half of that.
+# come. So where there is no room for half of that time, the consumer is closed, and gets the chunks again later.
 _ROOM_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver takes.
+    """Limits of a receiver.
 
     Attributes:
         max_delay_millis: the longest delay of a message; 0: any.
         max_size: how many bytes payload, keys and properties of a message may have, in all.
-        max_messages: how many may wait to be taken.
-        max_bytes: how many bytes may.
+        max_messages: how many messages may wait to be taken into a batch.
+        max_bytes: how many bytes may wait to be.
     """
 
     max_delay_millis: int
@@ -56,8 +56,8 @@ class Limits:
 class _Chunk:
     rows: pa.Table
     n_bytes: int
-    earliest: int  # when the first of its messages is due
-    start: Position  # up to here it had been read before
+    earliest: int  # when the first of its messages is due, ms since the epoch
+    start: Position  # the last entry that was read before
     last: Position
 
     @property
@@ -74,14 +74,18 @@ class Receiver:
     wait to be taken.
 
     Args:
+        source: the topic partition.
         subscribe: opens the consumer; called in the receiver's own thread, again after an error.
-        after: the last entry that is not wanted any more.
-        broker: knows what the consumer does not see,
-        details: and of messages what it does not tell; None: that does not matter.
+        after: the last entry that an earlier run has taken in: what comes up to it is dropped.
+        limits: how much is taken.
+        broker: is asked where the client does not tell: indexes, chunks, how far the broker has sent.
+        details: looks up schemas and key encodings; None: these do not matter, as on the control topic.
         on_received: called when something has come in.
-        on_rows: is given all that comes in, in order, before it is handed on.
-        on_passed: is told up to which entry nothing comes any more though not all has come, before that counts as read.
-        replicated_from: the cluster from which an entry came, by its producer's name; None: it is this one's.
+        on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
+        replicated_from: called with a producer's name and an entry; returns the cluster from which that came; None: it
+            is this one's.
+        on_passed: called with an entry up to which nothing more comes, although not all has come; before that counts
+            as read.
     """
 
     def __init__(
@@ -107,8 +111,8 @@ class Receiver:
         self._replicated_from = replicated_from
         self._on_passed = on_passed
         self._problem: str | None = None
-        self._settled = after  # what comes up to here has come before, and is not wanted
-        self._entries = EntrySet()  # that have come
+        self._settled = after  # what comes up to here was taken in before, and is dropped
+        self._entries = EntrySet()  # that have come, beyond the last acknowledged one
         self._last_received = after
         self._read_to = after  # all that comes up to here has come
         self._wanted = START  # somebody waits until this has been read
@@ -116,12 +120,12 @@ class Receiver:
         self._chunked = ChunkedMessages(source.name, broker)
         self._may_be_chunked = True  # an entry is missing that a message in several chunks can have begun with
         self._last_added = START
-        self._newest = after  # what is beyond has not come yet
-        self._next_index: int | None = None
+        self._newest = after  # the last entry of which a message has come
+        self._next_index: int | None = None  # the broker entry index of the next message; None: not known
         self._chunks: deque[_Chunk] = deque()
         self._late: list[pa.Table] = []  # of entries before others that are in a batch: they go with the next chunk
-        self._waiting = [0, 0]  # messages and bytes that are not cut yet
-        self._cut = after
+        self._waiting = [0, 0]  # messages and bytes that are in no batch yet
+        self._cut = after  # the last entry that is in a batch
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
@@ -146,7 +150,7 @@ class Receiver:
 
     @property
     def read_to(self) -> Position:
-        """All that comes up to here has come."""
+        """The last entry that has been read: all has come in that comes up to it."""
         return self._read_to
 
     @property
@@ -165,19 +169,19 @@ class Receiver:
         return self._is_idle
 
     def connect_again(self) -> None:
-        """Opens the consumer anew: the broker thinks that it has no room, and it has."""
+        """Has the receiver's thread open its consumer anew: the broker thinks that it has no room, and it has."""
         self._is_cut_off = True
 
     def has_due(self, cutoff: int) -> bool:
-        """Whether any of these is due at the cutoff or before."""
+        """Whether any message that is in no batch yet is due at a time, ms since the epoch, or before."""
         with self._changed:
             return any(chunk.last > self._cut and chunk.earliest <= cutoff for chunk in self._chunks)
 
     def end(self) -> Position:
-        """The topic partition's last entry now, which is wanted from now on.
+        """Asks the broker for the topic partition's last entry. From now on the receiver makes sure to read up to it.
 
         Raises:
-            pulsar.PulsarException: the broker does not answer.
+            pulsar.PulsarException: the broker does not answer, or the consumer is not connected.
         """
         consumer = self._consumer
         if consumer is None or not consumer.is_connected():  # the client would wait for half a minute
@@ -192,19 +196,22 @@ class Receiver:
         return self._cut >= end
 
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
-        """Waits until all that comes up to an entry has come in."""
+        """Waits until all that comes up to an entry has come in; returns whether that came true in time."""
         self._want(end)
         with self._changed:
             return self._changed.wait_for(lambda: self._read_to >= end, timeout_seconds)
 
     def cut(self, max_messages: int, max_bytes: int, up_to: Position | None = None) -> tuple[Position, int, int]:
-        """Sets the end of a batch, after the last one.
+        """Takes what waits into a batch, as far as it may hold that, but at least one chunk.
 
         Args:
+            max_messages: how many messages the batch may hold of this topic partition.
+            max_bytes: how many bytes.
             up_to: the last entry that may be in it; None: any.
 
         Returns:
-            the batch's last entry, which is the last batch's where nothing came in, its messages, and its bytes.
+            the batch's last entry, which is the last batch's where nothing was taken, and the numbers of its messages
+            and bytes.
         """
         with self._changed:
             messages = n_bytes = 0
@@ -223,10 +230,14 @@ class Receiver:
             return self._cut, messages, n_bytes
 
     def rows(self, after: Position, last: Position, timeout_seconds: float = 60) -> pa.Table:
-        """The messages of the entries after one and up to another, waiting until they have come in.
+        """Waits until entries have come in, and returns their messages as MESSAGES.
+
+        Args:
+            after: the entry before the first one.
+            last: the last one. What comes up to it counts as taken into a batch.
 
         Raises:
-            TimeoutError: the broker does not answer.
+            TimeoutError: they have not come in time.
         """
         if last <= after:
             return MESSAGES.empty_table()
@@ -242,19 +253,22 @@ class Receiver:
         )
 
     def forget(self, last: Position) -> None:
-        """Drops what came up to an entry: Spark has committed it."""
+        """Drops the rows of what came up to an entry: Spark has committed its batch."""
         with self._changed:
             while self._chunks and self._chunks[0].last <= last:
                 self._chunks.popleft()
 
     def acknowledge(self, last: Position) -> None:
-        """Tells the broker that it need not keep what came up to an entry, but for what is not whole yet."""
+        """Acknowledges all up to an entry, or up to a chunked message before it that is not whole yet.
+
+        Where that fails it is only logged: a later acknowledgement covers it.
+        """
         consumer = self._consumer
         if consumer is None:
             return
         with self._changed:
             gaps = self._entries.gaps(self._acknowledged)
-            if self._entries.last < last:  # nothing that can be read was behind it
+            if self._entries.last < last:  # no entry that a consumer gets is behind that one
                 gaps.append((max(self._entries.last, self._acknowledged), last.next))
         try:
             last = self._chunked.limit(last, gaps)
@@ -265,12 +279,16 @@ class Receiver:
             _log.warning("%s: acknowledging %s failed, a later one will do: %s", self.source.name, last, error)
             return
         with self._changed:
-            # An acknowledgement may be lost with the connection. So what it covers is not taken again.
+            # An acknowledgement may be lost with the connection: then what it covers comes again, and is dropped.
             self._acknowledged = last
             self._settled = max(self._settled, last)
 
     def acknowledge_again(self, end: Position) -> None:
-        """Repeats the last acknowledgement if it was of the topic partition's last entry: no later one would do."""
+        """Repeats the last acknowledgement, in case it was lost, where no later one follows to cover it.
+
+        Args:
+            end: the topic partition's last entry: nothing happens if that is not acknowledged.
+        """
         consumer, last = self._consumer, self._acknowledged
         if consumer is None or not START < end <= last:
             return
@@ -334,7 +352,10 @@ class Receiver:
             )
 
     def receive(self, consumer: pulsar.Consumer) -> None:
-        """Receives what comes within a moment, as a chunk. When this raises nothing is kept, and all comes again."""
+        """Receives what comes within a moment, and keeps it as a chunk.
+
+        When this raises, for whatever reason, nothing of it is kept, and it all comes again with the next consumer.
+        """
         try:
             message = consumer.receive(_IDLE_MILLIS)
             self._is_idle, self._idle_with = False, None
@@ -364,7 +385,7 @@ class Receiver:
             self._keep(builder)
 
     def _take(self, builder: ChunkBuilder, message: Any) -> None:
-        """Adds a message, if it is new."""
+        """Adds a message to a chunk, unless it came before."""
         message_id = message.message_id()
         position = Position(message_id.ledger_id(), message_id.entry_id())
         batch_index = message_id.batch_index()
@@ -389,7 +410,7 @@ class Receiver:
         builder.add(message, batch_index)
 
     def _left_out(self, message: Any, position: Position) -> str | None:
-        """Why an entry's messages are not for this job; None: they are."""
+        """Returns why an entry's messages are not for this job; None: they are."""
         try:
             producer = message.producer_name()
         except UnicodeDecodeError:
@@ -404,7 +425,7 @@ class Receiver:
             self._chunked.add(Position(first.ledgerId, first.entryId), position)
 
     def _keep(self, builder: ChunkBuilder) -> None:
-        """Makes what was received a chunk; from now on it does not count when it comes again."""
+        """Makes a chunk of what was received; when it comes again it is dropped."""
         rows = builder.build()
         self._on_rows(rows)
         self._problem = None
@@ -418,7 +439,7 @@ class Receiver:
         self._on_received()
 
     def _add_chunk(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
-        """Adds rows behind what was read before; among it, where they come late."""
+        """Adds rows as a new chunk, or to the last one where entries come that are before its end."""
         earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
         if last > self._read_to:
             self._chunks.append(_Chunk(concat([*self._late, rows]), n_bytes, earliest, self._read_to, last))
@@ -442,7 +463,9 @@ class Receiver:
         self._cut_at(self._cut)
 
     def _last_of_wanted(self, consumer: pulsar.Consumer) -> Any:
-        """The next message, where nothing comes and more is wanted; None: there is none, and what is wanted was read.
+        """Finds out, where nothing comes and more is wanted, whether all has been read that comes up to that entry.
+
+        Returns the next message if there is one after all, else None; where all has been read, that is noted.
 
         The last entries of a topic may be none that a consumer gets: expired, skipped, of an aborted transaction. All
         up to an entry has come when the broker has sent what is before, the consumer answers on the same connection,
@@ -472,7 +495,7 @@ class Receiver:
         self._idle_with = connection, wanted
         if before is None or before[0] != connection or before[1] <= self._read_to:
             return None
-        wanted = before[1]  # more may be now
+        wanted = before[1]  # by now more may be wanted
         self._on_passed(min(wanted, cursor.end))
         with self._changed:
             self._add_chunk(MESSAGES.empty_table(), 0, wanted)
@@ -480,7 +503,10 @@ class Receiver:
         return None
 
     def _first_index(self, position: Position, batch_size: int, follows: bool) -> int | None:
-        """The index of an entry's first message: counted on from the entry before, asked for after a gap."""
+        """Returns the broker entry index of an entry's first message; None: not known.
+
+        It is counted on from the entry before, and asked for after a gap.
+        """
         if not follows or self._next_index is None:
             if follows and position.entry_id % 1_000:
                 return None  # the broker did not tell: do not ask for each entry
@@ -500,7 +526,7 @@ class Receiver:
 
 
 def _between(rows: pa.Table, after: Position, last: Position) -> pa.Table:
-    """The rows of the entries after one and up to another."""
+    """Returns the rows of the entries after one and up to another."""
     if not rows.num_rows:
         return rows
     ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")

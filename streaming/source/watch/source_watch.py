@@ -1,4 +1,4 @@
-"""Watches the source topics, so that nothing is passed over in silence: what did not come, and what stands still."""
+"""Watches the source topics for entries that did not come, and for topics that stand still, and reports both."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ from warehouse.unseen_entries import durable_index, find_not_seen, record
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-_LOOKS_A_SECOND = 20  # topic partitions, so that many of them do not keep the broker's admin API busy
+_LOOKS_A_SECOND = 20  # at topic partitions, so that many of them do not keep the broker's admin API busy
 _TIMEOUT_SECONDS = 5.0
-_MAX_PARTS = 100  # entries at the end of a topic that are looked at, one by one
-_GAPS_AT_ONCE = 100
+_MAX_PARTS = 100  # how many entries at the end of a topic are looked at, one by one
+_GAPS_AT_ONCE = 100  # how many are decided before topics are looked at again
 
 
 class SourceWatch:
-    """A thread beside the receivers that asks the broker's admin API about them.
+    """A thread beside the receivers that asks the broker's admin API about their topic partitions.
 
     A gap is final when it is seen: the broker hands entries to an exclusive consumer in order, and begins again at the
-    last acknowledged one after a reconnection. What is missing is asked for and written to `rejects` at once, long
-    before the entries after it are acknowledged; where the broker does not answer it is asked again, also by the next
-    run.
+    last acknowledged one after a reconnection. The broker is asked at once which entries are missing, and they are
+    written to `rejects`, long before the entries after them are acknowledged; where the broker does not answer it is
+    asked again, also by the next run.
 
     Args:
-        receivers: those that there are now.
-        why_not_taking: why messages that have come in are not taken in now; None: they are.
-        tables: to write down what was not seen.
+        settings: of the job.
+        troubles: is told of topics that stand still, entries that were not seen, and an admin API that is silent.
+        receivers: returns the receivers that there are now.
+        why_not_taking: returns why messages that have come in are not taken into batches now; None: they are.
+        tables: where the entries that were not seen are written down.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class SourceWatch:
         self._standing = Standing()
         self._gaps = UndecidedGaps(settings)
         self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
-        self._ends_asked: dict[str, Position] = {}
+        self._ends_asked: dict[str, Position] = {}  # by topic partition up to where missing entries were asked for
         self._continuity: dict[str, Continuity] = {}
         self._wake = threading.Event()
         if self._gaps:
@@ -87,18 +89,22 @@ class SourceWatch:
         self._admin.close()
 
     def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table], None]:
-        """What is to be given all that comes in of a topic partition, in order.
+        """Begins to look for gaps in a topic partition.
 
         Args:
             after: the last entry of earlier runs; START: there is none.
+
+        Returns:
+            the function to be called with all rows that come in of it, as MESSAGES, in order.
         """
         self._continuity[source.name] = Continuity(after)
         return functools.partial(self._came_in, source)
 
     def begin(self, source: SourceTopic) -> None:
-        """Notes where a topic partition begins for the job; to be called before its consumer is opened.
+        """Notes where a topic partition begins for the job; to be called after `follow`, before its consumer is opened.
 
-        The client acknowledges what it can't read: of a topic that was never read nobody knows then what came first.
+        The client acknowledges what it can't read: afterwards nobody would know which entry of a topic that was never
+        read came first.
 
         Raises:
             PulsarError: the broker does not answer.
@@ -116,7 +122,7 @@ class SourceWatch:
         self._wake.set()
 
     def passed(self, source: SourceTopic, end: Position) -> None:
-        """Notes that nothing comes any more up to an entry: so what has not come by now is missing."""
+        """Notes that nothing more comes up to an entry of a topic partition: what has not come by now is missing."""
         name = source.name
         last = max(self._continuity[name].last, self._ends_asked.get(name, START))
         if START < last < end:
@@ -138,9 +144,9 @@ class SourceWatch:
                 next_look = time.monotonic() + _LOOK_SECONDS
 
     def decide_gaps(self) -> None:
-        """Asks the broker about the gaps that were seen, and writes down what they are.
+        """Asks the broker about the first gaps that were seen, and writes down the entries that are missing there.
 
-        One that can't be decided now stays, behind the others: it holds up none.
+        A gap that can't be decided now goes behind the others, so that it holds up none.
         """
         self._gaps.write()
         gaps = self._gaps.first(_GAPS_AT_ONCE)
@@ -167,7 +173,7 @@ class SourceWatch:
                 self._troubles.end(NOT_SEEN, source.name)
 
     def _decide(self, source: SourceTopic, gaps: Sequence[Gap]) -> tuple[list[Gap], list[Gap], Exception | None]:
-        """Of a topic partition's gaps those that are decided now, those that are to be asked for again, and why."""
+        """Decides gaps of a topic partition; returns those that are decided, those that are not, and why not."""
         found: list[Gap] = []
         failed: list[Gap] = []
         tables: list[pa.Table] = []
@@ -205,7 +211,11 @@ class SourceWatch:
         return durable_index(self._tables, source, position)
 
     def look(self, now: int) -> None:
-        """Looks at every topic partition: does it stand still, and was its end passed over?"""
+        """Looks at every topic partition, for whether it stands still, and for entries missing at its end.
+
+        Args:
+            now: ms since the epoch.
+        """
         for receiver in self._receivers():
             if self._stopped.wait(1 / _LOOKS_A_SECOND):
                 return
@@ -227,9 +237,9 @@ class SourceWatch:
         if end is not None and not backlog:
             self._check_end(receiver, end)
         if end is not None and backlog:
-            receiver.acknowledge_again(end)  # one may be lost with the connection
+            receiver.acknowledge_again(end)  # an acknowledgement may be lost with the connection
         if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
-            # Of a batch that it can't decrypt the client gives back room for one message.
+            # For a batch that it can't decrypt the client gives the broker the permit of one message back, not of all.
             receiver.connect_again()
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)
@@ -240,7 +250,7 @@ class SourceWatch:
             self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
 
     def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
-        """Whether what waits is no message: parts of a chunked one, say, whose producer has ended in the middle."""
+        """Whether the entries that wait are no messages, such as chunks of one whose producer ended in the middle."""
         last, name = receiver.last_received, receiver.source.name
         if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
             return False
@@ -260,15 +270,16 @@ class SourceWatch:
         return "the broker hands over none"
 
     def _check_end(self, receiver: Receiver, end: Position) -> None:
-        """Of what is acknowledged the job must have had all: nobody else acknowledges for it."""
+        """Notes entries at the end that are acknowledged, but never came in: the client can't have read them."""
         name = receiver.source.name
         if not START < self._continuity[name].last < end or self._ends_asked.get(name) == end:
             return
-        # Only what was published before may count: so the backlog is asked for after the end, and then what has come.
+        # Only what was published before the end was asked for may count: so the backlog is asked for again after that,
+        # and what has come in is looked at last.
         if self._admin.backlog(name, self._subscription) == 0:
             self.passed(receiver.source, end)
 
 
 def _after(last: Position, end: Position) -> range:
-    """The entry ids after one and up to another of the same ledger."""
+    """Returns the entry ids after one and up to another of the same ledger."""
     return range(last.entry_id + 1, end.entry_id + 1)

@@ -1,4 +1,4 @@
-"""Which source topics stand still although they have messages."""
+"""Finds source topics that stand still although they have messages."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from broker.position import Position
 
-STANDING_MILLIS = 60_000
+STANDING_MILLIS = 60_000  # from when on a topic counts as standing
 
 
 @dataclass(frozen=True)
 class _Stand:
-    position: Position
-    waits_since: int | None  # None: it has nothing that is not taken in
+    position: Position  # the last entry that was taken in
+    waits_since: int | None  # ms since the epoch; None: all that it has is taken in
 
 
 class Standing:
-    """Looks at topic partitions again and again, and knows since when each stands still.
+    """Remembers of each topic partition since when it has had messages of which none was taken in.
 
     Args:
-        after_millis: so long with messages and without taking any in is to stand still.
+        after_millis: a topic partition stands still when that has lasted so long.
     """
 
     def __init__(self, after_millis: int = STANDING_MILLIS) -> None:
@@ -27,11 +27,12 @@ class Standing:
         self._seen: dict[str, _Stand] = {}
 
     def look(self, name: str, position: Position, has_more: bool, now: int) -> int | None:
-        """Since when a topic partition has stood still, ms since the epoch; None: it does not.
+        """Notes how far a topic partition has got; returns since when it stands still, ms since the epoch; None: not.
 
         Args:
+            name: the topic partition's.
             position: the last entry that was taken in.
-            has_more: whether it has messages after that, or may have: nobody knows.
+            has_more: whether it has messages after that, or may have where that is not known.
             now: ms since the epoch.
         """
         last = self._seen.get(name)

@@ -1,6 +1,6 @@
-"""Gaps of which nobody knows yet what is missing, kept beside the checkpoint: its offsets may have passed them.
+"""Keeps gaps, until it is known which of their entries are missing, in a file of the checkpoint.
 
-A run begins behind the last offset, so it never sees again what an earlier one saw before.
+A run begins behind the last offset, and that may have passed such a gap: then the run does not come upon it again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)
 
-# Inside the query's folder, so that it is lost with it: another checkpoint's job reads all again.
+# Inside the query's folder, so that it is removed with it: a new checkpoint's job reads all entries again.
 GAPS_FILE = Path("query/undecided_gaps.json")
 
-_MAX_KEPT = 10_000  # in the file, which is written whole
+_MAX_KEPT = 10_000  # gaps in the file, which is written as a whole each time
 
 SourceGap = tuple[SourceTopic, Gap]
 
@@ -30,7 +30,8 @@ SourceGap = tuple[SourceTopic, Gap]
 class UndecidedGaps:
     """The gaps to be decided, in the order in which they are to be. Safe in several threads.
 
-    Each change is in the file before the call returns; where it can't be written, with `write` or the next change.
+    A change is in the file when the call returns; where that can't be written, `write` or the next change tries again.
+    Begins with those that an earlier run has left in the file.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -44,17 +45,17 @@ class UndecidedGaps:
         return len(self._gaps)
 
     def first(self, n: int) -> list[SourceGap]:
-        """The n first ones, or as many as there are."""
+        """Returns the first n gaps, or as many as there are."""
         with self._lock:
             return list(islice(self._gaps, n))
 
     def sources(self) -> set[SourceTopic]:
-        """Those that have gaps."""
+        """Returns the topic partitions that have gaps."""
         with self._lock:
             return {source for source, _ in self._gaps}
 
     def add(self, gaps: Iterable[SourceGap]) -> None:
-        """Adds gaps, and writes them to the file; gaps beyond the most that are kept are lost at a stop."""
+        """Adds gaps, and writes them to the file: the first _MAX_KEPT of all; the others are forgotten at a stop."""
         with self._lock:
             n = len(self._gaps)
             self._gaps |= dict.fromkeys(gaps)
@@ -65,7 +66,7 @@ class UndecidedGaps:
         self.write()
 
     def settle(self, decided: Iterable[SourceGap], failed: Iterable[SourceGap]) -> None:
-        """Drops what is decided, and puts what could not be behind the others."""
+        """Removes the gaps that are decided, and puts those that could not be behind the others."""
         failed = list(failed)
         with self._lock:
             n = len(self._gaps)
@@ -76,7 +77,7 @@ class UndecidedGaps:
         self.write()
 
     def write(self) -> None:
-        """Writes what has changed since; one of several threads that have changes writes for all."""
+        """Writes the gaps to the file if they have changed since; one of several waiting threads writes for all."""
         wanted = self._changes
         with self._writing:
             if self._written >= wanted:
@@ -92,7 +93,7 @@ class UndecidedGaps:
 
 
 def _to_json(gaps: Iterable[SourceGap]) -> list[list[object]]:
-    """For each topic partition its name, route's topic and partition, and its gaps as numbers."""
+    """Returns for each topic partition its name, its route's topic, its partition, and its gaps as numbers."""
     by_source: dict[SourceTopic, list[object]] = {}
     for source, gap in gaps:
         by_source.setdefault(source, []).append([*gap.after, *gap.before, gap.after_index, gap.before_index])
