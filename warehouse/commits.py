@@ -1,7 +1,7 @@
-"""Commits to a Delta table: each is the very next version after one that was looked at, and is on the disk when done.
+"""Commits to a Delta table: each is the very next version after one that was checked, and is on the disk when done.
 
-delta-rs by itself moves a commit on to a later version where what came between does not conflict, and leaves it to the
-system when files are written to the disk.
+delta-rs by itself moves a commit on to a later version where the commits in between do not conflict, and leaves it to
+the system when files are written to the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conf.settings import is_object_storage, local_path
 from warehouse.durable import sync
 
 _ATTEMPTS = 50
-_TORN_AT_MOST = 20
+_TORN_AT_MOST = 20  # commits at the end of a log that are looked at
 
 
 def commit_next(
@@ -27,18 +27,19 @@ def commit_next(
     is_wanted: Callable[[DeltaTable], bool],
     write: Callable[[CommitProperties], object],
 ) -> bool:
-    """Commits to the newest version of a table, if it is wanted there.
+    """Commits the very next version of a table, if that is wanted; tries again where another commit comes first.
 
     Args:
-        transactions: by app id their numbers, which the commit carries.
-        is_wanted: decides by the newest version, which is the table's then; may raise.
-        write: commits with these properties, in which another's commit makes it fail.
+        table: is updated to its newest version.
+        transactions: the numbers of the transactions that the commit carries, by app id.
+        is_wanted: called before each attempt, with the table at its newest version; may raise.
+        write: commits with the properties that it is given, and raises CommitFailedError where another came first.
 
     Returns:
-        whether it was wanted, and was done.
+        whether it was wanted, and so committed.
 
     Raises:
-        CommitFailedError: others were faster again and again.
+        CommitFailedError: others committed first again and again.
     """
     properties = CommitProperties(
         app_transactions=[Transaction(name, number) for name, number in transactions.items()], max_commit_retries=0
@@ -63,10 +64,15 @@ def commit_next(
 
 
 def remove_torn_commits(uri: str) -> list[str]:
-    """Removes the incomplete commits that a loss of power has left at the end of a table's log: nobody knows of them.
+    """Removes the torn commits that a loss of power has left at the end of a table's log: nobody has read them.
+
+    An incomplete checkpoint of the log is renamed. Does nothing on object storage.
+
+    Args:
+        uri: the table's folder or URI.
 
     Returns:
-        the files that were removed.
+        the names of the files that were removed or renamed.
     """
     log = Path(local_path(uri)) / "_delta_log"
     if is_object_storage(uri) or not log.is_dir():
@@ -90,7 +96,7 @@ def remove_torn_commits(uri: str) -> list[str]:
 
 
 def _is_whole(commit: Path) -> bool:
-    """Whether a commit can be read, and the files are there that it adds."""
+    """Whether a commit can be read, and the files that it adds are there in full."""
     try:
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         files = [(commit.parent.parent / unquote(a["add"]["path"]), a["add"]["size"]) for a in actions if "add" in a]

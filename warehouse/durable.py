@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def write_durably(file: Path, content: str) -> None:
-    """Writes a file and its folder; a reader, also after a crash, sees the old content or the new one, whole."""
+    """Replaces a text file atomically: a reader, also after a crash, sees the old content or the new one, whole.
+
+    The file's folder is made if it is missing.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(content)
@@ -19,7 +22,7 @@ def write_durably(file: Path, content: str) -> None:
 
 
 def sync(files: Iterable[Path]) -> None:
-    """Has the system write files and their folders' entries to the disk; those that are gone are passed over."""
+    """Forces files and the folders that they are in to the disk (fsync); files that are gone are passed over."""
     folders = set()
     for file in files:
         with contextlib.suppress(FileNotFoundError):

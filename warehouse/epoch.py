@@ -1,8 +1,8 @@
 """One warehouse, one writer: of all starts of a job and all rebuilds, the last one has the warehouse.
 
-Each of them raises the warehouse's epoch, a transaction in each of its tables, and each commit is the very next version
-after one that was seen to have the writer's own epoch. So whoever has been overtaken, and did not notice because it was
-paused or cut off, can commit nothing any more.
+Each of them raises the warehouse's epoch, which is a transaction's number in each fenced table, and each commit there
+is the very next version after one that was seen to have the writer's own epoch. So whoever has been overtaken, and did
+not notice because it was paused or cut off, can commit nothing any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conf.errors import DelayLakeError
 
 EPOCH = "delaylake-epoch"  # the app id of the transaction
 
-# Whoever sends checks the epoch again after standing still for longer: it may have been taken for dead.
+# A sender that stood still for longer than this checks the epoch again: it may have been taken for dead.
 PAUSE_SECONDS = 5.0
 
 
@@ -29,13 +29,15 @@ class FencedError(DelayLakeError):
 
 
 class PauseWatch:
-    """Notices that this process has stood still (SIGSTOP, a paused machine) between two turns of a loop.
+    """Notices that this process has stood still (SIGSTOP, a paused machine) between two iterations of a loop.
 
     Args:
-        after_pause: called by the first turn after a pause.
-        seconds: so long is a pause.
-        since: when the epoch was looked at before this was made, by the last of the clocks; None: now.
-        clocks: seconds. A paused machine's monotonic clock may stand still, too, and its wall clock is set afterwards.
+        after_pause: called by the first `turn` after a pause.
+        seconds: what takes longer than this between two turns is a pause.
+        since: the time of the turn before the first one, by the last of the clocks, such as that of the last check of
+            the epoch; None: now.
+        clocks: return seconds. There are two since a paused machine's monotonic clock may stand still, too, and its
+            wall clock is set afterwards.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class PauseWatch:
             self._last[-1] = since
 
     def turn(self) -> None:
-        """Looks at the clocks: to be called in each turn of the loop, before it does anything."""
+        """Looks at the clocks; called at the beginning of each iteration of the loop."""
         now = [clock() for clock in self._clocks]
         is_after_pause = max(new - old for new, old in zip(now, self._last, strict=True)) > self._seconds
         self._last = now

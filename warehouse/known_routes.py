@@ -29,7 +29,7 @@ class KnownSubscription:
 
 @dataclass(frozen=True)
 class KnownRoute:
-    """A source topic and its subscriptions by number; those that it had last, where it is not in the settings."""
+    """A source topic's subscriptions by number; of a missing route (`is_missing`) those that it had last."""
 
     subscriptions: tuple[KnownSubscription, ...]
     is_missing: bool = False
@@ -67,7 +67,10 @@ class KnownRoutes:
         }
 
     def taken_on(self, settings: Settings) -> KnownRoutes:
-        """These routes with those of the settings: a new subscription gets the next number, one that is back its old.
+        """Returns these routes with those of the settings taken on.
+
+        A new subscription gets the next number, one that is back its old one. Routes that the settings do not have are
+        missing, subscriptions that they do not have are removed.
 
         Raises:
             RoutesError: a topic has had too many subscriptions.
@@ -88,7 +91,7 @@ class KnownRoutes:
 
     @property
     def missing(self) -> dict[str, KnownRoute]:
-        """The routes that are not in the settings any more."""
+        """The routes that the settings do not have, by source topic."""
         return {topic: route for topic, route in self.routes.items() if route.is_missing}
 
     @property
@@ -103,9 +106,9 @@ class KnownRoutes:
 
     @property
     def command_routes(self) -> Routes:
-        """For each source topic its subscriptions by number, as far as commands are concerned.
+        """For each source topic the rules by which commands apply to its subscriptions, by number.
 
-        Of a topic without a route single messages can be skipped whatever the type: nobody consumes there.
+        Of a missing route single messages can be skipped whatever the subscription's type: nobody consumes there.
         """
         return {
             topic: [
@@ -117,17 +120,17 @@ class KnownRoutes:
 
     @property
     def destinations(self) -> dict[str, list[list[str]]]:
-        """For each source topic the names and destinations of its subscriptions by number."""
+        """For each source topic its subscriptions' [name, destination], by number; also of removed ones."""
         return {topic: [[s.name, s.destination] for s in route.subscriptions] for topic, route in self.routes.items()}
 
     @property
     def gone(self) -> frozenset[tuple[str, str]]:
-        """Topics and subscriptions to which no messages go out now."""
+        """The (topic, subscription) pairs to which no messages go out now: removed, or of a missing route."""
         every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
         return frozenset(every.difference(self._open()))
 
     def back_since(self, before: KnownRoutes) -> list[tuple[str, str]]:
-        """Topics and subscriptions to which messages go out now, and did not before."""
+        """Returns the (topic, subscription) pairs to which messages go out now, and did not in `before`."""
         earlier = set(before._open())
         return [pair for pair in self._open() if pair not in earlier]
 
@@ -138,7 +141,7 @@ class KnownRoutes:
 
 
 def known_routes(settings: Settings) -> KnownRoutes:
-    """The settings' routes, as a checkpoint that begins with them knows them."""
+    """Returns the settings' routes as a new checkpoint knows them."""
     return KnownRoutes({}).taken_on(settings)
 
 
@@ -148,7 +151,7 @@ def subscription_names(settings: Settings) -> dict[str, list[str]]:
 
 
 def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
-    """Routes as the settings would have them."""
+    """Returns known routes, missing ones too, as routes of settings, without the removed subscriptions."""
     return [
         Route(
             source=topic,
@@ -161,7 +164,7 @@ def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
 
 
 def changes(before: KnownRoutes, after: KnownRoutes) -> list[str]:
-    """The differences between routes, a line each.
+    """Returns the differences between the routes before and after, a line of text each.
 
     Args:
         after: `before` with the settings' routes taken on.

@@ -38,12 +38,12 @@ _CARRIED = ("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE"
 
 
 def version_bytes(version: int) -> bytes:
-    """A schema version as messages carry it."""
+    """Returns a schema version as messages carry it: 8 bytes, big-endian."""
     return version.to_bytes(_VERSION_BYTES, "big", signed=True)
 
 
 def version_number(version: bytes) -> int:
-    """The number of a schema version that messages carry."""
+    """Returns the number of a schema version, given as messages carry it."""
     return int.from_bytes(version[:_VERSION_BYTES], "big", signed=True)
 
 
@@ -57,7 +57,7 @@ class MessageSchema:
 
     @property
     def has_separate_key(self) -> bool:
-        """Whether messages' keys are bytes: those of a pair's first half."""
+        """Whether a message's key is the encoded key of a KEY_VALUE pair, so bytes, and its payload only the value."""
         return self.type == "KEY_VALUE" and self.properties.get("kv.encoding.type") == "SEPARATED"
 
 
@@ -72,14 +72,18 @@ class SchemaKeeper:
         self._kept: dict[tuple[str, bytes], MessageSchema | None] | None = None
 
     def keep(self, topic: str, version: bytes, registry: str) -> MessageSchema | None:
-        """The schema, which is in the table from now on; None: the topic's registry had none when it was first seen.
+        """Returns a version of a topic's schema, and writes it to the table if it is not there yet.
 
         Args:
-            topic: as messages' route names it.
-            registry: the topic that has it.
+            topic: the source topic, as the route names it.
+            version: as messages carry it.
+            registry: the topic whose schema registry is asked.
+
+        Returns:
+            the schema; None: the registry had no such version when it was first asked.
 
         Raises:
-            PulsarError: the broker does not answer.
+            PulsarError: the broker does not answer, or refuses.
             OSError: the table can't be written.
         """
         key = (topic, version)
@@ -104,10 +108,13 @@ class SchemaKeeper:
 
 
 def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], MessageSchema | None]:
-    """The schemas that are kept, by topic and version.
+    """Reads the table `schemas`; empty where there is no such table.
 
     Args:
-        topic: of it alone.
+        topic: reads the schemas of this source topic alone; None: of all.
+
+    Returns:
+        by topic and version (bytes) the schema; None: the topic's registry had no such version.
     """
     if not exists(warehouse, TABLE):
         return {}
@@ -117,7 +124,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
         (row["topic"], row["schema_version"]): None
         if row["type"] is None
         else MessageSchema(row["type"], row["definition"], dict(row["properties"] or ()))
-        for row in rows.to_pylist()  # of several the first, which comes last here, holds
+        for row in rows.to_pylist()  # of several rows the oldest, which comes last here, counts
     }
 
 
@@ -129,7 +136,7 @@ class UnknownSchema(DelayLakeError):
 
 
 class DestinationSchemas:
-    """The schemas of a sender's producers, for each destination and schema of a source topic."""
+    """The schemas with which a sender's producers publish, registered with the destinations. Not thread-safe."""
 
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
@@ -137,7 +144,15 @@ class DestinationSchemas:
         self._infos: dict[tuple[str, str, bytes], _pulsar.SchemaInfo] = {}
 
     def info(self, client: pulsar.Client, destination: str, topic: str, version: bytes) -> _pulsar.SchemaInfo:
-        """A source topic's schema, registered with a destination; that of plain bytes where its type can't be carried.
+        """Registers a version of a source topic's schema with a destination, once, and returns it for a producer.
+
+        Args:
+            destination: the topic that is sent to.
+            topic: the source topic, as the route names it.
+            version: as messages carry it.
+
+        Returns:
+            the schema as the client has it; that of plain bytes, unregistered, where the client can't send its type.
 
         Raises:
             UnknownSchema: the table `schemas` does not have it.
@@ -157,10 +172,11 @@ class DestinationSchemas:
 
 
 def producer_with_schema(client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> Any:
-    """A producer whose messages have a schema, and are sent as they are: encoded already.
+    """Makes a producer that has a schema and sends payloads as they are: they are encoded already.
 
     Args:
-        options: of `pulsar.Client.create_producer`.
+        info: the schema, as `DestinationSchemas.info` returns it.
+        options: of `pulsar.Client.create_producer`; for a KEY_VALUE schema, of `_pulsar.ProducerConfiguration`.
     """
     if info.schema_type() == _pulsar.SchemaType.KEY_VALUE:
         return KeyValueProducer(client, topic, info, **options)
@@ -176,10 +192,10 @@ class AsItIs(pulsar.schema.BytesSchema):  # type: ignore[misc]  # the client has
 
 
 class KeyValueProducer:
-    """A producer of pairs that are encoded already.
+    """A producer with a KEY_VALUE schema that sends pairs which are encoded already.
 
-    Pulsar's C++ client encodes what a KEY_VALUE producer sends, and takes nothing that is. It does so when a message is
-    handed over, by the schema of the producer's configuration: for that moment this is another.
+    Pulsar's C++ client encodes each message that a KEY_VALUE producer is given, and takes no encoded ones. It goes by
+    the configuration's schema at that moment, so that is set to plain bytes while a message is handed over.
     """
 
     def __init__(self, client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Topics that have pending messages and no route any more: known by the job's status."""
+"""Missing routes: topics that have no route any more and may have pending messages. The job's status lists them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,30 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CHECK_SECONDS = 30
-_REST = 20  # times as long as a count takes nothing is counted after it
+_REST = 20  # the pause after a count is at least this many times as long as the count took
 
 
 def missing_routes(settings: Settings) -> list[Route]:
-    """The routes that the job had once and that the settings do not have, with the subscriptions that they had last."""
+    """Returns the routes that the job had once and that the settings do not have, with their last subscriptions."""
     status = read_status(settings.warehouse)
     known = KnownRoutes.from_json(status.routes if status is not None else {})
     return [route for route in as_routes(known.routes) if settings.route(route.source) is None]
 
 
 def with_missing_routes(settings: Settings) -> Settings:
-    """The settings, and the missing routes as if they were in them."""
+    """Returns a copy of the settings that has the missing routes, too."""
     return settings.model_copy(update={"routes": (*settings.routes, *missing_routes(settings))})
 
 
 def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
-    """Settings that have a route for a topic if there has been one, and whether it is missing from the given ones."""
+    """Returns settings that have a route for a topic, where there is or was one.
+
+    Args:
+        topic: a source topic or a partition of it, complete or not.
+
+    Returns:
+        the given settings, or those with the missing routes if only these have the topic; and whether it is these.
+    """
     if resolve_topic(topic, {route.source for route in settings.routes})[0] is None:
         known = with_missing_routes(settings)
         if resolve_topic(topic, {route.source for route in known.routes})[0] is not None:
@@ -42,11 +49,13 @@ def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
 
 
 class MissingRoutesWatch:
-    """Counts the pending messages of topics without a route every half a minute or so. A context manager.
+    """Counts the pending messages of topics without a route every 30 s or so, in a thread. A context manager.
+
+    A topic with pending messages has the trouble NO_ROUTE for as long as it has them.
 
     Args:
-        routes: the missing ones, by topic.
-        count: gives how many messages of a topic wait.
+        routes: the missing ones, by source topic.
+        count: returns the number of pending messages of a source topic.
     """
 
     def __init__(self, routes: Mapping[str, KnownRoute], count: Callable[[str], int], troubles: Troubles) -> None:
@@ -67,7 +76,7 @@ class MissingRoutesWatch:
         self._stopped.set()
 
     def check(self) -> None:
-        """Counts them now, and begins or ends the topics' troubles."""
+        """Counts each topic's pending messages now, and begins or ends its trouble. A count that fails begins it."""
         for topic in self._topics:
             try:
                 n = self._count(topic)

@@ -7,8 +7,8 @@ A row of `delayed_index` (operation DELAY) is pending for a subscription when
 - the last command that cancelled the message, or its whole entry, is not later than the last that restored it,
 - it has not been delivered there.
 
-Commands name a message by its batch_index, or by -1 a whole entry, which may be one message. Ledger ids are unique in a
-cluster, and those of imported messages are none of it, so that no two topics or partitions share one.
+Commands name a message by its batch_index, or a whole entry, which may be one message, by -1. Ledger ids are unique in
+a cluster, and imported messages have others than any cluster has, so no two topics or partitions share one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tracker.messages import BoolArray, Int64Array, as_int64, int64
 
 _ENTRY = ("ledger_id", "entry_id")
 
-# A row a message, or whole entry, and subscription: the sequences of the last commands of each kind; null: none.
+# A row for each subscription and message, or whole entry, that commands named: the sequence of the last command of each
+# kind; null: none.
 LAST_COMMANDS = """
 SELECT topic, subscription, ledger_id, entry_id, batch_index,
        max(CASE WHEN operation IN ('CANCEL', 'SKIP') THEN sequence END) AS cancelled,
@@ -40,13 +41,16 @@ GROUP BY topic, subscription, ledger_id, entry_id, batch_index
 
 
 def join_commands(commands: str, row: str, on: str = "true", batch_index: str | None = None) -> str:
-    """SQL that joins the commands for a row's message (`one`) and its entry (`whole`): the conditions below need both.
+    """SQL that joins a row with the commands for its message (as `one`) and for its whole entry (as `whole`).
+
+    The conditions that `last`, `is_cancelled` and `is_moved_on` make need both.
 
     Args:
-        commands: a table or view with the columns of LAST_COMMANDS, or with several of each.
-        row: the alias of a table with positions.
-        on: a further condition, for `{of}`.
-        batch_index: the number of the row's message in its entry, where the row has no batch_index.
+        commands: a table or view with the columns of LAST_COMMANDS; those of sequences may be there several times, with
+            suffixes.
+        row: the alias of a table with ledger_id and entry_id.
+        on: a further condition, in which `{of}` stands for `one` or `whole`.
+        batch_index: SQL for the number of the row's message in its entry, from 0; None: that of the row's batch_index.
     """
     message = batch_index or f"greatest({row}.batch_index, 0)"
     entry = f"{{of}}.ledger_id = {row}.ledger_id AND {{of}}.entry_id = {row}.entry_id AND {on}"
@@ -58,38 +62,53 @@ def join_commands(commands: str, row: str, on: str = "true", batch_index: str | 
 
 
 def last(column: str) -> str:
-    """SQL for the greater value of a message and its entry in a column, -1 where both are null."""
+    """SQL for the greater of a column's values for the message and for its whole entry; -1 where both are null."""
     return f"greatest(coalesce(one.{column}, -1), coalesce(whole.{column}, -1))"
 
 
 def is_cancelled(suffix: str = "") -> str:
-    """SQL condition: a message is cancelled. `suffix`: of the columns `cancelled` and `restored`."""
+    """SQL condition: a message is cancelled.
+
+    Args:
+        suffix: what the names of the columns `cancelled` and `restored` end with.
+    """
     return f"{last(f'cancelled{suffix}')} > {last(f'restored{suffix}')}"
 
 
 def is_moved_on(sequence: str, suffix: str = "") -> str:
-    """SQL condition: a message has a later row than the one with a sequence; null: the row that it came with."""
+    """SQL condition: a message was moved on from a row of `delayed_index`, which so has a later one.
+
+    Args:
+        sequence: SQL for the row's sequence; null: the row that the message came with.
+        suffix: what the name of the column `moved` ends with.
+    """
     return f"{last(f'moved{suffix}')} > coalesce({sequence}, 0)"
 
 
 def are_cancelled(rows: pa.Table, cancels: pa.Table, restores: pa.Table, keys: Sequence[str] = ()) -> BoolArray:
-    """A mask of the rows whose messages are cancelled.
+    """Tells which rows' messages are cancelled.
 
     Args:
         rows: with ledger_id, entry_id, batch_index and the keys.
-        cancels: the same, and the sequence of the command.
-        restores: the same.
-        keys: further columns of integers that tell rows apart.
+        cancels: a row for each cancelled message or entry, with the columns of `rows` and the command's sequence.
+        restores: the same of restored ones.
+        keys: further columns of integers in which a row and a command have to agree.
+
+    Returns:
+        a mask, bool, (rows,).
     """
     return _last_sequences(rows, cancels, keys) > _last_sequences(rows, restores, keys)
 
 
 def are_moved_on(rows: pa.Table, moves: pa.Table) -> BoolArray:
-    """A mask of the rows whose messages have a later row.
+    """Tells which rows of `delayed_index` are superseded: their messages were moved on, and have a later row.
 
     Args:
         rows: with ledger_id, entry_id, batch_index and sequence.
-        moves: the same: MOVE rows.
+        moves: MOVE rows, with the same columns.
+
+    Returns:
+        a mask, bool, (rows,).
     """
     own = rows["sequence"].fill_null(0).to_numpy()
     moved: BoolArray = _last_sequences(rows, moves, ()) > own

@@ -148,7 +148,7 @@ SCHEMAS = {
     "rejects": REJECTS,
 }
 
-# In these nobody writes who has been overtaken. What the others tell is so whoever says it.
+# The tables in which an overtaken process can commit nothing. What the others tell is true whoever writes it.
 FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES}
 
 # Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
@@ -176,12 +176,12 @@ TIME = {
     "rejects": "publish_time",
 }
 
-# Rises when the tables are to be read or written otherwise than before; a column more is no reason. It is the number of
-# a transaction of VERSION_OF in each table. Without it: 0.1.0's, which is 1.
+# The version of the tables' format: it rises when they are to be read or written in another way, and not for a further
+# column. Each table has it as the number of a transaction with the app id VERSION_OF; without one it is 1.
 VERSION = 2
 VERSION_OF = "delaylake-version"
 
-# Is told of a table, of what is done there, and how many rows that has done so far.
+# Is called with a table's name, the step that is under way there, and how many rows it has processed so far.
 OnProgress = Callable[[str, str, int], None]
 
 
@@ -190,13 +190,13 @@ class WarehouseError(DelayLakeError):
 
 
 class Tables:
-    """The warehouse's tables, to append to. Safe in several threads.
+    """The warehouse's tables, to append to and to query. Safe in several threads.
 
-    Who has taken the warehouse over, or joined who has, writes only until somebody else takes it over.
+    After `take_over` or `join`, commits to FENCED tables fail as soon as somebody else has taken the warehouse over.
 
     Args:
         warehouse: a folder or URI.
-        segment_rows: how many rows of an immutable bucket make a segment, the least that is read of it.
+        segment_rows: how many rows of an immutable bucket make a segment (a row group), the least that is read of it.
     """
 
     def __init__(self, warehouse: str, segment_rows: int = 5_000) -> None:
@@ -212,7 +212,7 @@ class Tables:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch in which this writes; None: in any."""
+        """The epoch in which this writes; None: in whichever there is."""
         return self._epoch
 
     @property
@@ -221,11 +221,11 @@ class Tables:
         return self._is_fenced
 
     def newest_epoch(self) -> int:
-        """The epoch that the tables have; 0: nobody has taken the warehouse over yet."""
+        """Returns the newest epoch of any table; 0: nobody has taken the warehouse over yet."""
         return max(max(self.written(name, EPOCH), 0) for name in SCHEMAS)
 
     def take_over(self, epoch: int) -> None:
-        """Begins an epoch: whoever wrote in an earlier one can write no more.
+        """Begins an epoch in each FENCED table: whoever writes in an earlier one can commit nothing there any more.
 
         Args:
             epoch: greater than `newest_epoch`.
@@ -238,7 +238,10 @@ class Tables:
         self._epoch = epoch
 
     def join(self, epoch: int | None = None) -> None:
-        """Writes only in an epoch that somebody else has begun: the newest where none is given.
+        """Makes this write only in an epoch that somebody else has begun.
+
+        Args:
+            epoch: None: the newest.
 
         Raises:
             WarehouseError: a newer program has written the tables.
@@ -247,10 +250,10 @@ class Tables:
         self._epoch = self.newest_epoch() if epoch is None else epoch
 
     def check_epoch(self, max_age_seconds: float = 0) -> None:
-        """Checks that this may still write, and send.
+        """Checks that this may still write, and send; does nothing where this has no epoch.
 
         Args:
-            max_age_seconds: a check that long ago will do.
+            max_age_seconds: the tables are not read where the last check was less than this ago.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
@@ -277,16 +280,17 @@ class Tables:
         """Commits the very next version of a table, as long as nobody else has taken the warehouse over.
 
         Args:
-            table: goes to the newest version.
-            write: commits with these properties; done again where another commit came first.
-            versions: by app id the transactions that the commit carries.
-            is_wanted: asked when the table is at its newest version.
+            table: is updated to its newest version.
+            write: commits with the properties that it is given; called again where another commit came first.
+            versions: the numbers of the transactions that the commit carries, by app id.
+            is_wanted: called before each attempt, with the table at its newest version; False: nothing is committed.
 
         Returns:
-            whether it was wanted, and was done.
+            whether it was wanted, and so committed.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
+            CommitFailedError: others committed first again and again.
         """
 
         def may_write(table: DeltaTable) -> bool:
@@ -297,7 +301,7 @@ class Tables:
             return commit_next(table, versions or {}, may_write, write)
 
     def delete(self, name: str, condition: str) -> None:
-        """Deletes the rows for which a condition holds, which is SQL."""
+        """Deletes the rows of a table for which a condition, in SQL, holds."""
         table = self._open(name)
         self.commit(table, lambda properties: table.delete(condition, commit_properties=properties))
 
@@ -333,9 +337,12 @@ class Tables:
         return f"{local_path(self._warehouse)}/{name}"
 
     def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
-        """Creates the tables that do not exist yet, and adds the columns that others lack. Nobody may write meanwhile.
+        """Creates the tables that do not exist, and adds the columns that existing ones lack.
+
+        Removes torn commits first. Nobody may write meanwhile.
 
         Args:
+            schemas: the tables' columns, by name.
             keep_versions_millis: how long an old version can be read.
 
         Raises:
@@ -371,7 +378,7 @@ class Tables:
                 _log.info("%s: an earlier version made the table; it gets the columns %s", name, names)
 
     def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
-        """Appends rows in one commit, unless it was done before.
+        """Appends rows in one commit, unless they were written before.
 
         Args:
             name: the table.
@@ -380,7 +387,10 @@ class Tables:
                 Empty: rows that no replay can repeat.
 
         Returns:
-            whether the rows were written now; false where every writer has already written this number or a later one.
+            whether the rows were written now; False where every writer has already written this number or a later one.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
         """
         table = self._open(name)
         return self.commit(
@@ -401,20 +411,20 @@ class Tables:
         )
 
     def written(self, name: str, app: str) -> int:
-        """The number of a writer's (an app id's) last write; -1: none."""
+        """Returns the number of a writer's (an app id's) last write to a table; -1: none."""
         return _number(self._open(name), app)
 
     def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
-        """The numbers of writers' last writes; -1: none."""
+        """Returns the numbers of several writers' last writes to a table, in their order; -1: none."""
         table = self._open(name)
         return [_number(table, app) for app in apps]
 
     def version(self, name: str) -> int:
-        """The table's newest version."""
+        """Returns a table's newest version."""
         return int(self._open(name).version())
 
     def query(self, name: str, sql: str, version: int | None = None) -> pa.Table:
-        """The rows of a query over one table, which the query calls by its name.
+        """Runs a query over one table, which it calls by its name, and returns the rows.
 
         Args:
             version: the table's version to read; the newest where not given.
@@ -423,11 +433,15 @@ class Tables:
         return run_sql(query_builder({name: table}), sql)
 
     def sql(self, sql: str) -> pa.Table:
-        """The rows of a query over the newest versions of all tables."""
+        """Runs a query over the newest versions of the job's tables (SCHEMAS), and returns the rows."""
         return run_sql(self._all(), sql)
 
     def stream(self, sql: str, rows: int = 500_000) -> Iterator[pa.Table]:
-        """As `sql`, but about so many rows at a time, of which there may be none: not all have to be in memory."""
+        """Runs a query as `sql` does, and yields its rows in parts: not all have to be in memory.
+
+        Args:
+            rows: the least that a part has, but for the last one, which may be empty.
+        """
         reader = self._all().execute(sql)
         schema = pa.schema(reader.schema)
         batches: list[pa.RecordBatch] = []
@@ -457,10 +471,10 @@ class Tables:
 
 
 class Snapshot:
-    """One version of some tables, for queries that are to see the same. Its tables are opened in the order given.
+    """One version of each of some tables, so that several queries see the same rows.
 
     Args:
-        versions: by table; None: the newest.
+        versions: for each table, opened in this order, the version to read; None: the newest.
 
     Raises:
         DeltaError: there is no such table, or no such version of it any more.
@@ -474,20 +488,20 @@ class Snapshot:
 
     @property
     def versions(self) -> dict[str, int]:
-        """By table the version that is read."""
+        """The versions that are read, by table."""
         return {name: int(table.version()) for name, table in self._tables.items()}
 
     def written_at(self, name: str) -> int:
-        """When the version of a table was written, ms since the epoch."""
+        """Returns when the version of a table was written, ms since the epoch."""
         return int(self._tables[name].history(1)[0]["timestamp"])
 
     def largest(self, name: str, column: str) -> int | None:
-        """The largest value of a column with statistics, by these alone; None: there are no rows."""
+        """Returns the largest value of a column of integers, by its statistics alone; None: the table has no files."""
         files = pa.table(self._tables[name].get_add_actions(flatten=True))
         return pc.max(files[f"max.{column}"]).as_py() if files.num_rows else None
 
     def sql(self, sql: str) -> pa.Table:
-        """The rows of a query over the tables, or over those that an earlier one created."""
+        """Runs a query over the tables, and over those that earlier queries created, and returns the rows."""
         return pa.table(self._builder.execute(sql).read_all())
 
 
@@ -498,19 +512,27 @@ def _number(table: DeltaTable, app: str) -> int:
 
 
 def literal(text: str) -> str:
-    """A text as a literal of SQL."""
+    """Returns a text as a literal of SQL, quoted."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """At most so many ranges, inclusive, that have all the values, which ascend: they end where the gaps are widest."""
+    """Covers values by a few ranges, which leave out the widest gaps between them.
+
+    Args:
+        values: ascending.
+        most: how many ranges there may be, at least 2.
+
+    Returns:
+        (first, last) of each range, both inclusive, ascending.
+    """
     gaps = sorted(range(1, len(values)), key=lambda i: values[i] - values[i - 1])[-(most - 1) :]
     ends = [0, *sorted(gaps), len(values)]
     return [(values[start], values[end - 1]) for start, end in itertools.pairwise(ends) if start < end]
 
 
 def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
-    """The condition that a column is in one of some ranges, as SQL; empty where there are none."""
+    """SQL condition: a column is in one of some ranges, (first, last), both inclusive; empty where there are none."""
     return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
 
 
@@ -519,7 +541,8 @@ def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = Fals
 
     Args:
         tables: by the names that queries call them.
-        has_large_joins: joins are divided however small a side is: for queries that join whole tables.
+        has_large_joins: makes every join partition its sides, however small they are: for queries that join whole
+            tables.
     """
     builder = QueryBuilder()
     if has_large_joins:
@@ -533,7 +556,7 @@ def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = Fals
 
 
 def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:
-    """The rows of a query, without the view types that Arrow can neither filter nor compare with strings."""
+    """Runs a query and returns its rows, without the view types that Arrow can't filter or compare with strings."""
     return _without_views(pa.table(builder.execute(sql).read_all()))
 
 

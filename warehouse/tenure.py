@@ -1,7 +1,7 @@
 """Since when a subscription is in the settings: messages handed out before, or while it was out, are not for it.
 
-The table `subscription_changes` has, for each time that a topic's subscriptions changed, a row for each of them, with
-up to where messages had been handed out by then. What it does not tell of is taken to have been there always.
+For each time that a topic's subscriptions changed, the table `subscription_changes` has a row for each of them, which
+says up to where messages had been handed out by then. A subscription without a row counts as having been there always.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from warehouse.tables import SUBSCRIPTION_CHANGES, Tables, exists, literal
 
 TABLE = "subscription_changes"
 
-# By topic `handed_out` and `positions`, as above, and `subscriptions`: by name the change.
+# By topic a mapping with `handed_out` and `positions`, as in the table, and `subscriptions`: the change by name.
 Changes = dict[str, dict[str, Any]]
 
 
 def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions: Mapping[str, str]) -> Changes:
-    """The changes of subscriptions, for each topic whose subscriptions are not the same as before.
+    """Finds the changes of subscriptions, for each topic whose subscriptions are not the same as before.
 
     Args:
         after: `before` with the settings' routes taken on.
         handed_out: everything due then or before has been handed out; ms since the epoch.
-        positions: by topic partition the last entry that was taken in.
+        positions: by topic partition's name the last entry that was taken in, as `ledger:entry`.
     """
     found: Changes = {}
     for topic, route in after.routes.items():
@@ -53,7 +53,12 @@ def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions:
 
 
 def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: str) -> None:
-    """Writes changes down, once for a writer and tick; `now` in ms since the epoch."""
+    """Appends changes to the table, once for a writer and tick.
+
+    Args:
+        now: ms since the epoch.
+        writer: the app id.
+    """
     if not found:
         return
     rows = [
@@ -80,7 +85,7 @@ class _Moment:
     positions: dict[int, Position]  # by partition; -1: the topic is not partitioned
 
     def had(self, rows: pa.Table) -> BoolArray:
-        """Which messages had been handed out."""
+        """A mask of the rows whose messages had been handed out."""
         had = np.zeros(rows.num_rows, np.bool_)
         partition, ledger, entry = (int64(rows, name) for name in ("partition", "ledger_id", "entry_id"))
         for number, last in self.positions.items():
@@ -89,7 +94,7 @@ class _Moment:
         return had & (int64(rows, "deliver_at") <= self.handed_out)
 
     def sql(self, row: str, due: str) -> str:
-        """The same as a condition."""
+        """The same as an SQL condition on a row, given its alias and the SQL for when its message is due."""
         parts = [
             f"({row}.partition = {number} AND ({row}.ledger_id < {last.ledger_id} "
             f"OR ({row}.ledger_id = {last.ledger_id} AND {row}.entry_id <= {last.entry_id})))"
@@ -102,10 +107,10 @@ _NEVER = _Moment(-1, {})
 
 
 class Tenures:
-    """Which messages were handed out while a subscription was not there.
+    """Tells which messages were handed out while a subscription was not in the settings.
 
     Args:
-        rows: of the table, in its order.
+        rows: those of the table, oldest first.
     """
 
     def __init__(self, rows: pa.Table = SUBSCRIPTION_CHANGES.empty_table()) -> None:  # noqa: B008
@@ -129,21 +134,24 @@ class Tenures:
 
     @staticmethod
     def of(warehouse: str) -> Tenures:
-        """Reads the tenures that a warehouse has written down."""
+        """Reads the tenures from a warehouse's table; without one every subscription has always been there."""
         if not exists(warehouse, TABLE):
             return Tenures()
         return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
 
     def of_topic(self, topic: str) -> list[str]:
-        """The topic's subscriptions that were not there at some time."""
+        """Returns the topic's subscriptions that were absent for some time, before they were added or added again."""
         return [name for of, name in self._absences if of == topic]
 
     def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
-        """A mask of the rows whose messages were handed out while a topic's subscription was not there.
+        """Tells which rows' messages were handed out while a topic's subscription was not there.
 
         Args:
-            rows: with topic, partition, ledger_id, entry_id and deliver_at; and `subscription`, where a row may be for
-                one alone, which says that it is to get the message.
+            rows: with topic, partition, ledger_id, entry_id and deliver_at, and maybe `subscription`: a row that is for
+                one subscription alone was not missed.
+
+        Returns:
+            a mask, bool, (rows,).
         """
         missed = np.zeros(rows.num_rows, np.bool_)
         for since, until in self._absences.get((topic, subscription), ()):
@@ -155,7 +163,14 @@ class Tenures:
         return missed
 
     def sql(self, row: str, due: str, topic: str, subscription: str) -> str:
-        """The same as a condition in SQL, on a row, when its message is due, its topic and a subscription."""
+        """The condition of `were_missed` in SQL, but for the column `subscription` of a row.
+
+        Args:
+            row: the alias of a table with partition, ledger_id and entry_id.
+            due: SQL for when the row's message is due, ms since the epoch.
+            topic: SQL for the row's topic.
+            subscription: SQL for the subscription's name.
+        """
         parts = [
             f"({topic} = {literal(of)} AND {subscription} = {literal(name)} "
             f"AND {until.sql(row, due)} AND NOT {since.sql(row, due)})"
@@ -166,7 +181,7 @@ class Tenures:
 
 
 def _partition(topic: str, name: str) -> int | None:
-    """The number of a topic's partition, -1 of the topic itself; None: it is of another topic."""
+    """Returns the number of a topic's partition by its name, -1 for the topic itself; None: it is of another topic."""
     if name == topic:
         return -1
     number = name.removeprefix(f"{topic}-partition-")

@@ -1,4 +1,4 @@
-"""Messages that the job was never handed: the broker is asked what is missing, and the table `rejects` names it."""
+"""Entries not seen, which the broker never handed to the job: asks the broker about a gap, and writes `rejects`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from status.troubles import NOT_SEEN_REASON
 from warehouse.tables import REJECTS, Tables, literal
 
 _MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
-_MAX_ROWS = 100_000  # of a gap; the last one names the rest
-_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024  # of a gap, that are kept in `rejects`
+_MAX_ROWS = 100_000  # of a gap; the last one stands for the rest
+_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024  # of a gap: with more than this no further payload is kept in `rejects`
 _ASKED_AT_ONCE = 8
 
 _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unreadable for its client"
@@ -29,7 +29,7 @@ _ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
 NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed, or has many properties"
-_MAX_NOT_TOLD = 64  # of a gap: each takes seconds
+_MAX_NOT_TOLD = 64  # of a gap: after as many entries of which the broker tells nothing, no more are asked for
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class NotSeen:
     """The entries of a gap, as the broker tells of them.
 
     Attributes:
-        rows: those that the job was not handed, an entry a row, as REJECTS.
-        passed: how many entries are nothing to deliver: markers, aborted, or parts of a chunked message.
+        rows: those that the job was not handed, with the columns of REJECTS: an entry a row, but that the last row may
+            stand for several.
+        passed: how many entries have nothing to deliver: markers, aborted messages, or chunks but for the last one.
     """
 
     rows: pa.Table
@@ -51,7 +52,8 @@ def find_not_seen(
     """Asks the broker which entries are missing in a gap.
 
     Args:
-        index_of: the index of an entry's last message where the gap does not know it and the broker has it no more.
+        index_of: returns the broker entry index of an entry's last message, or None. Called with the entry before the
+            gap, where its index is not known and the broker has none of the missing entries.
 
     Raises:
         PulsarError: the broker does not answer.
@@ -88,7 +90,7 @@ def find_not_seen(
                 kept_bytes += len(payload or b"")
             rows.append(_row(source, position, _why(entry), entry, payload))
     if not_told:
-        admin.internal_stats(source.name)  # raises where it is the broker that does not answer, and not for these alone
+        admin.internal_stats(source.name)  # raises where the broker answers nothing, and not these questions alone
     rows += [_row(source, position, _NOT_ASKED) for position in named]
     n = sum(last - first + 1 for _, first, last in ranges)
     if n > _MAX_ROWS:
@@ -100,10 +102,13 @@ def find_not_seen(
 
 
 def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
-    """Writes entries that were not seen to `rejects`, unless they are there; returns how many rows.
+    """Writes entries that were not seen to `rejects`, unless it has them; returns the number of rows written.
 
-    Not a part of a batch: what the broker says of a gap is not the same at each replay. What makes it happen once is
-    the position, and that one process does this.
+    This is no part of a batch, since what the broker says of a gap differs from replay to replay. It happens once since
+    positions that are there are left out, and only one process does it.
+
+    Args:
+        found: with the columns of REJECTS.
     """
     if not found.num_rows:
         return 0
@@ -121,7 +126,7 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
 
 
 def durable_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
-    """The index of an entry's last message, by the table `entries`; None: it does not say."""
+    """Looks up the broker entry index of an entry's last message in the table `entries`; None: it is not there."""
     found = tables.query(
         "entries",
         "SELECT first_index + batch_size - 1 AS last_index FROM entries "  # noqa: S608
@@ -132,7 +137,7 @@ def durable_index(tables: Tables, source: SourceTopic, position: Position) -> in
 
 
 def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
-    """How many messages are missing by their indexes, in a gap of which no entry can be named."""
+    """Counts by their indexes the messages that are missing in a gap of which no entry can be named."""
     if gap.before_index is None:
         return 0
     after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
@@ -170,7 +175,7 @@ def _row(
         "batch_index": -1,
         "position": f"{position}:{source.partition}:-1",
         "reason": f"{NOT_SEEN_REASON}: {why}",
-        # By it rows age; of what is gone the broker does not say it, and some producers' clocks say nothing.
+        # Rows age by it: the present where the broker does not have the entry, or its producer set no readable time.
         "publish_time": time.time_ns() // 1_000_000 if published is None else published,
         "producer_name": None if entry is None else entry.producer_name,
         "key": None if entry is None else entry.key,

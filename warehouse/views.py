@@ -1,4 +1,4 @@
-"""Views over the tables that answer what is asked most: for `delaylake sql`, and as SQL for Spark, too."""
+"""Views over the tables that answer the most frequent questions: for `delaylake sql`, and as SQL for Spark, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_
 VIEWS = {
     "subscriptions": "SELECT * FROM (VALUES {subscriptions}) AS s (topic, subscription)",
     "last_commands": LAST_COMMANDS,
-    # How many messages an entry has that a command named whole.
+    # The number of messages of each entry that a command named whole.
     "named_entries": """
 SELECT ledger_id, entry_id, max(batch_size) AS batch_size FROM (
     SELECT ledger_id, entry_id, batch_size FROM entries
@@ -32,7 +32,8 @@ LEFT SEMI JOIN (SELECT * FROM last_commands WHERE batch_index = -1) AS c
     ON c.ledger_id = e.ledger_id AND c.entry_id = e.entry_id
 GROUP BY ledger_id, entry_id
 """,
-    # What was cancelled and not restored, a row a message; batch_index -1: a whole entry, of which `messages` are left.
+    # What was cancelled and not restored: a row for each message or, with batch_index -1, for a whole entry, of which
+    # as many as `messages` are still cancelled.
     "cancellations": f"""
 SELECT * FROM (
     SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.request_id,
@@ -48,7 +49,7 @@ SELECT * FROM (
 ) AS c
 WHERE messages > 0
 """,  # noqa: S608
-    # What waits: a row a message and subscription. What was held back by a pause is due when it is rescheduled.
+    # What waits: a row for each message and subscription. A message that a pause holds back has no time (`is_held`).
     "pending": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
        i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload
@@ -65,14 +66,14 @@ WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(deliver_at)) AS minute, count(*) AS messages
 FROM pending WHERE NOT is_held GROUP BY topic, subscription, minute ORDER BY minute, topic, subscription
 """,
-    # How late messages went out, minute by minute, in ms; those that came in too late to be planned are apart.
+    # How late messages went out, minute by minute, in ms; those on short notice have rows of their own.
     "lateness": """
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(sent_at)) AS minute, short_notice,
        count(*) AS messages, approx_percentile_cont(sent_at - deliver_at, 0.5) AS p50_millis,
        approx_percentile_cont(sent_at - deliver_at, 0.99) AS p99_millis, max(sent_at - deliver_at) AS max_millis
 FROM deliveries GROUP BY topic, subscription, minute, short_notice ORDER BY minute, topic, subscription
 """,
-    # How many messages are cancelled of what commands have named: by single messages, and of whole entries the others.
+    # How many messages are cancelled, for each message that commands named, and for each whole entry without these.
     "cancelled": f"""
 SELECT c.topic, c.subscription, c.ledger_id, c.entry_id,
        CASE WHEN NOT ({is_cancelled()}) THEN 0 WHEN c.batch_index >= 0 THEN 1
@@ -85,7 +86,7 @@ LEFT JOIN (
     GROUP BY subscription, ledger_id, entry_id
 ) AS n ON {_OF_ENTRY.format("n", "c")}
 """,  # noqa: S608
-    # What became of the messages of each topic: of all that are accounted for, and what was not seen.
+    # What became of the messages of each topic and subscription, in numbers; entries that were not seen come on top.
     "funnel": f"""
 SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.delivered, 0) AS delivered,
        coalesce(c.messages, 0) AS taken_back, coalesce(p.pending, 0) AS pending, coalesce(r.rejected, 0) AS rejected,
@@ -110,13 +111,13 @@ ORDER BY s.topic, s.subscription
 
 
 class Warehouse:
-    """The tables of the settings' warehouse and the views, for queries, as they are or were.
+    """The tables of the settings' warehouse and the VIEWS, for queries, as they are or were.
 
     Args:
-        as_of: ms since the epoch; None: the newest versions.
+        as_of: queries see the versions of the tables at this time, ms since the epoch; None: the newest.
 
     Raises:
-        DeltaError: a table is missing, or had no version then, or has it no more.
+        DeltaError: a table is missing, or had no version then, or its version was removed.
     """
 
     def __init__(self, settings: Settings, as_of: int | None = None) -> None:
@@ -135,7 +136,7 @@ class Warehouse:
             run_sql(self._builder, f"CREATE VIEW {name} AS {sql}")
 
     def sql(self, sql: str) -> pa.Table:
-        """The rows of a query.
+        """Runs a query over tables and views, and returns the rows.
 
         Raises:
             DeltaError: the query is wrong.

@@ -27,18 +27,19 @@ _KEY = "topic, partition, ledger_id, entry_id, message"
 
 _MESSAGE = "CAST(greatest(batch_index, 0) AS BIGINT) AS message"
 
-# A row of `rejects` for what was not seen is of no message that was taken in; one for what a destination did not take
-# is of a message that is cancelled there, and may have gone to others.
+# Two kinds of rows in `rejects` are not of rejected messages: entries not seen were never taken in, and messages that a
+# destination did not take count as cancelled there, and may have gone to others.
 _IS_SEEN = f"coalesce(reason, '') NOT LIKE '{NOT_SEEN_REASON}%'"
 
 _IS_REJECTED = f"{_IS_SEEN} AND coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%'"
 
-# What the settings say: who is to get the messages of a topic.
+# The subscriptions that are to get a topic's messages, also those of missing routes.
 _SUBSCRIPTIONS = """
 CREATE TABLE subscriptions AS SELECT * FROM (VALUES {values}) AS routes (topic, subscription)
 """
 
-# A row a message that is in any table, and in which. Of an entry that is nowhere else only its size is known.
+# A row for each message of any table, with the tables that have it. Of an entry that is in `entries` alone only the
+# number of its messages is known.
 _MESSAGES = f"""
 CREATE TABLE messages AS
 SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN message ELSE -1 END) AS batch_index,
@@ -69,7 +70,7 @@ GROUP BY {_KEY}
 
 _POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS position"
 
-# What must not be: rows of (topic, subscription, position).
+# The queries for each kind of finding: rows of (topic, subscription, position).
 _FINDINGS = {
     # A message of a durable entry is nowhere: neither waiting, delivered, cancelled nor rejected.
     "lost": f"""
@@ -112,12 +113,12 @@ SELECT topic, subscription,
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
 """
 
-# All that has come in and is durable, and how much of it was malformed.
+# How many messages have come in and are durable, and how many were rejected.
 _TOTALS = """
 SELECT count(*) FILTER (WHERE is_durable) AS taken_in, count(*) FILTER (WHERE is_rejected) AS rejected FROM messages
 """
 
-# The time by which to tell what is overdue: the last delivery, so that a job that was stopped is none the worse for it.
+# The time by which a message is overdue: that of the last delivery, so that a job that is stopped has no overdue ones.
 _LAST_DELIVERY = "(SELECT max(sent_at) FROM deliveries)"
 
 
@@ -130,13 +131,13 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        taken_in: messages of all durable entries.
-        rejected: messages that could not be taken.
-        counts: for each topic and subscription, how many messages were delivered, cancelled by a command, rejected,
-            and are pending.
+        taken_in: the number of messages of all durable entries.
+        rejected: the number of messages that could not be taken.
+        counts: for each `topic` and `subscription` how many messages are `delivered`, `taken_back` (cancelled by a
+            command), `rejected` and `pending`.
         findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
             position); only the kinds that were found.
-        comparison: with the broker.
+        comparison: of the tables with the broker.
     """
 
     taken_in: int
@@ -147,15 +148,18 @@ class Audit:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found that must not be."""
+        """Whether there are no findings."""
         return not self.findings
 
 
 def run_audit(settings: Settings, now: int | None = None) -> Audit:
-    """Audits the settings' warehouse, for the subscriptions of the settings' routes. The job may run meanwhile.
+    """Audits the settings' warehouse, for the subscriptions of their routes and of missing ones.
+
+    The job may run meanwhile.
 
     Args:
-        now: what was due long before is overdue, ms since the epoch; the time of the last delivery where not given.
+        now: a message due more than OVERDUE_MILLIS before this is overdue, ms since the epoch; None: the time of the
+            last delivery.
 
     Raises:
         AuditError: a table is missing, or there are no routes.
@@ -210,7 +214,7 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
 
 
 def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, known: Iterable[dict[str, Any]]) -> None:
-    """Adds what the comparison found and the table `rejects` does not have."""
+    """Adds to the findings the entries not seen that the comparison found and the table `rejects` does not have."""
     known_positions = {(row["topic"], row["position"]) for row in known}
     new = [at for at in comparison.not_seen if at not in known_positions]
     if new:
@@ -221,10 +225,10 @@ def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, know
 
 
 def _fates(missed: str) -> str:
-    """A row a message and subscription: what became of it there, and when it is due there.
+    """SQL for the table `fates`: for each message and subscription what became of it there, and when it is due there.
 
     Args:
-        missed: the condition that the message (m) was handed out while the subscription (s) was not there.
+        missed: the SQL condition that the message (m) was handed out while the subscription (s) was not there.
     """
     from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 

@@ -20,29 +20,32 @@ from tracker.messages import FIRST_IMPORTED_LEDGER, int64
 from warehouse.tables import literal
 from warehouse.unseen_entries import GONE, find_not_seen
 
-_MAX_GAPS = 5_000  # of a topic partition, that the broker is asked about
+_MAX_GAPS = 5_000  # about how many gaps of a topic partition the broker is asked: the last ones
 _ASKED_AT_ONCE = 4
 _TIMEOUT_SECONDS = 10.0
 _SEEN_COLUMNS = ["position", "reason", "publish_time"]
 
 
 class Query(Protocol):
-    """Runs SQL over one version of each table, and gives the rows some at a time."""
+    """Runs SQL over one version of each table, and yields the rows some at a time."""
 
     def __call__(self, sql: str) -> Iterator[pa.Table]: ...
 
 
 @dataclass(frozen=True)
 class ComparedTopic:
-    """A topic partition. Numbers of entries, from the first one that the tables still have.
+    """A topic partition's numbers of entries, from the first one that the tables still have.
 
     Attributes:
+        topic: the source topic, as the route names it.
+        partition: its number; -1: the topic is not partitioned.
         entries: those that the broker has stored.
         booked: those of them that the table `entries` has.
         not_booked: those after the durable ones, which are still to be read or written down.
-        no_message: markers, aborted messages, and parts of chunked messages but for their last one.
+        no_message: markers, entries of aborted transactions, and chunks of chunked messages but for their last one.
         not_seen: those between durable ones, or acknowledged, that were not taken in.
-        not_known: those missing in the tables and in the broker, or that were not asked about.
+        not_known: those missing in the tables and in the broker, or that the broker was not asked about; a gap too many
+            to ask about counts as one.
         trimmed: durable ones that the broker no longer has, with which nothing can be compared.
     """
 
@@ -63,6 +66,7 @@ class Comparison:
 
     Attributes:
         problem: why they could not be compared; None: they were.
+        topics: the topic partitions of the settings' routes.
         not_seen: (topic, position) of the entries that were not taken in.
     """
 
@@ -73,14 +77,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class BrokerState:
-    """The topic partitions of all routes as the broker has them, or why that is not known."""
+    """The topic partitions of the settings' routes as the broker has them; `problem`: why that is not known."""
 
     topics: dict[SourceTopic, TopicLedgers]
     problem: str | None = None
 
 
 def read_broker(settings: Settings) -> BrokerState:
-    """Reads the entries that the broker has: before the tables are read, which then have every acknowledged one."""
+    """Asks the broker which entries it has. Call this before the tables are read: they then have the acknowledged ones.
+
+    Never raises a PulsarError: it becomes the state's `problem`.
+    """
     try:
         return BrokerState(_read_broker(settings))
     except PulsarError as error:
@@ -88,7 +95,15 @@ def read_broker(settings: Settings) -> BrokerState:
 
 
 def compare(settings: Settings, broker: BrokerState, query: Query) -> Comparison:
-    """Compares the tables with the entries that the broker had before the tables were read."""
+    """Compares the tables with the entries that the broker had before the tables were read.
+
+    Args:
+        broker: as `read_broker` returned it.
+        query: runs SQL over the tables.
+
+    Returns:
+        the comparison; its `problem` is set where the broker does not answer.
+    """
     if broker.problem is not None:
         return Comparison(broker.problem)
     horizon = time.time_ns() // 1_000_000 - settings.retention.entries_millis
@@ -138,7 +153,7 @@ def _compare(
     compared = ComparedTopic(
         source.topic,
         source.partition,
-        # The tables may have what has come since.
+        # The tables may have entries that came after the broker was asked.
         entries=max(_entries(broker.ledgers, durable.before), n_in_broker + not_booked),
         booked=n_in_broker,
         not_booked=not_booked,
@@ -154,9 +169,9 @@ class _Durable:
     """The entries of a topic partition in the table `entries`, from where it has all of them.
 
     Attributes:
-        before: the entry before the first one; what was published before the horizon may be forgotten.
+        before: the entry before the first one; entries published before the horizon may be removed already.
         last: the last one; START: there is none.
-        by_ledger: how many there are.
+        by_ledger: for each ledger how many there are.
         gaps: between them.
     """
 
@@ -195,7 +210,7 @@ def _first_position(query: Query, condition: str, order: str) -> Position:
 
 
 def _entries(ledgers: Mapping[int, int], after: Position) -> int:
-    """How many entries the broker has after one."""
+    """Counts the entries that the broker has after a position; `ledgers`: how many each ledger has."""
     return sum(
         n if ledger > after.ledger_id else max(0, n - 1 - after.entry_id)
         for ledger, n in ledgers.items()

@@ -1,7 +1,8 @@
 """Merges a table's files into few, sorted by time: a log-structured merge with size tiers.
 
 A run is a set of files that do not overlap in time; each file that the job appends is one by itself. Runs of about the
-same size are merged as soon as there are FAN_IN of them, so that a row is written once a tier, however much is pending.
+same size (a tier) are merged as soon as there are FAN_IN of them, so that a row is written once a tier, however much is
+pending.
 """
 
 from __future__ import annotations
@@ -18,35 +19,32 @@ import pyarrow.parquet as pq
 from tracker.messages import Int64Array, int64
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 
-# So many runs of a tier are merged; seven of each may overlap: with 5,000 rows a seal, 42 of 1.3 billion rows.
+# As many runs of a tier are merged into one. So up to seven of each tier overlap: with 5,000 rows a seal, 42 runs of
+# 1.3 billion rows.
 FAN_IN = 8
 
 # A full file: small enough to be sorted in memory and for its footer to be read in some ms.
 FILE_ROWS = 500_000
 FILE_BYTES = 128 << 20
 
-_STEPS = 2_048  # at how many times it is estimated how many rows are due before
+_STEPS = 2_048  # the points in time for which `_bounds` estimates how many rows are due before
 
 
 @dataclass(frozen=True)
 class Run:
-    """Files that do not overlap in time, but for what `merges` says.
-
-    Attributes:
-        merges: the run is yet to be made of these files.
-    """
+    """A sorted run: its files, which do not overlap in time, or with `merges` those of which it is yet to be made."""
 
     files: tuple[DataFile, ...]
     merges: bool = False
 
     @property
     def size(self) -> float:
-        """The rows or bytes in full files (FILE_ROWS, FILE_BYTES), whichever is more."""
+        """How many full files the rows (FILE_ROWS) or the bytes (FILE_BYTES) make, whichever is more."""
         return max(sum(f.rows for f in self.files) / FILE_ROWS, sum(f.n_bytes for f in self.files) / FILE_BYTES)
 
     @property
     def tier(self) -> int:
-        """Each tier's runs are FAN_IN times the size of those of the tier below; from 0 on they are full files."""
+        """The logarithm of the size to the base FAN_IN, rounded down: from 0 on a run has at least one full file."""
         return math.floor(math.log(max(self.size, 1e-9), FAN_IN))
 
 
@@ -54,12 +52,12 @@ def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[l
     """Chooses the files that are to be merged with each other.
 
     Args:
-        now: nobody reads slices of what was due before, so that it is merged only while files are small; ms since the
-            epoch. None: there is no such time.
-        max_overlap: how many runs may overlap at any time.
+        now: files whose rows were all due before are not read by time any more, and are merged only while they are
+            small; ms since the epoch. None: there are no such files.
+        max_overlap: how many of the other runs may have a file over the same time.
 
     Returns:
-        groups of files, each to become one run.
+        groups of files, each of which is to become one run.
     """
     runs: dict[tuple[bool, str], list[DataFile]] = {}
     for file in files:
@@ -98,7 +96,7 @@ def _merged(runs: Sequence[Run]) -> Run:
 
 
 def overlap(runs: Iterable[Run]) -> int:
-    """The greatest number of runs that have a file over the same time."""
+    """Returns the greatest number of runs that have a file over the same time."""
     events: list[tuple[int, int]] = []
     for run in runs:
         spans = [(f.first, f.last) for f in run.files]
@@ -114,13 +112,13 @@ def overlap(runs: Iterable[Run]) -> int:
 
 
 def merge(table: TableFiles, files: Sequence[DataFile], on_rows: Callable[[int], None] = lambda rows: None) -> bool:
-    """Makes one run of files, in one commit.
+    """Merges files into one sorted run, in one commit.
 
     Args:
-        on_rows: is told how many rows were written.
+        on_rows: called with the number of rows of each file that was written.
 
     Returns:
-        whether it was done; False where the files were removed in the meantime.
+        whether it was done; False where some of the files were removed in the meantime.
     """
     run = new_run()
     added = []
@@ -141,7 +139,7 @@ class _RowGroup:
 
 
 def _slices(table: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.Table]:
-    """The rows of files in order, at most a full file of them at a time; ties may be divided."""
+    """Yields the rows of files in order, at most a full file of them at a time; rows of one time may be divided."""
     metadata = {file.path: _metadata(table, file) for file in files}
     groups = [group for file in files for group in _row_groups(table, file, metadata[file.path])]
     for start, end in _bounds(groups):
@@ -177,7 +175,7 @@ def _row_groups(table: TableFiles, file: DataFile, metadata: pq.FileMetaData) ->
 
 
 def _bounds(groups: Sequence[_RowGroup]) -> list[tuple[int, int]]:
-    """Divides time so that about a full file of rows lies in each part, as if row groups were even in themselves."""
+    """Divides time into parts [start, end) of about a full file each, as if row groups were evenly filled."""
     first, last = min(g.first for g in groups), max(g.last for g in groups) + 1
     weights = [max(g.rows / FILE_ROWS, g.n_bytes / FILE_BYTES) for g in groups]
     times = np.unique(np.linspace(first, last, _STEPS).astype(np.int64))

@@ -19,10 +19,10 @@ from warehouse.maintenance.table_files import DataFile, TableFiles
 from warehouse.queries import expired
 from warehouse.tables import OnProgress, Tables, exists
 
-# What speaks for a row in another table goes first, so that it outlives that row by a whole run.
+# Tables whose rows account for rows of later tables come first, so that such a row outlives the other by a whole run.
 ORDER = ["deliveries", "outcomes", "rejects", "delayed_index", "entries"]
 
-# Rows removed in one commit, about: the files are written anew before it.
+# About how many rows one commit removes; the files that keep other rows are written anew before it.
 _ROWS_A_COMMIT = 5_000_000
 
 
@@ -36,7 +36,7 @@ class UnderWayError(MaintenanceError):
 
 @dataclass
 class TableReport:
-    """What was done to a table, or in a dry run would be."""
+    """What a run did to a table, or in a dry run would do; its files and bytes stay the same after a dry run."""
 
     table: str
     files_before: int
@@ -46,12 +46,15 @@ class TableReport:
     files_merged: int = 0
     rows_deleted: int = 0
     files_vacuumed: int = 0
-    vacuum_put_off: bool = False  # the job has stood still for long and may come back to an old version
+    vacuum_put_off: bool = False  # the job has stood still for long and may yet read an old version
     seconds: float = 0.0
 
 
 def lock(settings: Settings) -> FileLock:
-    """The lock of whoever removes rows or files of the tables. It is released by the system when a process dies."""
+    """Returns the lock that a process holds while it removes rows or files of the tables.
+
+    The system releases it when the process dies.
+    """
     beside = settings.checkpoint if is_object_storage(settings.warehouse) else settings.warehouse
     folder = Path(local_path(beside))
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +62,7 @@ def lock(settings: Settings) -> FileLock:
 
 
 def needs_maintenance(settings: Settings, tables: Tables) -> bool:
-    """Whether a table has so many files that the job has appended since the last merge that it is worth another."""
+    """Whether a table has enough small files, which the job has appended since the last merge, to be worth another."""
     return any(
         sum(not file.is_part for file in TableFiles(tables, name).all()) >= settings.maintain.min_small_files
         for name in ORDER
@@ -74,16 +77,24 @@ def maintain(
     on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
 ) -> list[TableReport]:
-    """Maintains tables, one after another. The job may run meanwhile; a run that is killed leaves all as it was.
+    """Maintains tables, one after another: merges files, deletes rows that nobody needs, vacuums.
+
+    The job may run meanwhile. A run that is killed leaves the tables whole; what it has committed stays.
 
     Args:
-        names: of tables.
-        merges_only: no rows are deleted, and no files of old versions.
-        now: ms since the epoch; the time where not given.
+        names: the tables.
+        dry_run: changes nothing, and reports what would be done.
+        merges_only: deletes no rows, and no files of old versions.
+        on_progress: called as files are merged and rows deleted.
+        now: ms since the epoch; None: the current time.
+
+    Returns:
+        a report for each table.
 
     Raises:
         UnderWayError: another process does it.
         MaintenanceError: a table is missing, or somebody else has removed files at the same time.
+        FencedError: somebody else has taken the warehouse over.
     """
     now = time.time_ns() // 1_000_000 if now is None else now
     try:
@@ -128,7 +139,7 @@ class _Maintenance:
     def _plan(self) -> list[list[DataFile]]:
         # Slices of the delayed index are read as they come due; the other tables are read at any time.
         past = self._now if self._name == "delayed_index" else None
-        # Half, for files come in until the next time.
+        # Half of what may overlap, for files come in until the next run.
         return plan(self._files.all(), past, self._settings.tracker.max_num_buckets // 2)
 
     def _merge(self, groups: list[list[DataFile]]) -> None:
@@ -170,9 +181,9 @@ class _Maintenance:
         return MaintenanceError(f"{self._name}: somebody else has removed files at the same time: try again later")
 
     def _vacuum(self, dry_run: bool) -> int:
-        """Deletes the files and the log that no version within the retention has; returns how many files."""
+        """Deletes the data files and the log that only versions past their retention have; returns how many files."""
         table = self._files.table
-        # Not only what the log still tells of: a checkpoint forgets removed files by itself.
+        # In full, not only what the log still tells of: a checkpoint forgets removed files by itself.
         found = len(table.vacuum(dry_run=True, full=True))
         if not dry_run:
             if found:
@@ -185,9 +196,12 @@ class _Maintenance:
 
 
 def is_paused(settings: Settings, now: int) -> bool:
-    """Whether the job has stood still for so long that the versions its last batch names may be gone with a vacuum.
+    """Whether the job has stood still for so long that a vacuum may delete the versions that its last batch names.
 
-    It reads them again when it goes on.
+    The job reads them again when it goes on.
+
+    Args:
+        now: ms since the epoch.
     """
     offsets = Path(local_path(settings.checkpoint)) / "query" / "offsets"
     newest = max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=None)

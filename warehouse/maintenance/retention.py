@@ -1,9 +1,10 @@
-"""Which rows of a table nobody needs any more: not the job, not a rebuild, not the audit.
+"""Finds and removes the rows of a table that nobody needs any more: not the job, not a rebuild, not the audit.
 
-A row of `delayed_index` goes when all subscriptions are done with the message; a row of `entries` when `delayed_index`
-has nothing of the entry any more; a row of `deliveries`, `outcomes` or `rejects` when `entries` does not have its entry
-any more. So the audit finds all that `entries` has accounted for, and a rebuild finds done what is in `delayed_index`.
-Of entries that a rebuild takes again from the source topics everything stays.
+A row goes when it is older than the settings' retention of its table and, in `delayed_index`, all subscriptions are
+done with the message; in `entries`, `delayed_index` has nothing of the entry any more; in `deliveries`, `outcomes` and
+`rejects`, `entries` does not have the entry any more. So the audit finds every message of `entries` accounted for, and
+a rebuild can tell which messages of `delayed_index` are done. Rows of entries that a rebuild reads again from the
+source topics all stay.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from warehouse.tenure import Tenures
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
 
-# A file is written anew when at least this part of its rows goes, or when it is small; else they wait for more.
+# A file is written anew when at least this part of its rows can go, or when it is small; else these stay until more can
+# go.
 _LEAST_PART = 0.1
 _SMALL_ROWS = 20_000
 
-_MAX_LEDGERS = 200  # named one by one in a query
+_MAX_LEDGERS = 200  # that a query names one by one
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
@@ -51,10 +53,10 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Excess:
-    """A file with rows that can go: all of them, or so many that it is worth writing the others anew."""
+    """A file with rows that can go: all of its rows, or so many that it is worth writing the others anew."""
 
     file: DataFile
-    goes: BoolArray  # for each row of the file whether it can go
+    goes: BoolArray  # a mask of the file's rows that can go, (rows,)
 
     @property
     def rows(self) -> int:
@@ -73,7 +75,7 @@ class Retention:
         self._names = subscription_names(settings)
         self._tenures = Tenures.of(settings.warehouse)
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
-        # A request that comes again is answered from here, and a rebuild takes the ids from here.
+        # A repeated command is answered from `outcomes`, and a rebuild takes the known request ids from there.
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
         # `entries` first: what it has is in the other tables already, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
@@ -83,7 +85,7 @@ class Retention:
         self._last: pa.Table | None = None
 
     def excess(self, table: TableFiles) -> Iterator[Excess]:
-        """The files from which rows can go."""
+        """Yields the files of a table from which rows can go."""
         horizon = self._horizons[table.name]
         for file in table.all():
             if file.first >= horizon:
@@ -106,22 +108,23 @@ class Retention:
         unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
             is_proof = pc.equal(rows["result"], "APPLIED")
-            # By the last of these a rebuild knows what is paused.
+            # By a subscription's last pause change a rebuild knows whether it is paused.
             is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
             can_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
             return can_go
         if name == "rejects":
-            # A command that could not be read is of no source topic.
+            # A command that could not be read is in `rejects`, too, and its topic is no source topic.
             is_message = pc.is_in(rows["topic"], pa.array(list(self._names), pa.string()))
             is_of_message: BoolArray = is_message.to_numpy(zero_copy_only=False)
             return unneeded | ~is_of_message
         return unneeded
 
     def _is_settled(self, rows: pa.Table) -> BoolArray:
-        """Which messages have been delivered to, or cancelled for, each subscription of their topic's route.
+        """A mask of the DELAY rows with which all subscriptions of their topic's route are done.
 
-        Of a topic without a route it is not known who is to get its messages: they stay.
+        A subscription is done with a row when its message was delivered there, is cancelled, or was moved on, or when
+        the row is not for it. Of a topic without a route it is not known who is to get the messages: its rows stay.
         """
         first, last = pc.min_max(rows["deliver_at"]).as_py().values()
         delivered = self._query(
@@ -156,10 +159,11 @@ class Retention:
         return settled
 
     def _is_durable(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
-        """Which rows are of entries that do not come again from the source topics after a rebuild.
+        """A mask of the rows of entries that do not come again from the source topics after a rebuild.
 
         Args:
-            or_last: the last durable entry of a topic partition, too. By that row of `entries` a rebuild knows them.
+            or_last: with the last durable entry of each topic partition, too. Its row of `entries` has to stay: by it
+                a rebuild knows which entries are durable.
         """
         if self._last is None:
             by_ledger = self._query(
@@ -183,7 +187,7 @@ class Retention:
         return durable
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
-        """Which rows are of an entry that `delayed_index` (as DELAY) or `entries` has."""
+        """A mask of the rows of entries that a table, `delayed_index` (as DELAY) or `entries`, has."""
         condition = " AND operation = 'DELAY'" if table == "delayed_index" else ""
         kept = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {_of_ledgers(rows)}{condition}")  # noqa: S608
         return is_among(rows, kept, _ENTRY)
@@ -193,7 +197,7 @@ class Retention:
 
 
 def removed_rows(table: TableFiles, excess: Sequence[Excess]) -> pa.Table:
-    """The rows that can go."""
+    """Returns the rows of files that can go."""
     return pa.concat_tables(table.read(found.file.path).filter(pa.array(found.goes)) for found in excess)
 
 
@@ -201,7 +205,7 @@ def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
     """Removes the rows that can go, in one commit; files of which no row stays are not read.
 
     Returns:
-        whether it was done; False where the files were removed in the meantime.
+        whether it was done; False where some of the files were removed in the meantime.
     """
     added = []
     for found in excess:
@@ -213,7 +217,7 @@ def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
 
 
 def _of_ledgers(rows: pa.Table) -> str:
-    """A condition that holds for all ledgers of the rows, and for no others where they are few."""
+    """SQL condition: a row is of one of these rows' ledgers; of many ledgers only that it lies between them."""
     ledgers = pc.unique(rows["ledger_id"]).to_pylist()
     if len(ledgers) > _MAX_LEDGERS:
         return f"ledger_id BETWEEN {min(ledgers)} AND {max(ledgers)}"

@@ -1,4 +1,4 @@
-"""The data files of a Delta table: what is in them, and exchanging some for others in one commit."""
+"""The data files of a Delta table: lists and reads them, and exchanges some for others in one commit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from deltalake.transaction import AddAction, RemoveAction
 from tracker.messages import typed
 from warehouse.tables import SCHEMAS, STATISTICS, TIME, Tables
 
-# Every exchange of files carries a transaction with this app id: when there was the last one.
+# The app id of a transaction that every exchange of files carries; its number is the time, ms since the epoch.
 APP_ID = "delaylake-maintain"
 
-# A file that a merge has written says of which run it is a part. The parts of a run do not overlap in time.
+# The name of a file that maintenance has written says to which run it belongs. A run's files do not overlap in time.
 _PART_OF_RUN = re.compile(r"run-([0-9a-f]{12})-[0-9a-f]+\.parquet$")
 
-# Columns with few values a file; the other integers are close to their neighbours.
+# Columns with few different values in a file. In the other columns of integers, neighbours are close to each other.
 _DICTIONARY = [
     "topic",
     "partition",
@@ -51,7 +51,9 @@ class DataFile:
     """A file of a table, as the Delta log describes it.
 
     Attributes:
-        first, last: the least and greatest time in the table's time column, ms since the epoch.
+        path: in the table's folder.
+        first, last: the least and greatest value of the table's time column (TIME), ms since the epoch; the bounds of
+            int64 where the log does not say.
     """
 
     path: str
@@ -62,21 +64,22 @@ class DataFile:
 
     @property
     def is_part(self) -> bool:
-        """Whether a merge has written it."""
+        """Whether maintenance has written it, and not the job."""
         return _PART_OF_RUN.search(self.path) is not None
 
     @property
     def run(self) -> str:
-        """The sorted run that the file is a part of; a file that no merge has written is one by itself."""
+        """The name of the sorted run that the file belongs to; a file that the job has written is one by itself."""
         match = _PART_OF_RUN.search(self.path)
         return match.group(1) if match else self.path
 
 
 class TableFiles:
-    """The files of one version of a table, the newest when this is made or `update` is called.
+    """The files of one version of a table: the newest when this is made, or when `update` is called.
 
     Args:
-        row_group_rows: rows of a row group in files that are written.
+        name: of the table, one of SCHEMAS.
+        row_group_rows: the rows of a row group in the files that this writes.
     """
 
     def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
@@ -98,7 +101,7 @@ class TableFiles:
         self._table.update_incremental()
 
     def all(self) -> list[DataFile]:
-        """The files of the version, by time."""
+        """Returns the files of the version, in the order of their first times."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         names = [f"min.{self.time}", f"max.{self.time}"]
         bounds = [actions[n] if n in actions.column_names else pa.nulls(actions.num_rows, pa.int64()) for n in names]
@@ -110,7 +113,7 @@ class TableFiles:
         return sorted(files, key=lambda file: (file.first, file.path))
 
     def read(self, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """A file's rows, in their order there."""
+        """Reads a file's rows, in their order there; `columns`: these alone."""
         with self.open(path) as file:
             return self.cast(file.read(columns=columns, use_threads=False))
 
@@ -119,15 +122,24 @@ class TableFiles:
         return pq.ParquetFile(self._files.open_input_file(path), metadata=metadata)
 
     def cast(self, rows: pa.Table) -> pa.Table:
-        """Rows with the types of the table's columns, whatever a writer made of them."""
+        """Casts rows to the types of the table's columns: writers may have used others for the same."""
         return rows.cast(pa.schema([self._schema.field(name) for name in rows.column_names]))
 
     def complete(self, rows: pa.Table) -> pa.Table:
-        """A file's rows in all the table's columns: it may be older than some of them."""
+        """Returns a file's rows in all the table's columns: null in those that were added after the file."""
         return typed(rows, self._schema)
 
     def write(self, rows: pa.Table, run: str, changes_data: bool = False) -> AddAction:
-        """Writes a file that no version has yet; returns the action by which `replace` adds it."""
+        """Writes a file that no version has yet.
+
+        Args:
+            rows: in the table's columns, in the order of their times.
+            run: the name of the sorted run that the file belongs to.
+            changes_data: as for `replace`.
+
+        Returns:
+            the action by which `replace` adds the file.
+        """
         path = f"run-{run}-{uuid.uuid4().hex[:12]}.parquet"
         integers = [f.name for f in self._schema if pa.types.is_integer(f.type) and f.name not in _DICTIONARY]
         with self._files.open_output_stream(path) as stream:
@@ -148,11 +160,12 @@ class TableFiles:
         """Exchanges files in one commit; appends may come in between.
 
         Args:
+            added: as `write` returned them.
             changes_data: False where the rows stay the same, so that a reader of changes passes the commit over.
 
         Returns:
-            whether it was done; False where somebody else has removed files in the meantime, so that it has to be
-            thought over again.
+            whether it was done; False where somebody else has removed some of the files in the meantime: the caller has
+            to plan anew.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
@@ -182,7 +195,7 @@ class TableFiles:
 
 
 def new_run() -> str:
-    """A name for a new sorted run."""
+    """Returns a name for a new sorted run."""
     return uuid.uuid4().hex[:12]
 
 

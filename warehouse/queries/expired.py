@@ -1,7 +1,8 @@
-"""The table `expired`: which indexes of source topics had entries that retention has removed.
+"""The table `expired`: the broker entry indexes of the entries that retention has removed from `entries`.
 
-Without it a hole in `entries` could be one of entries that were removed, or of the broker's own markers, which were
-never in it. A row is a range: of what lies between two entries that are left it says up to where entries were removed.
+Without it nobody could tell whether a hole in the indexes of `entries` is of removed entries or of the broker's own
+markers, which were never there. A row is a range, from the first to the last index that was removed between two entries
+that are left; markers in between are in it, too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ TABLE = "expired"
 
 
 def record(tables: Tables, removed: pa.Table) -> None:
-    """Writes down entries that are about to be removed: before they are, so that no reader finds neither.
+    """Adds entries that are about to be removed: before they are, so that readers find them in one table at least.
 
     Args:
-        removed: rows of `entries`, with topic, partition, first_index and batch_size.
+        removed: rows of `entries`, with topic, partition, first_index and batch_size; those without index are left out.
     """
     removed = removed.filter(removed["first_index"].is_valid())
     if not removed.num_rows:
@@ -47,7 +48,12 @@ def record(tables: Tables, removed: pa.Table) -> None:
 
 
 def expired_around(tables: Tables, topic: str, partition: int, index: int) -> tuple[int | None, int | None]:
-    """Of a topic partition the first index that was removed, and the next end of a range after an index; None: none."""
+    """Looks up the removed entries of a topic partition.
+
+    Returns:
+        the first index that was removed, and the first end (exclusive) of a range that is greater than an index; None:
+        there is none.
+    """
     ends = f"min(CASE WHEN end_index > {index} THEN end_index END)"
     condition = f"topic = {literal(topic)} AND partition = {partition}"
     sql = f'SELECT min(first_index) AS "first", {ends} AS "end" FROM {TABLE} WHERE {condition}'  # noqa: S608
@@ -59,7 +65,7 @@ def expired_around(tables: Tables, topic: str, partition: int, index: int) -> tu
 
 
 def _merged(tables: Tables, ranges: pa.Table, topic: str, partition: int) -> pa.Table:
-    """The ranges of a topic partition: one for each run of removed entries without one that is left in between."""
+    """Merges the ranges of a topic partition between which no entry is left."""
     own = pc.and_(pc.equal(ranges["topic"], topic), pc.equal(ranges["partition"], partition)).to_numpy()
     firsts, ends = (int64(ranges, name)[own] for name in ("first_index", "end_index"))
     order = np.argsort(firsts, kind="stable")
@@ -77,5 +83,5 @@ def _merged(tables: Tables, ranges: pa.Table, topic: str, partition: int) -> pa.
 
 
 def _runs(firsts: Int64Array, ends: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
-    """Ranges put together, but for those, from the second on, with which a run begins."""
+    """Joins each range to the one before it, but where `begins`, a mask of the ranges from the second on, is True."""
     return firsts[np.append(True, begins)], ends[np.append(begins, True)]

@@ -1,4 +1,4 @@
-"""The first answers to commands, from the table `outcomes`, for commands that come again."""
+"""The first answers to commands, from the table `outcomes`: a repeated command is answered in the same way."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.tables import Tables, literal
 
-# What version 0.1.0 wrote down for a repeat, which is not what was answered first.
+# The reason that version 0.1.0 wrote for a repeat: such a row is no first answer.
 _REPEATED = "the request id has been applied"
 
 
 def find_first_answers(tables: Tables, version: int | None, request_ids: Collection[str], now: int) -> pa.Table:
-    """The answers that request ids got in the last day, as ANSWERS.
+    """Finds the first answers to request ids within the last ANSWERS_KEPT_MILLIS.
 
     Args:
-        version: of the table `outcomes`: all batches before this one are in it; None: the newest.
+        version: of the table `outcomes`: one that has all batches before this one; None: the newest.
         now: ms since the epoch.
+
+    Returns:
+        with the columns of ANSWERS.
     """
     if not request_ids:
         return ANSWERS.empty_table()

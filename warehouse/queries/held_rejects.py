@@ -13,14 +13,14 @@ from warehouse.tables import Tables, literal
 
 
 def find_rejects(tables: Tables, version: int, since: Mapping[str, int]) -> pa.Table:
-    """The messages that are to go to rejects topics now, in the order in which they were rejected.
+    """Finds the messages that are to go to rejects topics now, in the order of their ticks, as MESSAGES.
 
     Args:
         version: of the table `rejects`.
-        since: by source topic the first tick of which the rejects topic has no messages.
+        since: for each source topic, at least one, the first tick whose rejects its rejects topic does not have.
     """
     of_topics = " OR ".join(f"(topic = {literal(topic)} AND batch_id >= {tick})" for topic, tick in since.items())
-    # Never told there, or told by who sends, at a time of its own.
+    # Rows that never go to a rejects topic, or that the sender publishes there by itself.
     others = " OR ".join(f"reason LIKE '{text}'" for text in (f"{NOT_SEEN_REASON}%", f"{LEFT_OUT}%", f"%{NOT_TAKEN}%"))
     order = "batch_id, ledger_id, entry_id, batch_index, reason"
     sql = f"SELECT * FROM rejects WHERE ({of_topics}) AND NOT ({others}) ORDER BY {order}"  # noqa: S608

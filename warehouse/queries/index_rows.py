@@ -1,4 +1,4 @@
-"""Segments: the slices of all immutable buckets that come due next, read from the delayed index by time."""
+"""Rows of the delayed index, read as segments by time or for commands by entry; and rows to write to the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, 
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.tables import DELAYED_INDEX, OUTCOMES, REJECTS, Tables, any_of, literal, ranges_of
 
-# The tables in which a command finds what it names, and what was answered to it if it has come before.
+# The tables that are looked up for a command: the messages that it names, and its first answer if it is repeated.
 LOOKED_UP = ["delayed_index", "entries", "outcomes"]
 
 _ENTRY_AS_KNOWN = (
@@ -30,7 +30,7 @@ def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[i
     """Counts the rows of a version of the delayed index that are due from `start` to before `end`, ms since the epoch.
 
     Returns:
-        (slot, rows), ascending, where there are any.
+        (time slot, number of rows) of each slot that has rows, ascending; a slot is its time / SLOT_MILLIS.
     """
     counts = tables.query(
         "delayed_index",
@@ -42,7 +42,12 @@ def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[i
 
 
 def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table:
-    """The messages of a version of the delayed index that are due from `start` to before `end`, ms since the epoch."""
+    """Reads the DELAY rows of a version of the delayed index that are due from `start` to before `end`, as MESSAGES.
+
+    Args:
+        start: ms since the epoch.
+        end: the same.
+    """
     rows = tables.query(
         "delayed_index",
         f"SELECT * FROM delayed_index WHERE deliver_at >= {start} AND deliver_at < {end} "  # noqa: S608
@@ -53,12 +58,12 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
 
 
 def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
-    """The messages of the entries that commands name, as far as they are durable.
+    """Finds the messages of the entries that commands name, as far as they are durable.
 
-    An entry that is in no bucket was delivered without being sealed: it has one row here, due long ago.
+    A durable entry that is in no bucket was handed out without being sealed: it has one row here, with deliver_at 0.
 
     Args:
-        versions: of the tables LOOKED_UP.
+        versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
 
     Returns:
@@ -94,12 +99,15 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table)
 
 
 def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
-    """A mask of the rows whose entries the delayed index has due after a time, or that are not durable yet.
+    """Tells which rows' entries have a message in the delayed index that is due after a time, or are not durable yet.
 
     Args:
-        versions: of the tables LOOKED_UP.
+        versions: those of the tables LOOKED_UP to read.
         rows: with ledger_id and entry_id.
         after: ms since the epoch.
+
+    Returns:
+        a mask, bool, (rows,).
     """
     condition = f"{_near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
     sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
@@ -109,11 +117,11 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
-    """Sealed rows of messages held back for paused subscriptions, as messages.
+    """Reads the sealed rows of messages that are held back for subscriptions, as MESSAGES.
 
     Args:
         version: of the delayed index.
-        subscriptions: topics and their subscriptions for which messages were held back.
+        subscriptions: (topic, subscription) of each.
     """
     own = [f"(topic = {literal(topic)} AND subscription = {literal(name)})" for topic, name in subscriptions]
     condition = f"deliver_at = {HELD_DELIVER_AT} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
@@ -122,10 +130,11 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
-    """Sealed rows of the messages that commands reschedule or restore, as messages.
+    """Reads the sealed rows of the entries that commands reschedule or restore, as MESSAGES.
 
     Args:
-        versions: of the tables LOOKED_UP.
+        versions: those of the tables LOOKED_UP to read.
+        commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
     """
     wanted = command_positions(commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE]))))
     if not wanted.num_rows:
@@ -135,7 +144,7 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
 
 
 def _near(wanted: pa.Table) -> str:
-    """A condition that holds for the wanted positions, and lets a reader skip most files."""
+    """SQL condition that holds for the wanted entries, and some others, and lets a reader skip most files."""
     of_ledger = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
     if of_ledger.num_rows > _MAX_RANGES:
         ledgers = wanted["ledger_id"]
@@ -148,7 +157,7 @@ def _near(wanted: pa.Table) -> str:
 
 
 def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
-    """Messages as DELAY rows of the delayed index."""
+    """Returns MESSAGES as DELAY rows of the delayed index."""
     n = messages.num_rows
     extra = {
         "operation": pa.array(["DELAY"] * n, pa.string()),
@@ -159,7 +168,11 @@ def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
-    """Cancelled and restored messages as CANCEL and RESTORE rows of the delayed index."""
+    """Returns rows of a CANCEL or RESTORE in all the delayed index's columns: null in those that `cancels` lacks.
+
+    Args:
+        cancels: with `operation`, and no column that the delayed index does not have.
+    """
     n = cancels.num_rows
     values = {
         "bucket_id": pa.array([bucket_id] * n, pa.int64()),
@@ -170,7 +183,7 @@ def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
-    """Messages as rows of the table `rejects`."""
+    """Returns rejected MESSAGES as rows of the table `rejects`; `tick`: their batch_id."""
     extra = {
         "position": positions(messages),
         "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
@@ -180,16 +193,16 @@ def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
 
 
 def positions(messages: pa.Table) -> pa.Array:
-    """Each message's position as `ledger:entry:partition:batchIndex`."""
+    """Returns each message's position as `ledger:entry:partition:batchIndex`: string, (rows,)."""
     parts = [messages[name].cast(pa.string()) for name in ("ledger_id", "entry_id", "partition", "batch_index")]
     return pc.binary_join_element_wise(*parts, ":").combine_chunks()
 
 
 def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
-    """OUTCOME_ROWS as rows of the table `outcomes`, but for those that it has.
+    """Returns OUTCOME_ROWS as rows of the table `outcomes`, but for repeated answers, which it has already.
 
     Args:
-        now: ms since the epoch.
+        now: when the commands are applied, ms since the epoch.
     """
     outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
     n = outcomes.num_rows

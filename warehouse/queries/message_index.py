@@ -1,4 +1,4 @@
-"""Which entry has a message's index, from the table `entries`."""
+"""Finds the entry that has a broker entry index, in the table `entries`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class PartitionedTopic(DelayLakeError):
     """A partitioned topic has indexes by partition."""
 
 
-EXPIRED = MessageRef(-1, -1)
+EXPIRED = MessageRef(-1, -1)  # stands for an entry that retention has removed from the table
 
 
 class MessageIndex:
-    """Finds entries by index, after PIP-415. May be used by several threads.
+    """Finds entries by index, after PIP-415. Safe in several threads.
 
-    An entry is in the table some seconds after it came. Each index of a batch gives the batch's entry.
+    An entry is in the table some seconds after it came. Each index of a batch leads to the batch's entry.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -39,17 +39,19 @@ class MessageIndex:
         self._lock = threading.Lock()
 
     def find(self, topic: str, partition: int, index: int) -> MessageRef:
-        """The entry of an index, with its partition; EXPIRED where it has been removed from the table by retention.
+        """Returns the entry that has an index, with its partition; EXPIRED where retention has removed it.
 
-        What lies between entries and was never in the table is no user message: it gives the next entry, or EXPIRED
-        where that has been removed.
+        An index between two entries that was never in the table is that of no user message: it leads to the next entry,
+        or to EXPIRED where that has been removed.
 
         Args:
-            topic: of a route.
+            topic: a source topic, as the route names it.
             partition: -1 for a topic that is not partitioned.
 
         Raises:
-            NoSuchIndex, IndexNotRecorded, PartitionedTopic: it can't be told.
+            NoSuchIndex: no message has the index, or not yet; or the table has no entry of the topic.
+            IndexNotRecorded: no entry with the index was found, and some have been recorded without theirs.
+            PartitionedTopic: the topic is partitioned, and no partition is given.
             deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
         """
         of_topic = f"topic = {literal(topic)} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
@@ -76,7 +78,7 @@ class MessageIndex:
             raise IndexNotRecorded(
                 "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
             )
-        # First what is left, then what was removed: nothing is found in neither.
+        # First the entries that are left, then those that were removed: so each entry is in one of them at least.
         following = self._entries(f"{of_partition} AND first_index > {index} ORDER BY first_index")
         first_expired, end_of_expired = expired_around(self._tables, topic, partition, index)
         if index < min(known["first"], known["first"] if first_expired is None else first_expired):

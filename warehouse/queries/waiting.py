@@ -35,11 +35,12 @@ MAX_LIMIT = 1_000  # messages of a page
 # What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.
 OVERDUE_MILLIS = 15 * 60 * 1000
 
+# Ms; by the names that `Pending.stats` gives the counts.
 _HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
 
-# The order of a listing, of one topic. Ascending.
+# The columns by which a listing, of one topic, is ordered, all ascending.
 _ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
-# Of these, one of an entry at a time at which messages of it are due.
+# Those of them that name an entry and a time at which messages of it are due.
 _ENTRY = ["deliver_at", "ledger_id", "entry_id", "partition"]
 _SHOWN = (
     *_ORDER,
@@ -53,16 +54,16 @@ _SHOWN = (
     "producer_name",
 )
 
-# A column of found rows: bit i says that the i-th of the subscriptions has the row in the state that was asked for.
+# A column of found rows: bit i is set where the message has, for the i-th subscription, the state that was asked for.
 WAITS = "waits"
 
 _SEQUENCE = "coalesce(sequence, 0)"
 
-# How many more candidates are read where too many of the last ones turned out not to be pending.
+# By this factor more candidates are read each time that too many of the last ones turned out not to be pending.
 _GROWTH = 8
 _MAX_CANDIDATES = 1_000_000
 
-_MAX_RANGES = 20  # of times that a query is narrowed to
+_MAX_RANGES = 20  # ranges of times that a query is narrowed to
 
 _Int64 = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -72,11 +73,11 @@ class PendingError(DelayLakeError):
 
 
 class CursorError(PendingError):
-    """The cursor is none of this listing."""
+    """The text is no cursor, or the cursor of another listing."""
 
 
 class VersionGoneError(PendingError):
-    """The version of the tables that a cursor is of has been removed."""
+    """The version of the tables that a listing reads has been removed."""
 
 
 class NoTablesError(PendingError):
@@ -88,7 +89,7 @@ class UnknownTopicError(PendingError):
 
 
 class State(StrEnum):
-    """The state of a message that is not delivered yet."""
+    """The state, for a subscription, of a message that is not delivered yet."""
 
     WAITING = "waiting"  # to be delivered, or held back
     HELD = "held"  # held back, because the subscription was paused when it came due
@@ -118,12 +119,12 @@ class PendingFilter(BaseModel):
 
     @property
     def is_selective(self) -> bool:
-        """Whether the filter has conditions on messages, not only on the subscription."""
+        """Whether the filter has other conditions than the subscription."""
         return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
 
     @property
     def conditions(self) -> list[str]:
-        """The conditions on a row of the delayed index, but for the lower bound of its time, in SQL."""
+        """The conditions on a row of the delayed index, in SQL, but for `due_from`; to be joined by AND."""
         texts = {"key": self.key, "producer_name": self.producer_name}
         texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
         conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
@@ -135,7 +136,7 @@ class PendingFilter(BaseModel):
 
 @dataclass(frozen=True)
 class PendingMessage:
-    """A message that waits, and the subscriptions that it waits for. Times are ms since the epoch."""
+    """A message that was found, and the subscriptions for which it is pending. Times are ms since the epoch."""
 
     ref: MessageRef
     deliver_at: int
@@ -181,7 +182,8 @@ class Page:
     Attributes:
         version: of the delayed index; the same for all pages of a listing.
         as_of: when the listing began, ms since the epoch.
-        cursor: continues it; None: there is no more.
+        messages: soonest first.
+        cursor: with it `Pending` goes on with the next page; None: this is the last one.
     """
 
     version: int
@@ -200,7 +202,14 @@ class Page:
 
 
 class _Cursor(BaseModel):
-    """Where a listing goes on, and of which versions of the tables it is."""
+    """Where a listing goes on, and the versions of the tables that it reads.
+
+    Attributes:
+        index, deliveries: the tables' versions.
+        as_of: ms since the epoch.
+        asked: a hash of the topic and the filter.
+        last: the last message's values of _ORDER.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -228,13 +237,18 @@ class Pending:
     """The pending messages of one topic that match a filter, in one version of the tables.
 
     Args:
-        topic: as a route names it, or a partition of it.
-        wanted: the filter; None: all.
-        cursor: of an earlier page, whose versions of the tables are read again; None: the newest are.
-        now: messages due later have not been delivered; ms since the epoch.
+        topic: a source topic or a partition of it, complete or not.
+        wanted: the filter; None: for all messages.
+        cursor: that of the page before, whose versions of the tables are read again; None: the listing begins, in the
+            newest versions.
+        now: the time of the question: messages due later have not been delivered; ms since the epoch; None: the
+            current time.
 
     Raises:
-        PendingError: there is no such route or subscription, or the tables can't be read.
+        UnknownTopicError: no route has the topic, or the topic has no such subscription.
+        CursorError: the cursor is of another listing, or is none.
+        VersionGoneError: the cursor's versions of the tables have been removed; also of the methods, at any time.
+        NoTablesError: the job has not run yet.
     """
 
     def __init__(
@@ -264,11 +278,7 @@ class Pending:
         return self._filter.state is State.CANCELLED
 
     def page(self, limit: int) -> Page:
-        """The next messages of the listing, soonest first.
-
-        Args:
-            limit: at most so many.
-        """
+        """Returns the next messages of the listing, soonest first: at most `limit`."""
         found = [self._message(row) for row in self.rows(limit + 1, _SHOWN).to_pylist()]
         cursor = None
         if len(found) > limit:
@@ -283,22 +293,26 @@ class Pending:
         return Page(self.version, self.as_of, found, cursor)
 
     def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
-        """The next messages of the listing, soonest first: columns of the delayed index, and WAITS.
+        """Returns the next messages of the listing, soonest first.
 
         Args:
-            limit: at most so many.
+            limit: the most rows that are returned.
+            columns: of the delayed index.
+
+        Returns:
+            a row for each message, with these columns and WAITS, int64.
         """
         return self._rows(limit, columns, self._cursor.last if self._cursor else None)
 
     def entries(self, rows_at_once: int) -> Iterator[pa.Table]:
-        """The entries of all messages of the listing, soonest first, a table for each part of it that is read.
+        """Yields the entries of all messages of the listing, soonest first, a table for each part that is read.
 
         Args:
-            rows_at_once: how many messages are read for a table.
+            rows_at_once: how many messages are read for a table, at most.
 
-        Returns:
-            deliver_at (ms since the epoch), ledger_id, entry_id and partition, each int64 but for the partition, int32;
-            an entry once for each time at which messages of it are due.
+        Yields:
+            tables of deliver_at (ms since the epoch), ledger_id and entry_id, int64, and partition, int32: a row for
+            each entry and time at which messages of it are due.
         """
         after = self._cursor.last if self._cursor else None
         before: tuple[int, ...] | None = None
@@ -316,13 +330,13 @@ class Pending:
             rows = self._rows(rows_at_once, _ORDER, tuple(last[name] for name in _ORDER))
 
     def _rows(self, limit: int, columns: Sequence[str], after: tuple[int, ...] | None) -> pa.Table:
-        """The next messages behind one, by its values of _ORDER; None: from the beginning."""
+        """Returns the next messages after one, which is given by its values of _ORDER; None: from the beginning."""
         found: list[pa.Table] = []
         read = dict.fromkeys((*_ORDER, *columns, "subscription"))
         left = candidates = limit
         order, shown = ", ".join(_ORDER), ", ".join(columns)
         while True:
-            # The soonest rows are quick to find, and only for them is looked up what became of them.
+            # The soonest rows are quick to find, and only for these the tables are asked which are still pending.
             source = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
             self._sql(
                 f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {order} "  # noqa: S608
@@ -347,12 +361,19 @@ class Pending:
         return pa.concat_tables(found)
 
     def count(self) -> int:
-        """How many pending messages match the filter."""
+        """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
     def histogram(self, width_millis: int) -> list[tuple[int, int]]:
-        """How many messages are due in each span of time: its start, ms since the epoch, and a number beyond 0."""
+        """Counts the messages that are due in each span of time, but for those that are held back.
+
+        Args:
+            width_millis: how long a span is.
+
+        Returns:
+            (start, number) of each span that has messages, ascending; the start in ms since the epoch.
+        """
         rows = self._waiting(self._delayed((*_ORDER, "subscription")))
         bins = self._sql(
             f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
@@ -361,9 +382,11 @@ class Pending:
         return [(row["bin"] * width_millis, row["n"]) for row in bins.to_pylist()]
 
     def stats(self) -> dict[str, Any]:
-        """By subscription how many messages are pending, due soon or held back, and when the first and last are due.
+        """Counts for each subscription the messages that are pending, due soon or held back, as the admin API gives it.
 
-        `takenBack` counts what was cancelled of the whole topic and would be due later: messages and whole entries.
+        `earliest` and `latest` are when the first and the last message are due, ms since the epoch. `takenBack` does
+        not go by the filter: it counts the topic's messages, and whole entries, that were cancelled and would be due
+        later.
         """
         names = [s.name for s in self.subscriptions]
         columns = []
@@ -414,7 +437,7 @@ class Pending:
         }
 
     def _paused(self) -> set[str]:
-        """The topic's subscriptions that are paused."""
+        """Returns the names of the topic's paused subscriptions."""
         try:
             outcomes = Snapshot(self._warehouse, {"outcomes": None})
         except DeltaError:
@@ -427,9 +450,9 @@ class Pending:
         return {name for name, operation in last.items() if operation == "PAUSE"}
 
     def _times(self, n: int, after: tuple[int, ...] | None) -> str:
-        """A condition that holds for the first n rows, and by which a reader passes most others over.
+        """SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
 
-        No statistics tell of properties, so all rows are looked at: better not at all columns of them.
+        There are no statistics of properties, so that every row has to be read: here with one column alone.
         """
         rows = self._delayed(("deliver_at",), after)
         times = self._sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
@@ -438,7 +461,7 @@ class Pending:
     def _delayed(
         self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
     ) -> str:
-        """The topic's rows of the delayed index to which the filter applies, and that come after a key."""
+        """SQL for the topic's DELAY rows that match the filter, and come after a row with these values of _ORDER."""
         conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
         if self._partition is not None:
             conditions.append(f"partition = {self._partition}")
@@ -450,14 +473,15 @@ class Pending:
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
     def _waiting(self, rows: str, of: str | None = None) -> str:
-        """Rows of the delayed index with the column WAITS.
+        """SQL for rows of the delayed index with the column WAITS; creates the table `done` for it.
 
-        Creates the table `done` for it. A CANCEL row cancels what is due at its time or before: that of a cancel
-        which waited in vain names an earlier one. A row with batch_index -1 stands for the whole entry. A RESTORE row
-        undoes those before it. A message that was moved is where its last MOVE row says.
+        A CANCEL row cancels a message that is due at the row's time or before: the row of a cancel that waited in vain
+        has an earlier time. A row with batch_index -1 is for the whole entry. A RESTORE row undoes those before it. Of
+        a message that was moved the last row counts.
 
         Args:
-            of: a table; only what is done with the entries in it is looked at.
+            rows: SQL for the rows.
+            of: a table; deliveries and commands are read for its entries alone. None: for all of the topic.
         """
         names = [s.name for s in self.subscriptions]
         done = (
@@ -529,13 +553,13 @@ class Pending:
         )
 
     def _overdue_from(self) -> int:
-        """What was due before this has been delivered, also where the job has stood still since its last delivery."""
+        """The time before which due messages count as delivered, also where the job has stood still since, ms."""
         last = self._tables.largest("deliveries", "sent_at")
         return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
 
     def _open(self, warehouse: str) -> Snapshot:
         cursor = self._cursor
-        # The index first: what is delivered after that is at most pending, not lost.
+        # The index first: a message that is delivered in between may be in both, but not in neither.
         versions = {
             "delayed_index": cursor.index if cursor else None,
             "deliveries": cursor.deliveries if cursor else None,
@@ -558,7 +582,11 @@ class Pending:
 
 
 def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
-    """A route's topic, the partition that is meant of it (None: all), and the subscriptions that are."""
+    """Returns the route's topic, the number of the named partition (None: all), and the subscriptions asked for.
+
+    Raises:
+        UnknownTopicError: no route has the topic, or the topic has no such subscription.
+    """
     source, partition = resolve_topic(topic, {route.source for route in settings.routes})
     route = settings.route(source) if source else None
     if route is None:
@@ -570,7 +598,11 @@ def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple
 
 
 def _is_left(i: int, name: str, of_cancelled: bool) -> str:
-    """The condition that a row (i) counts for a subscription, was not delivered to it, and was cancelled or not."""
+    """SQL condition: a row (`i`) is for the i-th subscription, was not delivered there, and is cancelled there or not.
+
+    Args:
+        of_cancelled: holds for rows that are cancelled; False: for rows that are not.
+    """
     cancelled = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
     return (
         f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
@@ -584,7 +616,7 @@ def _key(message: PendingMessage) -> tuple[int, int, int, int, int, int]:
 
 
 def _comes_after(key: Sequence[int]) -> str:
-    """The condition that a row comes after a key in the order of a listing."""
+    """SQL condition: a row comes after the one with these values of the last columns of _ORDER."""
     column, value = _ORDER[-len(key)], key[0]
     column = _SEQUENCE if column == "sequence" else column
     if len(key) == 1:
