@@ -28,7 +28,7 @@ from warehouse.tables import Tables
 
 class _AdminApi(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The description, without FastAPI's own answer to what is invalid, which is never given."""
+        """Returns the OpenAPI document, without FastAPI's own answer to invalid requests, which is never given."""
         described = super().openapi()
         for path in described["paths"].values():
             for operation in path.values():
@@ -37,7 +37,7 @@ class _AdminApi(FastAPI):
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application. It connects to the broker when it is started, in the background, and again whenever it must.
+    """Makes the application. Once started it connects to the broker in the background, and again whenever it must.
 
     Raises:
         TokenKeyError: the key for tokens can't be used.
@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(health_api.router, tags=["health"])
     app.include_router(pages.router)
     answer_errors(app, error_page)
-    # The innermost: those outside give it a request of their own, in which it would not see the route.
+    # The innermost middleware: others pass on a copy of the request's scope, and outside of them the route is not seen.
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)

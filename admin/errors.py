@@ -21,9 +21,9 @@ class AdminError(Exception):
     """A call that is answered with an error.
 
     Args:
-        code: of HTTP.
+        code: the HTTP status.
         reason: one line.
-        outcomes: what was done all the same, where the caller asked for it.
+        outcomes: of the commands, which may be done in part; None: the caller does not ask for them.
     """
 
     def __init__(self, code: int, reason: str, outcomes: list[Outcome] | None = None) -> None:
@@ -40,7 +40,7 @@ class Reason(BaseModel):
 
 
 def error_responses(**descriptions: str) -> dict[int | str, dict[str, Any]]:
-    """Errors for a route's description, as in `error_responses(_404="no such topic")`."""
+    """Returns the `responses` of a route's description, as in `error_responses(_404="no such topic")`."""
     return {int(code[1:]): {"model": Reason, "description": text} for code, text in descriptions.items()}
 
 
@@ -51,7 +51,7 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     """Makes an application answer all errors, also those of unknown paths and methods, with a reason.
 
     Args:
-        page: what a browser is shown that asks for a page.
+        page: makes the page with which a browser that asks for one is answered instead.
     """
 
     def answer(request: Request, code: int, reason: str, *more: Any) -> Response:
@@ -94,7 +94,7 @@ def prefers_outcomes(request: Request) -> bool:
 
 
 def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None, headers: Any = None) -> Response:
-    """What an error is answered with."""
+    """Makes the answer of an error: JSON with the reason, and the outcomes if there are any."""
     content: dict[str, object] = {"reason": reason}
     if outcomes is not None:
         content["outcomes"] = [outcome.to_json() for outcome in outcomes]
@@ -102,7 +102,7 @@ def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None
 
 
 class _AsciiResponse(JSONResponse):
-    """JSON without characters that have no UTF-8, such as half a surrogate pair, which a request may bring."""
+    """JSON in ASCII: a request may bring characters that UTF-8 can't encode, such as half a surrogate pair."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode("ascii")

@@ -22,11 +22,11 @@ BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 
 DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
 
-_AGAIN_SECONDS = 1.0
+_AGAIN_SECONDS = 1.0  # before a question about an entry is asked again
 
-_ENTRY_SECONDS = 2.0  # milliseconds are usual
+_ENTRY_SECONDS = 2.0  # timeout of a question about an entry; milliseconds are usual
 
-_CONTENT_SECONDS = 5.0  # the same of an entry with its content
+_CONTENT_SECONDS = 5.0  # the same for an entry with its content
 
 _REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
 
@@ -36,24 +36,24 @@ _MOST_REDIRECTS = 5
 class NotToldError(NoAnswerError):
     """The broker has an entry, and returns neither its metadata nor its content.
 
-    So it is with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some brokers
-    where the entry is encrypted and compressed (they decompress the encrypted bytes, and never answer).
+    That happens with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some
+    brokers where the entry is encrypted and compressed (they decompress the encrypted bytes, and never answer).
     """
 
 
 @dataclass(frozen=True)
 class BrokerEntry:
-    """The metadata of an entry of a topic, as the admin API returns them: without the payload."""
+    """The metadata of an entry of a topic, as the admin API returns it: without the payload."""
 
     batch_size: int
-    publish_time: int | None  # ms since the epoch; None: no year up to 9999, or not told
+    publish_time: int | None  # ms since the epoch; None: not told, before the epoch, or beyond the year 9999
     producer_name: str | None
     key: str | None
     properties: dict[str, str]
     is_encrypted: bool
-    is_first_chunk: bool  # of a message in several
-    is_no_message: bool  # a marker, of a transaction that was aborted, or not the last part of a chunked message
-    sequence_id: int | None = None  # of a batch that of its first message
+    is_first_chunk: bool  # the first chunk of a chunked message
+    is_no_message: bool  # a marker, of a transaction that was aborted, or not the last chunk of a chunked message
+    sequence_id: int | None = None  # of a batch, that of its first message; None: not told
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class TopicLedgers:
     """A topic partition as the broker has stored it.
 
     Attributes:
-        ledgers: of each ledger that is not trimmed how many entries it has.
+        ledgers: how many entries each ledger has that is not trimmed.
         acknowledged: for each subscription its mark-delete position, (ledger, entry).
-        next_read: for each subscription the entry that its consumers are sent next.
-        end: the last entry.
+        next_read: for each subscription the position of the entry that its consumers are sent next.
+        end: the position of the last entry.
         last_made_at: when the last ledger was made, ms since the epoch; None: not told.
         added: how many entries the broker has added since it opened the topic.
     """
@@ -78,7 +78,10 @@ class TopicLedgers:
 
 
 def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
-    """A client for HTTP that sends the token and trusts the certificates of the `pulsar` section.
+    """Makes a client for HTTP that sends the token and trusts the certificates of the `pulsar` section.
+
+    Args:
+        options: further ones of `httpx.Client`.
 
     Raises:
         PulsarError: the token file or the certificates can't be read.
@@ -122,24 +125,24 @@ class AdminClient:
         self._http.close()
 
     def health(self) -> bool:
-        """Whether the broker answers and can produce and read a message; never raises."""
+        """Whether the broker answers, and can produce and read a message; False where it does not answer."""
         try:
             return self._request("GET", "brokers/health").status_code == 200
         except PulsarError:
             return False
 
     def namespaces(self, tenant: str) -> list[str]:
-        """The tenant's namespaces as `tenant/namespace`."""
+        """Returns the tenant's namespaces as `tenant/namespace`."""
         namespaces: list[str] = self._json("GET", f"namespaces/{tenant}")
         return namespaces
 
     def broker_configuration(self) -> dict[str, str]:
-        """The broker's configuration as it runs, all values as text."""
+        """Returns the running broker's configuration, all values as text."""
         configuration: dict[str, str] = self._json("GET", "brokers/configuration/runtime")
         return configuration
 
     def deduplication_enabled(self, namespace: str) -> bool:
-        """Whether the broker drops repeated sends in a namespace: by its own policy, else by the broker's default."""
+        """Whether the broker drops repeated sends in a namespace: by the namespace's policy, else by its default."""
         policy = self._request("GET", f"namespaces/{namespace}/deduplication")
         if policy.status_code == 200 and policy.content:
             return bool(policy.json())
@@ -148,22 +151,27 @@ class AdminClient:
         return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
 
     def partitions(self, topic: str) -> int | None:
-        """The number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
+        """Returns the number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
         response = self._request("GET", f"{_path(topic)}/partitions")
         if response.status_code == 404:
             return None
         return int(self._body(response)["partitions"])
 
     def create_partitioned_topic(self, topic: str, partitions: int) -> None:
-        """Creates a partitioned topic with a number of partitions; PulsarError where there is such a topic."""
+        """Creates a partitioned topic with a number of partitions.
+
+        Raises:
+            PulsarError: also where the topic exists.
+        """
         response = self._request("PUT", f"{_path(topic)}/partitions", json=partitions)
         if response.status_code not in (200, 204):
             raise self._refused(response)
 
     def backlog(self, topic: str, subscription: str) -> int | None:
-        """The messages of a topic, all its partitions together, that a subscription has not acknowledged.
+        """Counts the messages of a topic, all its partitions together, that a subscription has not acknowledged.
 
-        None: there is no such topic or subscription.
+        Returns:
+            the number; None: there is no such topic or subscription.
         """
         kind = "partitioned-stats?perPartition=false" if self.partitions(topic) else "stats"
         response = self._request("GET", f"{_path(topic)}/{kind}")
@@ -173,7 +181,7 @@ class AdminClient:
         return None if found is None else int(found["msgBacklog"])
 
     def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
-        """The index of an entry, or None where the broker keeps no indexes (no AppendIndexMetadataInterceptor).
+        """Returns an entry's index; None: the broker keeps no indexes (it has no AppendIndexMetadataInterceptor).
 
         A topic's first message has index 0. An entry that is a batch carries the index of its **last** message: a batch
         of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
@@ -186,9 +194,12 @@ class AdminClient:
         return None if index is None else int(index)
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
-        """The headers that describe an entry of a topic or partition, and its content, decompressed.
+        """Returns the headers that describe an entry of a topic or partition, and its content, decompressed.
 
-        None: the entry is gone. A batch is its messages, each with its metadata, one after another.
+        The content of a batch is its messages, each with its metadata, one after another.
+
+        Returns:
+            (headers, content); None: the broker does not have the entry.
 
         Raises:
             NotToldError: the broker has the entry, was asked twice, and does not tell.
@@ -197,16 +208,16 @@ class AdminClient:
         return None if response is None else (response.headers, response.content)
 
     def replication_clusters(self, topic: str) -> list[str]:
-        """The clusters that a topic is replicated between: by its own policy, else by its namespace's."""
+        """Returns the clusters that a topic is replicated between: by its own policy, else by its namespace's."""
         own = self._request("GET", f"{_path(topic)}/replication")
-        # Where there are no policies of topics it is answered 405.
+        # A broker without policies of topics answers 405.
         if own.status_code == 200 and own.content and (clusters := own.json()):
             return list(clusters)
         namespace = "/".join(_path(topic).split("/")[1:3])
         return list(self._json("GET", f"namespaces/{namespace}/replication"))
 
     def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
-        """Type, definition and properties of a version of a topic's schema; None where there is none."""
+        """Returns the type, definition and properties of a version of a topic's schema; None: there is no such one."""
         response = self._request("GET", f"{_schemas_path(topic)}/schema/{version}")
         if response.status_code == 404:
             return None
@@ -214,13 +225,13 @@ class AdminClient:
         return found["type"], found["data"], found.get("properties") or {}
 
     def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
-        """Registers a schema with a topic; returns its version, which is the old one where the topic has the schema."""
+        """Registers a schema with a topic; returns its version, which is an old one where the topic has the schema."""
         content = {"type": kind, "schema": definition, "properties": properties}
         found = self._body(self._request("POST", f"{_schemas_path(topic)}/schema", json=content))
         return int(found["version"]["version"])
 
     def internal_stats(self, topic: str) -> TopicLedgers | None:
-        """A topic partition's ledgers; None: there is no such topic."""
+        """Returns a topic partition's ledgers and cursors; None: there is no such topic."""
         response = self._request("GET", f"{_path(topic)}/internalStats")
         if response.status_code == 404:
             return None
@@ -239,17 +250,17 @@ class AdminClient:
         )
 
     def has_room(self, topic: str, subscription: str) -> bool:
-        """Whether the broker may send to every consumer of a topic partition's subscription: all have permits left."""
+        """Whether every consumer of a topic partition's subscription has permits left, so that it can be sent more."""
         found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
 
     def connections(self, topic: str, subscription: str) -> list[str]:
-        """For each consumer of a topic partition's subscription a text that differs after a reconnection."""
+        """Returns a text for each consumer of a topic partition's subscription: another one after a reconnection."""
         found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
-        """The metadata of an entry of a topic or partition; None: the broker does not have the entry.
+        """Returns the metadata of an entry of a topic or partition; None: the broker does not have the entry.
 
         Raises:
             NoAnswerError: the broker does not answer for this entry; a NotToldError where it certainly has the entry.
@@ -260,13 +271,14 @@ class AdminClient:
     def _of_entry(
         self, method: str, topic: str, ledger_id: int, entry_id: int, timeout_seconds: float
     ) -> httpx.Response | None:
-        """The broker's answer for an entry; None: the broker does not have the entry.
+        """Asks the broker for an entry; None: the broker does not have the entry.
 
-        Asked once more where the broker answers 500: so it does for an entry that the ledger does not have, and while
-        the topic moves to another broker. A GET is repeated where no answer comes in time, too.
+        Asks once more where the broker answers 500, as it does for an entry that the ledger does not have, and while
+        the topic moves to another broker; a GET also where no answer comes in time.
 
         Raises:
-            NotToldError: the broker has the entry, and was asked twice.
+            NotToldError: the broker has the entry, was asked twice, and does not tell.
+            NoAnswerError: no answer to a HEAD came in time.
         """
         for attempt in range(2):
             if attempt:
@@ -287,10 +299,10 @@ class AdminClient:
         return None
 
     def _check_gone(self, topic: str, ledger_id: int, entry_id: int) -> None:
-        """Makes sure that an entry of which the broker tells nothing is one that it does not have.
+        """Makes sure that the broker does not have an entry of which it tells nothing.
 
         Raises:
-            NotToldError: it has it.
+            NotToldError: it has the entry.
         """
         stats = self.internal_stats(topic)
         if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
@@ -310,7 +322,7 @@ class AdminClient:
         url: httpx.URL | str = path
         for _ in range(_MOST_REDIRECTS + 1):
             try:
-                # httpx follows, too, but without the token.
+                # httpx could follow redirects, but without the token.
                 response = self._http.request(method, url, json=json, timeout=timeout or self._timeout_seconds)
             except httpx.HTTPError as error:
                 reason = str(error) or type(error).__name__
@@ -349,7 +361,7 @@ def _bearer(token: Callable[[], str]) -> httpx.Auth:
 
 
 def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
-    """By the headers with which the broker answers for an entry."""
+    """Reads the headers with which the broker answers for an entry."""
 
     def number(name: str, default: int) -> int:
         return int(headers.get(f"X-Pulsar-{name}", default))
@@ -372,7 +384,7 @@ def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
 
 
 def _millis(text: str) -> int | None:
-    """A time as the broker writes it, in ms since the epoch; None: it is none that can be read, as beyond 9999."""
+    """Reads a time as the broker writes it, in ms since the epoch; None: it can't be read, or is before the epoch."""
     try:
         millis = round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):

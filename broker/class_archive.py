@@ -25,23 +25,26 @@ from broker.jars import cache_folder
 _CLASSES = "-XX:DumpLoadedClassList="
 _ARCHIVE = "-XX:SharedArchiveFile="
 
-# So long a JVM that is up still loads classes for what it does first, in seconds.
+# How long a JVM that is up still loads classes for its first work, in seconds.
 _SETTLING_SECONDS = 15.0
 
-# An archive that no start has used for so long is of a version that is gone, in seconds; it has some 150 MB.
+# An archive that no start has used for this long is removed, in seconds: its version is gone, and it has some 150 MB.
 _UNUSED_SECONDS = 30 * 86_400
 
 _NICE = 15
 
 
 def archive_options(name: str, java: Path, class_path: Iterable[Path], options: Sequence[str]) -> list[str]:
-    """What makes a JVM use its archive, or note its classes for one; nothing where it can't have one.
+    """Returns the options with which a JVM uses its archive, or notes its classes for one.
 
     Args:
-        name: of what it runs, the first part of the archive's file name.
-        java: the program that starts it.
+        name: of the program that the JVM runs, the first part of the archive's file name.
+        java: the program `java` that starts the JVM.
         class_path: its JARs.
-        options: whatever else an archive depends on.
+        options: the other options of the JVM on which an archive depends.
+
+    Returns:
+        options for the JVM; none where it can't have an archive.
     """
     try:
         base = cache_folder() / f"{name}-{_key(java, class_path, options)}"
@@ -58,7 +61,11 @@ def archive_options(name: str, java: Path, class_path: Iterable[Path], options: 
 
 
 def discard_archive(options: Iterable[str]) -> bool:
-    """Removes the archive that a JVM with these options did not start with; whether there was one."""
+    """Removes the archive that a JVM's options name, with which it did not start; no other is made in its place.
+
+    Returns:
+        whether the options name one.
+    """
     used = [Path(option.removeprefix(_ARCHIVE)) for option in options if option.startswith(_ARCHIVE)]
     for archive in used:
         with contextlib.suppress(OSError):
@@ -68,10 +75,11 @@ def discard_archive(options: Iterable[str]) -> bool:
 
 
 def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
-    """Has an archive made of what a JVM that is up has noted, if it has; returns at once.
+    """Starts a process that makes an archive of the classes that a JVM notes, if it does; returns at once.
 
     Args:
-        settling_seconds: what is loaded within this time is in it, too.
+        pid: the process id of the JVM, which is up.
+        settling_seconds: classes that are loaded within this time from now are in the archive, too.
     """
     with contextlib.suppress(OSError, psutil.Error):
         java, *options = _up_to_main_class(psutil.Process(pid).cmdline())
@@ -92,7 +100,11 @@ def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
 
 
 def _key(java: Path, class_path: Iterable[Path], options: Sequence[str]) -> str:
-    """A hash of the JVM, the class path and the options: another one is another archive."""
+    """Returns a hash of the JVM, the class path and the options, each of which an archive depends on.
+
+    Raises:
+        FileNotFoundError: the JVM is none that can have an archive, or a JAR is missing.
+    """
     libraries = sorted((java.resolve().parent.parent / "lib" / "server").glob("libjvm.*"))
     if not libraries:
         raise FileNotFoundError(f"{java} is no JVM that can have an archive")
@@ -104,7 +116,7 @@ def _key(java: Path, class_path: Iterable[Path], options: Sequence[str]) -> str:
 
 
 def _whole(base: Path) -> Path | None:
-    """The archive, if it is there with all its bytes: a JVM that reads beyond the end of its file crashes."""
+    """Returns the archive, if there is one, and removes partial ones: a JVM that reads beyond a file's end crashes."""
     for archive in base.parent.glob(f"{base.name}-*.jsa"):
         if archive.name == f"{base.name}-{archive.stat().st_size}.jsa":
             return archive
@@ -113,12 +125,12 @@ def _whole(base: Path) -> Path | None:
 
 
 def _log_of(base: Path) -> Path:
-    """Where it says why an archive could not be made."""
+    """Returns the file that says why an archive could not be made, or used; while it is there none is made."""
     return base.with_suffix(".log")
 
 
 def _up_to_main_class(command: Sequence[str]) -> list[str]:
-    """A JVM's program and options, without what it runs."""
+    """Returns a JVM's program and options from its command line, without the main class and its arguments."""
     java, *words = command
     options: list[str] = []
     for word in (following := iter(words)):
@@ -132,10 +144,11 @@ def _up_to_main_class(command: Sequence[str]) -> list[str]:
 
 
 def _make(classes: Path, jvm: Sequence[str]) -> None:
-    """Makes the archive of the classes that a JVM has noted, unless another process is at it.
+    """Makes the archive of the classes that a JVM has noted, unless it is there or another process is making it.
 
     Args:
-        jvm: its program and options.
+        classes: the file of the noted classes.
+        jvm: the JVM's program and options.
     """
     base = classes.with_suffix("").with_suffix("")
     with contextlib.suppress(Timeout), FileLock(f"{base}.lock", timeout=0):
@@ -173,7 +186,7 @@ def _dump(command: Sequence[str]) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes archives that no start uses any more, and what processes left that were killed."""
+    """Removes archives that no start uses any more, and the files that killed processes have left."""
     for pattern, seconds in (("*-*-*.jsa", _UNUSED_SECONDS), ("*-*.classes", 86_400), ("*-*.partial", 86_400)):
         for file in folder.glob(pattern):
             if time.time() - file.stat().st_mtime > seconds:
@@ -181,11 +194,11 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _main() -> None:
-    """Waits some seconds, and makes an archive: SECONDS CLASSES JAVA OPTION..."""
+    """Waits some seconds, and makes an archive. Arguments: SECONDS CLASSES JAVA OPTION..."""
     seconds, classes, *jvm = sys.argv[1:]
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-        # Where each session has its share of the processors, the number above counts within this one alone.
+        # Where sessions share the processors (autogroup), the number above counts within this session alone.
         Path("/proc/self/autogroup").write_text(str(_NICE))
     time.sleep(float(seconds))
     _remove_unused(cache_folder())

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import pulsar
 
 
-# For producers that count their sequence ids themselves and live long. A partition that a topic gets later may be sent
-# to before its producer is connected; when it is, the client would count from its beginning again, and the broker drop
-# as many messages as repeated. With a number to begin with it goes on counting.
+# The initial sequence id of producers that live long and let the client count. A partition that a topic gets later may
+# be sent to before its producer is connected; once it is, the client would count from its beginning again, and the
+# broker drop as many messages as repeated. With a number to begin with it goes on counting.
 FIRST_SEQUENCE_ID = 0
 
 
@@ -30,7 +30,7 @@ class NoAnswerError(PulsarError):
 
 
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
-    """A client for `settings.service_url`. Nothing is sent yet: the first producer or reader opens the connection.
+    """Makes a client for `settings.service_url`. Nothing is sent yet: the first producer or reader opens a connection.
 
     The token file is read anew at each connection. Make clients in the process that uses them: one made before a fork
     hangs in the child.
@@ -39,7 +39,7 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
         settings: the `pulsar` section.
         log_file: where the client writes its errors (`/dev/stderr` works). Most of them come as exceptions too. The
             client's own default is stdout, and a Python logger makes the process abort when the client is closed.
-        options: any parameter of `pulsar.Client`, in place of what is set here.
+        options: parameters of `pulsar.Client`, which take precedence over those that are set here.
 
     Raises:
         PulsarError: the token file or the certificates can't be read.
@@ -59,10 +59,10 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
 
 
 def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None:
-    """The reader of the private key that decrypts messages; None: no key is set.
+    """Makes the reader of the private key that decrypts messages; None: the settings have no key.
 
     Raises:
-        PulsarError: there is no file of the key.
+        PulsarError: the key's file does not exist.
     """
     import pulsar
 
@@ -77,12 +77,13 @@ def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None
 def subscribe(
     client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
 ) -> pulsar.Consumer:
-    """The job's consumer of a topic partition: durable, exclusive, from the beginning.
+    """Subscribes the job's consumer to a topic partition: durable, exclusive, from the beginning.
 
-    Messages that it can't decrypt it acknowledges and does not hand over.
+    The consumer acknowledges messages that it can't decrypt, and does not hand them over.
 
     Args:
-        key_reader: decrypts messages; None: no key is set.
+        topic: the topic partition.
+        key_reader: as `crypto_key_reader` returns it.
 
     Raises:
         pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
@@ -95,15 +96,15 @@ def subscribe(
         consumer_type=pulsar.ConsumerType.Exclusive,
         initial_position=pulsar.InitialPosition.Earliest,
         receiver_queue_size=2_000,
-        max_pending_chunked_message=0,  # any number: the client passes over the oldest of too many
+        max_pending_chunked_message=0,  # any number: with a limit the client drops the oldest of too many
         crypto_key_reader=key_reader,
-        # Where it hands over what is encrypted, the client writes beyond its memory if that is in chunks.
+        # With CONSUME the client writes beyond its memory where an encrypted message is in chunks.
         crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
     )
 
 
 def token_reader(file: Path) -> Callable[[], str]:
-    """A function that gives the file's token as it is now, or the last one read while the file is being replaced.
+    """Makes a function that reads a file's token anew at each call; the last one while the file can't be read.
 
     Raises:
         PulsarError: the file can't be read now.

@@ -1,4 +1,4 @@
-"""Whether a topic partition's entries came one after another, or some are missing in between."""
+"""Finds the gaps in a topic partition's entries: whether they came one after another, or some are missing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NOT_KNOWN = -1
 
 @dataclass(frozen=True)
 class Gap:
-    """Two entries that came one after the other and do not follow each other.
+    """A gap between two entries that came one after the other: others are, or may be, between them.
 
     Attributes:
-        after: the last entry that came before.
-        before: the first one that came then.
+        after: the last entry that came before the gap.
+        before: the first one that came after it.
         after_index: the broker entry index of the last message of `after`; None: not known.
         before_index: that of the first message of `before`; None: not known.
     """
@@ -35,9 +35,9 @@ class Gap:
 class Continuity:
     """Follows the entries of a topic partition, and names the gaps between them.
 
-    Entries follow each other by their ids within a ledger: there indexes may hide a gap, since the broker counts a
-    batch of a transaction as one message. From one ledger to the next only indexes tell; where the broker keeps none
-    that is a gap, too, for who can ask the broker how the ledger ended.
+    Within a ledger entries follow each other by their ids: there indexes may hide a gap, since the broker counts a
+    batch of a transaction as one message. From one ledger to the next only indexes tell. Where the broker keeps none,
+    the change of ledgers counts as a gap, and the broker can be asked how the first one ended.
 
     Args:
         after: the entry before the first that comes; START: not known.
@@ -53,21 +53,21 @@ class Continuity:
         return self._last
 
     def begin_after(self, position: Position) -> None:
-        """Says which entry is before the first that is to come."""
+        """Sets the entry before the next one that is to come."""
         self._last = position
 
     def gaps(self, rows: pa.Table) -> list[Gap]:
-        """The gaps before and between the entries of the next messages.
+        """Returns the gaps before and between the entries of the next messages.
 
         Args:
-            rows: `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order; what is not after the
-                entries so far is passed over.
+            rows: `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order; rows of entries that
+                are not after the last one so far are passed over.
         """
         ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
         is_new = (ledgers > self._last.ledger_id) | (
             (ledgers == self._last.ledger_id) & (entries > self._last.entry_id)
         )
-        is_new[1:] &= (ledgers[1:] != ledgers[:-1]) | (entries[1:] != entries[:-1])  # a row an entry
+        is_new[1:] &= (ledgers[1:] != ledgers[:-1]) | (entries[1:] != entries[:-1])  # the first row of each entry
         places = np.flatnonzero(is_new)
         if not len(places):
             return []
@@ -98,10 +98,13 @@ class Continuity:
 
 
 def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """The entries that are missing in a gap, as far as they can be named: (ledger, first entry, last entry).
+    """Returns the ranges of entries that are missing in a gap, as far as they can be named.
 
     Args:
-        ledgers: of the topic partition's ledgers that the broker still has how many entries each has.
+        ledgers: how many entries each ledger of the topic partition has that the broker still has.
+
+    Returns:
+        (ledger, first entry, last entry), both inclusive, ascending.
     """
     if gap.after.ledger_id == gap.before.ledger_id:
         ranges = [(gap.after.ledger_id, gap.after.entry_id + 1, gap.before.entry_id - 1)]
@@ -116,7 +119,7 @@ def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int,
 
 
 def positions_in(ranges: Iterable[tuple[int, int, int]]) -> Iterator[Position]:
-    """The entries of ranges, one by one."""
+    """Yields the entries of ranges, (ledger, first entry, last entry), one by one."""
     return (Position(ledger, entry) for ledger, first, last in ranges for entry in range(first, last + 1))
 
 

@@ -26,14 +26,14 @@ class JarsError(DelayLakeError):
 
 
 def cache_folder() -> Path:
-    """The folder of all JARs: `$DELAYLAKE_CACHE`, else `$XDG_CACHE_HOME/delaylake`, else `~/.cache/delaylake`."""
+    """Returns the cache folder: `$DELAYLAKE_CACHE`, else `$XDG_CACHE_HOME/delaylake`, else `~/.cache/delaylake`."""
     if own := os.environ.get("DELAYLAKE_CACHE"):
         return Path(own).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "delaylake"
 
 
 def jars(name: JarSet) -> Path:
-    """The folder that holds the JARs of `conf/<name>/pom.xml`, and nothing else; fetched if it is not there.
+    """Returns the folder that holds the JARs of `conf/<name>/pom.xml`, and nothing else; fetches them if needed.
 
     The folder's name holds the POM's hash: a changed POM is fetched anew, an interrupted fetch leaves no such folder.
 
@@ -83,7 +83,7 @@ def _fetch(name: JarSet, pom: Path, folder: Path) -> None:
 
 
 def _follow(maven: subprocess.Popen[str], what: str) -> list[str]:
-    """Maven's output, with its progress shown on stderr: a spinner in a terminal, else one line."""
+    """Returns Maven's output, and shows its progress on stderr: a spinner in a terminal, else one line."""
     console = Console(stderr=True)
     lines: list[str] = []
     downloaded = 0
@@ -104,7 +104,7 @@ def _reason(output: list[str]) -> str:
 
 
 def main() -> int:
-    """Fetches what is missing: `python -m broker.jars`."""
+    """Fetches the JARs that are missing: `python -m broker.jars`; returns the exit status."""
     try:
         jars("broker")
         jars("spark")

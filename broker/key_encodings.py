@@ -1,4 +1,4 @@
-"""Whether messages' keys are bytes, which the client does not tell, by the broker's admin API."""
+"""Tells which messages' keys are bytes: the client does not say it, the broker's admin API does."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _IS_ENCRYPTED = "X-Pulsar-Is-Encrypted"
 class KeyEncodings:
     """The encodings of the keys of one topic partition's messages. Not safe in several threads.
 
-    A call takes the broker some milliseconds. So it is asked once for each of the topic's producers, of the first
-    message whose key could be bytes. Of a producer that sends keys of both kinds some may be taken for the wrong one.
+    A call takes the broker some milliseconds. So it is asked once for each of the topic's producers, about the first
+    message whose key could be bytes. A producer that sends keys of both kinds may have some taken for the wrong kind.
     Where the broker tells nothing of an entry, the key is taken for text.
     """
 
@@ -35,9 +35,11 @@ class KeyEncodings:
         self._not_told = NotTold()
 
     def of(self, key: str, producer: str, ledger_id: int, entry_id: int, batch_index: int) -> str | None:
-        """BASE64 where a message's key is bytes, which the client gives as base64; None: text, or not known.
+        """Returns BASE64 where a message's key is bytes; None: it is text, or that is not known.
 
         Args:
+            key: as the client gives it: bytes as base64.
+            producer: the name of the message's producer.
             batch_index: in the entry; -1: the entry is one message.
 
         Raises:
@@ -61,7 +63,7 @@ class KeyEncodings:
         return BASE64 if self._sends_bytes[producer] else None
 
     def _ask(self, ledger_id: int, entry_id: int) -> list[bool]:
-        """For each message of an entry whether its key is bytes; empty where that can't be told."""
+        """Returns for each message of an entry whether its key is bytes; empty where that can't be told."""
         answer = self._admin.entry(self._topic, ledger_id, entry_id)
         if answer is None:
             return []
@@ -72,10 +74,11 @@ class KeyEncodings:
 
 
 def _of_batch(body: bytes, n: int) -> Iterator[bool]:
-    """For each message of a batch whether its key is bytes.
+    """Yields for each message of a batch whether its key is bytes.
 
     Args:
-        body: for each message the length of its metadata, four bytes, the metadata, and its payload.
+        body: for each message the length of its metadata (4 bytes, big-endian), the metadata, and its payload.
+        n: how many messages.
     """
     at = 0
     for _ in range(n):
@@ -87,7 +90,7 @@ def _of_batch(body: bytes, n: int) -> Iterator[bool]:
 
 
 def _is_base64(key: str) -> bool:
-    """Whether the key is what bytes are encoded as."""
+    """Whether a key is base64, in the one form in which its bytes are encoded."""
     try:
         return base64.b64encode(base64.b64decode(key, validate=True)).decode() == key
     except (binascii.Error, ValueError):

@@ -27,16 +27,16 @@ _ACK_SET, _FIRST_CHUNK = 5, 7
 
 
 class MessageIdError(DelayLakeError):
-    """A message id can't be read. The message is one line."""
+    """A message id can't be read. The error's message is one line."""
 
 
 class NumberError(MessageIdError):
-    """A part of a message id is no whole number."""
+    """A number of a message id is no whole number, or too long."""
 
 
 @dataclass(frozen=True)
 class MessageRef:
-    """A message, or with batch_index -1 an entry. Partition -1: none, or not known."""
+    """Names a message, or with batch_index -1 a whole entry. Partition -1: none, or not known."""
 
     ledger_id: int
     entry_id: int
@@ -51,7 +51,7 @@ def parse(text: str) -> MessageRef:
     """Reads a message id in any of the forms.
 
     Raises:
-        MessageIdError: it is none, or names what can't be.
+        MessageIdError: it is none of them, or has a number out of range.
     """
     return parse_triplet(text) if ":" in text else parse_base64(text)
 
@@ -62,7 +62,7 @@ def parse_triplet(text: str) -> MessageRef:
     A negative batch index or partition means none.
 
     Raises:
-        MessageIdError: it is none of these.
+        MessageIdError: it is none of these, or has a number out of range.
     """
     parts = text.strip().split(":")
     try:
@@ -120,7 +120,11 @@ def decode(data: bytes) -> MessageRef:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """Each field's number and value; of one with a length, the length."""
+    """Yields each field's number and value; for a field of bytes, their number.
+
+    Raises:
+        MessageIdError: the bytes end too early, or have another field.
+    """
     at = 0
     while at < len(data):
         field, kind = data[at] >> 3, data[at] & 7
@@ -172,10 +176,10 @@ def parse_number(part: str) -> int:
 
 
 def message_ref(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> MessageRef:
-    """A message by its numbers; a negative partition or batch index means none.
+    """Makes a MessageRef of its numbers; a negative partition or batch index means none.
 
     Raises:
-        MessageIdError: they can't be a message's.
+        MessageIdError: a number is out of range.
     """
     if not (0 <= ledger_id <= MAX_INT64 and 0 <= entry_id <= MAX_INT64):
         raise MessageIdError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")

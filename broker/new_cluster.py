@@ -1,6 +1,6 @@
-"""Whether source topics still are those that were read: in a cluster that was made anew ledger ids begin again.
+"""Checks that source topics still are those that were read: in a cluster that was made anew ledger ids begin again.
 
-What such a topic gets has positions that were read long ago, and would be taken for repeated.
+The messages of such a topic have positions that were read long ago, and would be taken for repeated.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from conf.errors import DelayLakeError
 
 
 class NewClusterError(DelayLakeError):
-    """A topic is not the one that the checkpoint has read. The message is one line, and says what to do."""
+    """A topic is not the one that the checkpoint has read. The message is one line, and names where to read on."""
 
 
 def check_topics(admin: AdminClient, positions: Mapping[str, str]) -> None:
-    """Checks that topic partitions have, or once had, the entries that were read of them.
+    """Checks that topic partitions have, or once had, the entries that were read from them.
 
     Args:
-        positions: by topic partition the last entry that was read.
+        positions: by topic partition the last entry that was read, as `ledger:entry`.
 
     Raises:
         NewClusterError: a topic partition never had them.
@@ -40,9 +40,12 @@ def check_topics(admin: AdminClient, positions: Mapping[str, str]) -> None:
 
 
 def never_had(topic: TopicLedgers, last: Position) -> bool:
-    """Whether a topic partition never had an entry.
+    """Whether a topic partition certainly never had an entry.
 
-    The broker lets go of a topic's ledgers in their order: while it has an older one, it has that of the entry.
+    The broker trims a topic's ledgers in their order: while it has an older ledger, it has that of the entry.
+
+    Args:
+        last: the entry; with entry_id -1 the beginning of a ledger.
     """
     if not topic.ledgers:
         return False

@@ -46,7 +46,7 @@ class SourceTopic:
 
 
 class EntrySet:
-    """Entries of a topic partition, kept as runs of consecutive ones. What is added in order is not searched for."""
+    """A set of entries of a topic partition, kept as runs of consecutive ones: adding in order takes constant time."""
 
     def __init__(self) -> None:
         self._firsts: list[Position] = []
@@ -72,7 +72,7 @@ class EntrySet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def gaps(self, after: Position) -> list[tuple[Position, Position]]:
-        """For each place after an entry where others may be missing, the entries on both sides of it, ascending."""
+        """Returns the entries on both sides of each place after an entry where others may be missing, ascending."""
         ends = [max(last, after) for last in (START, *self._lasts)]
         return [
             (last, first)

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _REPLICATED_FROM = "X-Pulsar-replicated-from"
 
-# A broker names a producer that has no name of its own `cluster-n-n`, and no two clusters the same.
+# A broker gives a producer without a name one like `cluster-n-n`, which no other cluster gives.
 _GIVEN_NAME = re.compile(r"(.+)-\d+-\d+")
 
 _POLICY_SECONDS = 60.0
@@ -24,19 +24,19 @@ _RETRY_SECONDS = 1.0
 
 
 class NotWantedError(DelayLakeError):
-    """A question was given up: whoever asked has stopped."""
+    """A question was given up, since nobody wants the answer any more."""
 
 
 class Origins:
     """Tells which entries of one topic partition came from another cluster. Not safe in several threads.
 
     The client does not tell it. The broker's admin API does, one entry a call of 1 to 2 ms. So it is asked only where
-    the topic is replicated, which is looked up once a minute, and only of producers that were not named by a broker.
+    the topic is replicated, which is looked up once a minute, and only about entries of producers that no broker named.
 
     Args:
-        topic: the partition.
+        topic: the topic partition.
         route_topic: the topic as a route names it.
-        wait: waits so many seconds; True: nobody wants the answer any more.
+        wait: waits as many seconds as it is given, and returns whether nobody wants the answer any more.
     """
 
     def __init__(self, admin: AdminClient, topic: str, route_topic: str, wait: Callable[[float], bool]) -> None:
@@ -50,7 +50,7 @@ class Origins:
         self._not_told = NotTold()
 
     def replicated_from(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
-        """The cluster in which an entry was published; None: in this one.
+        """Returns the cluster in which an entry was published; None: this one.
 
         Waits until the broker answers. An entry that the broker no longer has, or tells nothing of, counts as this
         cluster's: its messages may be delivered in both clusters, but not in none.

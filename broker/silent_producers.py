@@ -1,4 +1,4 @@
-"""Producers of whose entries the broker tells nothing: each question takes seconds, so they are not asked for again."""
+"""Producers of whose entries the broker tells nothing: as each question takes seconds, it is not asked for a while."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SILENT_SECONDS = 600.0
 class NotTold:
     """Producers of one topic partition that the broker is not asked about for a while. Not safe in several threads.
 
-    What makes the broker tell nothing of an entry is mostly its producer's way to publish: encrypted and compressed.
-    After three entries in a row of which it told nothing, a producer's next ones are taken without a question for ten
-    minutes; then it is asked about one of them.
+    The broker mostly tells nothing of an entry because of how its producer publishes: encrypted and compressed. After
+    three entries in a row of which it told nothing, it is not asked about the producer's next ones for ten minutes;
+    then it is asked about one of them.
 
     Args:
-        clock: in seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -27,17 +27,17 @@ from conf.settings import PulsarSettings
 
 HOST = "127.0.0.1"
 
-# Of the JDK, by Spark 4.
+# The oldest version of the JDK that Spark 4 runs on.
 OLDEST_JAVA = 17
 
 # How long a start or a stop may take, in seconds, before it counts as failed.
 START_TIMEOUT_SECONDS = 180.0
 STOP_TIMEOUT_SECONDS = 20.0
 
-_CLAIM_SECONDS = 1.0
+_CLAIM_SECONDS = 1.0  # how long a start waits for a port
 POLL_SECONDS = 0.05
 
-# Below those of outgoing connections, of which one could take the port while the broker is down for a moment.
+# Below the ports of outgoing connections, one of which could take the port while the broker is down for a moment.
 FREE_PORTS = range(20_000, 32_000)
 
 # As in Pulsar's own start script, but with the quick compiler only (on 2 cores: up in 4.2 s rather than 5.6 s, 50,000
@@ -53,7 +53,7 @@ JVM_OPTIONS = (
     "-Djute.maxbuffer=10485760",
     "-Djava.net.preferIPv4Stack=true",
     "-Dio.netty.tryReflectionSetAccessible=true",
-    # Not by the class path: one with a folder can't have an archive.
+    # By its path, not from the class path: a class path with a folder can't have an archive.
     f"-Dlog4j2.configurationFile={CONF / 'broker' / 'log4j2.xml'}",
     "-Dlog4j2.is.webapp=false",
     "-Dlog4j.shutdownHookEnabled=false",
@@ -85,7 +85,13 @@ class BrokerStatus:
 
 @dataclass(frozen=True)
 class _Process:
-    """The state file's content. A process id may come back: its start time tells whether it is still ours."""
+    """The state file's content. A process id may be used again: the start time tells whether it is still the broker's.
+
+    Attributes:
+        started_at: seconds since the epoch.
+        port: of the service URL.
+        http_port: of the admin URL.
+    """
 
     pid: int
     started_at: float
@@ -104,7 +110,8 @@ class EmbeddedBroker:
     between starts, also after a crash. Not for production: one node, one copy, no authentication, local clients only.
 
     Args:
-        conf: settings of Pulsar's, beyond those of conf/broker/standalone.conf.
+        data_dir: made at the first start.
+        conf: settings of Pulsar, beyond those of conf/broker/standalone.conf.
 
     Example:
         >>> broker = EmbeddedBroker(Path(".delaylake/broker"))
@@ -122,7 +129,7 @@ class EmbeddedBroker:
 
     @property
     def settings(self) -> PulsarSettings:
-        """The `pulsar` section for this broker.
+        """The `pulsar` section of the settings for this broker.
 
         Raises:
             BrokerError: it does not run.
@@ -133,7 +140,12 @@ class EmbeddedBroker:
         return process.settings
 
     def start(self, port: int = 6650, http_port: int = 8080, wait: bool = True) -> BrokerStatus:
-        """Starts the broker and, with `wait`, returns when it takes messages. Port 0 is any free one.
+        """Starts the broker.
+
+        Args:
+            port: of the service URL, on 127.0.0.1; 0: any free one.
+            http_port: of the admin URL; 0: any free one.
+            wait: returns only when the broker takes messages; False: when its process runs.
 
         Raises:
             BrokerError: it runs already, a port is taken, there is no JDK, or the broker ended or did not get ready.
@@ -157,7 +169,11 @@ class EmbeddedBroker:
         return self.status()
 
     def stop(self) -> bool:
-        """Stops the broker, if it runs, by SIGTERM; by SIGKILL where that takes too long. Whether it ran."""
+        """Stops the broker, if it runs, by SIGTERM, or by SIGKILL where that takes too long; returns whether it ran.
+
+        Raises:
+            BrokerError: its process belongs to another user.
+        """
         process = self._running()
         if process is not None:
             self._signal(process.pid, signal.SIGTERM)
@@ -168,14 +184,14 @@ class EmbeddedBroker:
         return process is not None
 
     def kill(self) -> None:
-        """Ends the broker as a crash would, with SIGKILL. The state file stays."""
+        """Ends the broker as a crash would, with SIGKILL, if it runs. The state file stays."""
         process = self._running()
         if process is not None:
             self._signal(process.pid, signal.SIGKILL)
             self._wait_until_gone(process.pid)
 
     def status(self) -> BrokerStatus:
-        """The broker's state, process id and URLs now."""
+        """Returns the broker's state, process id and URLs now."""
         process = self._running()
         if process is None:
             return BrokerStatus("stopped", str(self.data_dir))
@@ -185,7 +201,7 @@ class EmbeddedBroker:
         return BrokerStatus(state, str(self.data_dir), process.pid, settings.service_url, settings.admin_url)
 
     def wait(self) -> None:
-        """Returns when the broker's process has ended."""
+        """Waits until the broker's process has ended; returns at once where it does not run."""
         process = self._running()
         while process is not None and _is_alive(process.pid):
             self._reap()
@@ -279,7 +295,7 @@ class EmbeddedBroker:
         return True
 
     def _last_words(self) -> str:
-        """The log's last line that names an error, else its last line."""
+        """Returns the log's last line that names an error, else its last line."""
         try:
             lines = [line.strip() for line in self.log_file.read_text(errors="replace").splitlines()[-400:]]
         except OSError:
@@ -290,7 +306,7 @@ class EmbeddedBroker:
 
 
 def _is_ready(admin: AdminClient) -> bool:
-    """Health alone is too early for producers: the namespace is made after it."""
+    """Whether the broker takes messages. Its health alone says so too early: the namespace is made after it."""
     try:
         return "public/default" in admin.namespaces("public") and admin.health()
     except PulsarError:
@@ -305,10 +321,17 @@ def _is_alive(pid: int) -> bool:
 
 
 def _claim(name: str, port: int) -> int:
-    """The port, or a free one for 0. Connections of a past broker (TIME_WAIT) do not count."""
+    """Returns the port, or a free one for 0. Connections of a past broker (TIME_WAIT) do not count.
+
+    Args:
+        name: of the option that sets the port, for the error.
+
+    Raises:
+        BrokerError: the port is in use.
+    """
     if port == 0:
         return next(p for p in iter(lambda: random.choice(FREE_PORTS), None) if _is_free(p))
-    # Of a process that was killed, the threads may hold its sockets for a moment longer.
+    # The threads of a process that was killed may hold its sockets for a moment longer.
     deadline = time.monotonic() + _CLAIM_SECONDS
     while not _is_free(port) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

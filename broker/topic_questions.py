@@ -1,4 +1,4 @@
-"""A source topic as the broker has it: facts that the consumer does not get, from the admin API."""
+"""A source topic as the broker has it: facts that a consumer is not told, from the admin API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cursor:
     ledgers: dict[int, int]  # the entries of each ledger that the topic still has
 
     def has_sent(self, position: Position) -> bool:
-        """Whether nothing up to an entry is still to be sent to the consumer."""
+        """Whether the broker has sent the consumer every entry up to this one."""
         return self.next_read > min(position, self.end)
 
 
@@ -34,11 +34,11 @@ class BrokerSide:
         self._subscription = subscription
 
     def last_index(self, topic: str, position: Position) -> int | None:
-        """The broker entry index of an entry's last message; None: the broker keeps no indexes."""
+        """Returns the broker entry index of an entry's last message; None: the broker keeps no indexes."""
         return self._admin.message_index(topic, position.ledger_id, position.entry_id)
 
     def is_first_chunk(self, topic: str, position: Position) -> bool:
-        """Whether an entry is the beginning of a message in several chunks, or may be; False where it is gone."""
+        """Whether an entry is the first chunk of a chunked message, or may be; False where it is gone."""
         try:
             entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
         except NoAnswerError:
@@ -46,7 +46,7 @@ class BrokerSide:
         return entry is not None and entry.is_first_chunk
 
     def cursor(self, topic: str) -> Cursor:
-        """The subscription's cursor in a topic partition.
+        """Returns the subscription's cursor in a topic partition.
 
         Raises:
             PulsarError: there is no such topic or subscription.
@@ -62,7 +62,10 @@ class BrokerSide:
         )
 
     def begin(self, topic: str) -> Position:
-        """The entry before the first that a consumer will get that begins with the earliest; START: not known."""
+        """Returns the position before the first entry that the consumer will get; START: not known.
+
+        That is its acknowledged position; without a subscription the beginning of the topic's first ledger.
+        """
         found = self._admin.internal_stats(topic)
         if found is None:
             return START
@@ -71,6 +74,9 @@ class BrokerSide:
         return Position(min(found.ledgers), -1) if found.ledgers else START
 
     def connection(self, topic: str) -> str | None:
-        """Which connection the subscription's only consumer has, another text after a reconnection; None: none."""
+        """Returns a text for the connection of the subscription's only consumer: another one after a reconnection.
+
+        None: it has no consumer, or several.
+        """
         connections = self._admin.connections(topic, self._subscription)
         return connections[0] if len(connections) == 1 else None

@@ -34,14 +34,14 @@ from warehouse.tables import DELAYED_INDEX, OnProgress, Tables
 
 _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
 
-# A command that goes on waiting has not taken anything back.
+# The cancelled messages by `delayed_index`; a command that goes on waiting has not cancelled any.
 _CANCELLED = f"""
 {_CHANGED}, deliver_at FROM (SELECT * FROM delayed_index WHERE operation = 'CANCEL') AS c
 LEFT ANTI JOIN ({WAITING}) AS w ON w.topic = c.topic AND w.subscription = c.subscription
     AND w.ledger_id = c.ledger_id AND w.entry_id = c.entry_id AND w.batch_index = c.batch_index
 """  # noqa: S608
 
-# Only what was applied: ALREADY_APPLIED says that another row does.
+# The cancelled messages by `outcomes`: APPLIED alone, for ALREADY_APPLIED says that another row does.
 _ANSWERED = f"""
 {_CHANGED}, CAST(0 AS BIGINT) AS deliver_at FROM outcomes
 WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
@@ -52,7 +52,7 @@ _RESTORED = f"""
 UNION ALL {_CHANGED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE'
 """
 
-# A MOVE alone does not say to what time.
+# A MOVE row has no time to which the message was moved; the other rows have one.
 _MOVES = f"""
 {_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source
 FROM delayed_index WHERE operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)
@@ -75,20 +75,20 @@ _WRITTEN_ROWS = 50_000  # at once
 
 @dataclass(frozen=True)
 class Changes:
-    """The rows that the shards keep of commands."""
+    """The rows of commands that shards keep in state."""
 
     cancelled: pa.Table  # NOT_TO_DELIVER
     moved: pa.Table  # MOVED
     waiting: pa.Table  # COMMAND_ROWS for messages that come in again
-    unsealed: pa.Table  # moves that no row of the delayed index tells of yet, though it has their messages
+    unsealed: pa.Table  # moves of messages in the delayed index that have no DELAY row there yet
 
 
 @dataclass(frozen=True)
 class Commands:
-    """The changes that the tables have of commands; subscriptions are numbers.
+    """The changes by commands that the tables have; subscriptions are numbers.
 
     Attributes:
-        moves: the last move of each message.
+        moves: the last move of each message and subscription.
         done: messages, and whole entries, that were cancelled or skipped and not restored.
         delays: the DELAY rows of all entries that commands have changed.
         now: ms since the epoch.
@@ -100,9 +100,9 @@ class Commands:
     now: int
 
     def changes(self, delivered: Delivered) -> Changes:
-        """The rows that the shards keep of these commands, given the messages that have been delivered."""
+        """Returns the rows that shards keep of these commands, given the messages that have been delivered."""
         moves, done, delays = self.moves, self.done, self.delays
-        # What comes again as it came first does not stay.
+        # A rebuild removes the rows of messages that come again, but for moved ones.
         kept = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
         is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
         is_open = ~is_sealed & ~_is_delivered(moves, delivered) & (int64(moves, "is_time_known") > 0)
@@ -110,7 +110,7 @@ class Commands:
         unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
         moves = where(moves, ~is_open | is_there)
 
-        # A row that was held back is never loaded again: only while it counts, what is done has to be remembered.
+        # A cancel has to be remembered until its message's last row is loaded; a row that was held back never is.
         loaded = where(delays, int64(delays, "deliver_at") < HELD_DELIVER_AT)
         last = np.maximum(_last_times(done, loaded), _last_times(done, moves))
         cancelled = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
@@ -129,7 +129,7 @@ def find_commands(
     """Finds the messages that commands have moved, cancelled or skipped, for the subscriptions of the routes.
 
     Args:
-        names: for each source topic the names of its subscriptions.
+        names: for each source topic the names of its subscriptions, by number.
         durable: by topic partition the last entry that does not come again from the source topics.
         now: ms since the epoch.
     """
@@ -144,10 +144,13 @@ def find_commands(
 
 
 def not_to_deliver(rows: pa.Table, now: int) -> pa.Table:
-    """Messages as NOT_TO_DELIVER: each once, kept until the last time of delivery that it has here, but at least a day.
+    """Returns messages as NOT_TO_DELIVER, each once.
+
+    They are kept until their last time of delivery in these rows, but at least REBUILT_KEPT_MILLIS from now.
 
     Args:
         rows: with the columns of NOT_TO_DELIVER, but `deliver_at` for `until`.
+        now: ms since the epoch.
     """
     until = np.maximum(int64(rows, "deliver_at"), now + REBUILT_KEPT_MILLIS)
     keys = [name for name in NOT_TO_DELIVER.names if name != "until"]
@@ -156,14 +159,14 @@ def not_to_deliver(rows: pa.Table, now: int) -> pa.Table:
 
 
 def _read(tables: Tables, sql: str, names: Mapping[str, Sequence[str]]) -> Iterator[pa.Table]:
-    """The rows of a query that are of subscriptions of the routes."""
+    """Yields the rows of a query that are of the routes' subscriptions, with these as numbers."""
     for rows in tables.stream(sql):
         numbers = subscription_numbers(rows, names)
         yield _in_numbers(rows, numbers).filter(pa.array(numbers >= 0))
 
 
 def _in_numbers(rows: pa.Table, numbers: Int64Array) -> pa.Table:
-    """Rows with their subscription as a number, all numbers of one type, and a message's number in its entry."""
+    """Returns rows with their subscription as a number, their message's number in its entry, and integers as int64."""
     columns = {
         field.name: rows[field.name].cast(pa.int64()) if pa.types.is_integer(field.type) else rows[field.name]
         for field in rows.schema
@@ -174,7 +177,7 @@ def _in_numbers(rows: pa.Table, numbers: Int64Array) -> pa.Table:
 
 
 def _last_moves(moves: pa.Table) -> pa.Table:
-    """Each message's last move."""
+    """Returns the last move of each message and subscription; of several rows of it one with its time, if any."""
     keys = [int64(moves, name) for name in (*_KEY, "sequence", "is_time_known")]
     order = np.lexsort(keys[::-1])
     is_last = np.ones(len(order), np.bool_)
@@ -184,9 +187,10 @@ def _last_moves(moves: pa.Table) -> pa.Table:
 
 
 def _resumed(moves: pa.Table, now: int) -> pa.Table:
-    """Moves, and when those go out that were held back until their subscription went on: at once.
+    """Gives the moves of messages that were held back, until their subscription was resumed, their new time: now.
 
-    No command names them. Their MOVE row is as late as what it takes the place of.
+    No command names these messages, and no other row has their time: their MOVE row has that of the row that it
+    supersedes.
     """
     is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_DELIVER_AT)
     due = np.where(is_resumed, now, int64(moves, "deliver_at"))
@@ -201,7 +205,7 @@ def _delays_of(
     changed: Sequence[pa.Table],
     on_progress: OnProgress,
 ) -> pa.Table:
-    """The DELAY rows of entries that commands have changed; the subscription is -1 where a row is for all."""
+    """Reads the DELAY rows of entries that commands have changed; the subscription is -1 where a row is for all."""
     wanted = MessageSet()
     for rows in changed:
         wanted.add(0, *_entries(rows))
@@ -222,16 +226,16 @@ def _entries(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
 
 
 def _pairs(rows: pa.Table, others: pa.Table, columns: Sequence[str]) -> tuple[Int64Array, pa.Table]:
-    """For each pair of a row and another one of the same entry the row's index, and columns of the other."""
+    """Pairs each row with the others of the same entry: the rows' indexes, and for each pair columns of the other."""
     numbered = rows.select(_ENTRY).append_column("row", _numbers_of(rows))
     pairs = numbered.join(others.select([*_ENTRY, *columns]), _ENTRY, join_type="inner", use_threads=False)
     return int64(pairs, "row"), pairs
 
 
 def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
-    """Which CANCEL rows have met their message, or still wait for it.
+    """A mask of the CANCEL rows that have met their message, or still wait for it.
 
-    Such a row is as late as the message it cancels. One whose message is later waited in vain.
+    The row of a cancel has the time that it names: where its message came with a later one, it waited in vain.
     """
     originals = where(delays, int64(delays, "sequence") == 0)
     row, pairs = _pairs(cancelled, originals, ["batch_index", "deliver_at"])
@@ -243,7 +247,7 @@ def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
 
 
 def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> pa.Table:
-    """What is done, without the messages that were restored later; the rest of their entries one by one."""
+    """Returns `done` without messages that were restored later; the others of a whole entry get rows of their own."""
     entry = ["subscription", *_ENTRY]
     is_concerned = is_among(done, restored, entry)
     concerned = where(done, is_concerned)
@@ -266,7 +270,7 @@ def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> p
 
 
 def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
-    """For each row the last time of delivery that others have of its entry, 0 where there is none."""
+    """Returns for each row the last deliver_at that others have of its entry, int64, (rows,); 0: they have none."""
     row, pairs = _pairs(rows, others, ["deliver_at"])
     last = np.zeros(rows.num_rows, np.int64)
     np.maximum.at(last, row, int64(pairs, "deliver_at"))
@@ -282,11 +286,12 @@ def _is_delivered(moves: pa.Table, delivered: Delivered) -> BoolArray:
 
 
 def write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> None:
-    """Writes further rows of the delayed index down, for messages that have a row there.
+    """Appends DELAY rows for moves to the delayed index, for messages that have a row there.
 
     Args:
-        moves: `unsealed` of Changes.
-        tick: the bucket of the rows.
+        moves: as `unsealed` of Changes.
+        names: for each source topic the names of its subscriptions, by number.
+        tick: the bucket_id of the new rows.
     """
     if not moves.num_rows:
         return
@@ -305,7 +310,7 @@ def write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[st
 
 
 def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> pa.Table:
-    """For each move of a message that has rows here, a copy of one of them with what the move says."""
+    """Returns for each move of a message that has rows here a copy of one of them, with the time of the move."""
     message = pa.array(np.maximum(int64(rows, "batch_index"), 0))
     numbered = rows.select(_ENTRY).append_column("message", message).append_column("row", _numbers_of(rows))
     first = numbered.group_by(_MESSAGE).aggregate([("row", "min")])
@@ -323,7 +328,7 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
 
 
 def _reschedules(moves: pa.Table) -> pa.Table:
-    """The moves as commands again."""
+    """Returns moves as COMMAND_ROWS that reschedule their messages."""
     n = moves.num_rows
     values = {
         **{name: moves[name] for name in ("ledger_id", "entry_id", "batch_index", "deliver_at")},

@@ -41,15 +41,15 @@ _log = logging.getLogger(__name__)
 # The clocks of those who publish, send and rebuild may differ by this.
 CLOCKS_MILLIS = 15 * 60 * 1000
 
-# By topic and the number of a subscription a time, ms since the epoch.
+# A time, ms since the epoch, by source topic and number of a subscription.
 Times = dict[tuple[str, int], int]
 
 _MESSAGES_AT_ONCE = 20_000
 
-# Producers' names begin with the app id of a checkpoint, which may be lost.
+# Producers' names begin with the app id of a checkpoint: any one, since the job's may be lost.
 _APPLICATION = "delaylake-[0-9a-f]{12}"
 
-# What the job writes to `delaylake.messageId` and `delaylake.deliverAt`, in numbers that fit their columns.
+# What the job writes in `delaylake.messageId` and `delaylake.deliverAt`, with numbers that fit the columns.
 _POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
 _DELIVER_AT = re.compile(r"[0-9]{1,18}")
 
@@ -63,9 +63,9 @@ class Delivered:
     """The messages that have been delivered to the subscriptions of the routes.
 
     Args:
-        names: for each source topic the names of its subscriptions.
+        names: for each source topic the names of its subscriptions, by number.
         durable: by topic partition the last entry that does not come again from the source topics.
-        tenures: messages handed out while a subscription was not there count as delivered to it.
+        tenures: messages handed out while a subscription was not there are `missed` by it; None: there are none.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Delivered:
 
     @property
     def not_durable(self) -> pa.Table:
-        """The delivered messages that come again from the source topics, as DONE."""
+        """The delivered messages that come again from the source topics, as DONE; also those that were missed."""
         return concat(self._not_durable, DONE)
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows of `deliveries`; rows of subscriptions that no route has are passed over."""
+        """Adds rows of `deliveries`; those of subscriptions that no route has are passed over."""
         numbers = subscription_numbers(rows, self._names)
         for number in np.unique(numbers[numbers >= 0]).tolist():
             self._messages.add(number, *message_ids(where(rows, numbers == number)))
@@ -100,19 +100,19 @@ class Delivered:
             self._not_durable.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
-        """A mask of the messages that have been delivered to the subscription of a number."""
+        """Returns a mask of the messages that have been delivered to the subscription with a number: bool, (rows,)."""
         return self._messages.contains(number, *message_ids(rows))
 
     def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
-        """For each number of a subscription a mask of the messages that have been delivered to it."""
+        """Yields for each number of a subscription a mask of the messages that have been delivered to it."""
         for number in self._messages.subscriptions:
             yield number, self.contains(number, rows)
 
     def missed(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
-        """For each number of a subscription that was away at some time a mask of the messages handed out then.
+        """Yields for each number of a subscription that was absent for some time a mask of the messages that it missed.
 
         Args:
-            rows: as of `Tenures.were_missed`.
+            rows: with the columns that `Tenures.were_missed` needs.
         """
         for topic, names in self._names.items():
             for name in self._tenures.of_topic(topic):
@@ -121,16 +121,19 @@ class Delivered:
 
 
 def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
-    """Messages as DONE for the subscriptions of these numbers."""
+    """Returns messages as DONE for the subscriptions with these numbers, one for each row."""
     return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
 
 
 def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray:
-    """A mask of the rows whose entries come again from the source topics.
+    """Tells which rows' entries come again from the source topics; those of imported messages never do.
 
     Args:
         rows: with topic, partition, ledger_id and entry_id.
         durable: by topic partition the last entry that does not come again.
+
+    Returns:
+        a mask, bool, (rows,).
     """
     if not rows.num_rows:
         return np.zeros(0, np.bool_)
@@ -150,7 +153,7 @@ def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray
 
 
 def partition_name(topic: str, partition: int) -> str:
-    """A topic partition as a client subscribes to it; -1: the topic is not partitioned."""
+    """Returns the name of a topic partition, as a client subscribes to it; -1: the topic is not partitioned."""
     return topic if partition < 0 else f"{topic}-partition-{partition}"
 
 
@@ -161,7 +164,7 @@ def read_delivered(
     tenures: Tenures,
     on_progress: OnProgress,
 ) -> Delivered:
-    """Reads the messages that the table `deliveries` has."""
+    """Reads the messages that the table `deliveries` has; the arguments are those of `Delivered`."""
     delivered = Delivered(names, durable, tenures)
     n = 0
     for rows in tables.stream(_DELIVERIES):
@@ -180,16 +183,20 @@ def write_missing_deliveries(
     on_progress: OnProgress,
     on_warning: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Adds to `deliveries` the messages that only the destinations have; returns how many.
+    """Adds the messages that only the destinations have to `deliveries`; returns how many.
 
-    They are read from the time on at which that can have been sent: a message is sent when it is due, and after it was
-    published. A destination that does not reach back to it is warned of, in the log, too.
+    A destination is read from the time on at which such a message can have been sent first: that is when it is due, and
+    after it was published. Where the broker has trimmed the destination since then, that is a warning, also in the log.
 
     Args:
         delivered: the messages that `deliveries` has; those of the destinations are added.
         durable: by topic partition the last entry that does not come again from the source topics.
-        overdue: for each subscription that lacks a durable message that is due, since when: ms since the epoch.
-        on_warning: is told one line.
+        overdue: for each subscription, by topic and number, that is still to get a durable message that is due the
+            least time of such a one: ms since the epoch.
+        on_warning: called with one line.
+
+    Raises:
+        PulsarError, pulsar.PulsarException: the topics can't be read.
     """
     found: list[pa.Table] = []
     n = 0
@@ -226,7 +233,7 @@ def write_missing_deliveries(
 
 
 def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, Position]) -> int | None:
-    """When the first message was published that comes again from a source topic; None: there is none."""
+    """Returns when the first message was published that comes again from a source topic, ms; None: there is none."""
     times = []
     for name in client.get_topic_partitions(topic):
         last = durable.get(name)
@@ -244,7 +251,7 @@ def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Sent:
-    """Of a message that a destination has, all that is looked at: its payload may be large."""
+    """What is needed of a message that a destination has, without its payload, which may be large."""
 
     properties: dict[str, str]
     published_at: int
@@ -253,12 +260,12 @@ class _Sent:
 
 
 def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
-    """The messages that the job has sent, as rows of `deliveries`: each position once.
+    """Returns the messages that the job has sent as rows of `deliveries`: each position once.
 
-    Anybody who may write to a destination can send messages with the job's properties, or send on what it got with
-    them. What a producer of another name sent, or what is not as the job writes it, is passed over.
+    Anybody who may write to a destination can send messages with the job's properties, or send on a message that has
+    them. Messages of a producer with another name, or with properties that the job does not write, are passed over.
     """
-    # The names of 0.1.0 have no source topic.
+    # Version 0.1.0 named its producers without a hash of the source topic.
     is_own = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
     rows: dict[str, dict[str, Any]] = {}
     for message in messages:
@@ -289,7 +296,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
 
 
 def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Position]) -> pa.Table:
-    """Those rows whose entry is in `entries`, or comes again from the source topics."""
+    """Returns the rows, all of one topic, whose entry is in `entries` or comes again from the source topics."""
     if not rows.num_rows:
         return rows
     comes_again = is_not_durable(rows, durable)
@@ -307,7 +314,7 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
 
 
 def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_Sent]:
-    """The messages that a destination has got since a time, as far as the broker still has them."""
+    """Yields the messages published to a destination since a time (ms), as far as the broker still has them."""
     for partition in client.get_topic_partitions(topic):
         reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5_000)
         if since:

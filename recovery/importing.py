@@ -57,15 +57,16 @@ _MESSAGES_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
 _FILE_BYTES_AT_ONCE = 256 << 20
 _IDLE_MILLIS = 10_000
-_MOST_IDLE = 6  # times in a row, in the middle of an entry
-_MAX_PARTS = 1_000  # entries at the end of a topic that are looked at, one by one
+_MOST_IDLE = 6  # how often in a row it waits in the middle of an entry
+_MAX_PARTS = 1_000  # entries at the end of a topic that the broker is asked about, one by one
 _ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
 _SUBSCRIPTION = "delaylake-import"
 
-# Ledgers of files; below them, above the first imported one, are those of other topics.
+# The first ledger id of files. Those from FIRST_IMPORTED_LEDGER up to here are of messages from other topics.
 _FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
 
-# A file's columns. `deliver_at` must be there; a null there, and in the others, is what a message without it has.
+# A file's columns. `deliver_at` must be there, and a message with null there is due at once. Any other may be missing
+# or null: the message does not have it.
 COLUMNS = {
     "deliver_at": pa.int64(),  # ms since the epoch, or a timestamp
     "payload": pa.binary(),  # or text
@@ -83,7 +84,13 @@ class ImportFailedError(DelayLakeError):
 
 @dataclass
 class Imported:
-    """Counts of messages: written now, of these to `rejects`, and passed over because an earlier import has them."""
+    """Counts of messages.
+
+    Attributes:
+        messages: written to the tables now.
+        rejected: those of them that went to `rejects`.
+        already_there: passed over, because an earlier import has written them.
+    """
 
     messages: int = 0
     rejected: int = 0
@@ -91,7 +98,14 @@ class Imported:
 
 
 class Importer:
-    """Appends messages to the tables, which must exist, as a route's source topic's. A rebuild has to follow.
+    """Appends messages to the tables, which must exist, as if they were of a source topic. A rebuild has to follow.
+
+    Attributes:
+        tables: to take over, or to join who has, before messages are imported.
+        done: counts of what was imported so far.
+
+    Args:
+        topic: a source topic or a partition of it, complete or not.
 
     Raises:
         ImportFailedError: there is no such route.
@@ -112,6 +126,9 @@ class Importer:
 
     def check(self, files: Iterable[Path], topic: str | None) -> None:
         """Checks that files and another topic can be imported, so that nothing is written unless all of it can be.
+
+        Args:
+            topic: None: there is none.
 
         Raises:
             ImportFailedError: a file can't be read or has other columns, or the topic is the source of a route, which
@@ -134,16 +151,17 @@ class Importer:
     def file(self, path: Path) -> None:
         """Imports a Parquet file with the columns of COLUMNS. Importing it again does nothing.
 
-        A file is known by its name, size and footer. Its number stands for a ledger, and a row's number for an entry.
+        A file is known by its name, size and footer, of which its ledger id is made; a row's number is the entry id.
 
         Raises:
             ImportFailedError: the file can't be read.
+            FencedError: somebody else has taken the warehouse over.
         """
         with _errors_of(path):
             ledger = _FIRST_LEDGER_OF_FILES + _digest(self._topic, path)
             metadata = pq.read_metadata(path)
         size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-        # The same of a file each time: what is written is known by the number of its part.
+        # The same for a file each time, for the writes of a file are known by the numbers of its parts.
         rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
         first = 0
         for number, rows in enumerate(_batches(path, rows_at_once), 1):
@@ -153,11 +171,13 @@ class Importer:
     def topic(self, name: str) -> None:
         """Imports the messages of another topic that its subscription `delaylake-import` has not acknowledged yet.
 
-        Messages are scheduled by their properties, as those of a source topic are.
+        Imports the messages that the topic has when this begins. They are due by their properties, as those of a source
+        topic are.
 
         Raises:
-            ImportFailedError: the broker stops answering.
-            pulsar.PulsarException: the topic can't be read.
+            ImportFailedError: messages do not come, or the broker does not tell what is needed of them.
+            PulsarError, pulsar.PulsarException: the topic can't be read.
+            FencedError: somebody else has taken the warehouse over.
         """
         client = connect(self._settings.pulsar)
         admin = AdminClient(self._settings.pulsar)
@@ -184,7 +204,14 @@ class Importer:
     def _chunks(
         self, consumer: pulsar.Consumer, partition: str, written: Position, details: MessageDetails
     ) -> Iterator[tuple[pa.Table, Position]]:
-        """The messages up to the last one of now, whole entries, with the last entry; not those that are written."""
+        """Yields a topic partition's messages up to the last one that it has now, in whole entries.
+
+        Args:
+            written: the last entry that an earlier import has written: messages up to it are left out.
+
+        Yields:
+            (messages, position): MESSAGES, of which there may be none, and the entry up to which they are.
+        """
         newest = consumer.get_last_message_id()
         end = Position(newest.ledger_id(), newest.entry_id())
         builder = self._builder(details)
@@ -202,12 +229,12 @@ class Importer:
                     yield builder.build(), position
                     builder = self._builder(details)
                     continue
-                # The last ones may have been acknowledged before, or be none that the client can read.
+                # The last messages may have been acknowledged before, or the client can't read them.
                 with AdminClient(self._settings.pulsar) as admin:
                     if not admin.backlog(partition, _SUBSCRIPTION):
                         yield MESSAGES.empty_table(), end
                         return
-                    # Or the beginning of a message in chunks, of which the rest is to come or never comes.
+                    # Or they are the first chunks of a message whose last one has not come, and may never come.
                     last = max(position, written)
                     passed = _before_parts(admin, partition, last, end)
                     if passed is not None:
@@ -229,7 +256,7 @@ class Importer:
             if batch_index + 1 < batch_size and batch_index >= 0:
                 position = Position(position.ledger_id, position.entry_id - 1)  # there is more of the entry
             elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
-                # Of none, where all is written already, and was not acknowledged.
+                # No messages, where all were written already and had not been acknowledged.
                 yield builder.build() if len(builder) else MESSAGES.empty_table(), position
                 builder = self._builder(details)
 
@@ -238,11 +265,11 @@ class Importer:
         return ChunkBuilder(source, self._settings.tracker.max_delay_millis, self._max_size, details)
 
     def _source(self, topic: str) -> str | None:
-        """The source of the route that a topic, or a partition of one, belongs to."""
+        """Returns the source topic of the route that a topic, or a partition, belongs to; None: no route has it."""
         return resolve_topic(topic, {route.source for route in self._settings.routes})[0]
 
     def _messages(self, rows: pa.Table, ledger: int, first: int) -> pa.Table:
-        """A file's rows as messages, from the entry `first` on."""
+        """Returns a file's rows as MESSAGES of a ledger, with entry ids from `first` on."""
         n, now = rows.num_rows, time.time_ns() // 1_000_000
         own = _own_columns(rows)
         due = pc.fill_null(own["deliver_at"], now)
@@ -262,7 +289,7 @@ class Importer:
         return typed(columns, MESSAGES)
 
     def _reasons(self, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
-        """Why rows are rejected; null: they are not."""
+        """Returns why each row is rejected: string, (rows,); null: it is not."""
         times = due.to_numpy()
         delay = self._settings.tracker.max_delay_millis
         cases: list[tuple[BoolArray, str]] = [
@@ -281,12 +308,14 @@ class Importer:
         return pa.array(reasons, pa.string())
 
     def _append(self, messages: pa.Table, app_id: str, number: int, is_by_position: bool = False) -> None:
-        """Writes messages down, unless it was done before. `entries` comes last: what it has is in the others.
+        """Appends messages to the tables, unless an earlier import did; to `entries` last, when the others have them.
 
         Args:
-            number: rises from write to write.
-            is_by_position: it is that of the last message's position, and of an interrupted import some tables may
-                have a part of the messages.
+            messages: MESSAGES.
+            app_id: of the transactions.
+            number: of the write; rises from write to write.
+            is_by_position: the number is that of the last message's position, so that an interrupted import may have
+                written some of the messages to some of the tables: those are left out.
         """
         rejected = is_rejected(messages)
         was_seen = ~pc.fill_null(pc.starts_with(messages["reason"], NOT_SEEN_REASON), False).to_numpy()
@@ -312,7 +341,7 @@ class Importer:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Turns what can be wrong with a file into one line."""
+    """Turns the errors of reading a file into an ImportFailedError with one line."""
     try:
         yield
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -320,7 +349,7 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """A file's rows in parts.
+    """Yields a file's rows in parts; `columns`: these alone.
 
     Raises:
         ImportFailedError: it can't be read.
@@ -331,7 +360,7 @@ def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None
 
 
 def _digest(topic: str, path: Path) -> int:
-    """A number of 48 bits for a topic's file: by its name, and its footer, which tells what is where in it."""
+    """Returns a hash of 48 bits of a topic and a file: of its name, its size and its footer."""
     with path.open("rb") as file:
         end = file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
@@ -341,7 +370,7 @@ def _digest(topic: str, path: Path) -> int:
 
 
 def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """A file's columns in our types."""
+    """Returns a file's columns in the types of COLUMNS, those that it has."""
     return {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
 
 
@@ -352,7 +381,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
-    """Bytes of each row's payload, keys and properties."""
+    """Returns the bytes of each row's payload, keys and properties: int64, (n,)."""
     sizes = np.zeros(n, np.int64)
     for name in ("payload", "key", "ordering_key"):
         if name in own:
@@ -370,10 +399,14 @@ def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
 
 
 def _before_parts(admin: AdminClient, partition: str, last: Position, end: Position) -> Position | None:
-    """The entry before those up to another that are no messages, and not acknowledged; None: one of them is a message.
+    """Returns up to which entry a topic partition is read where only chunks of unfinished messages, or markers, follow.
 
     Args:
-        last: the last one that was handed over.
+        last: the last entry that was handed over, or that an earlier import has written.
+        end: the last entry of the topic partition.
+
+    Returns:
+        the last entry that is handed over or acknowledged; None: a message follows, or that is not known.
     """
     stats = admin.internal_stats(partition)
     if stats is None:
@@ -392,10 +425,10 @@ def _before_parts(admin: AdminClient, partition: str, last: Position, end: Posit
 def _with_not_seen(
     chunks: Iterable[tuple[pa.Table, Position]], admin: AdminClient, source: SourceTopic, begin: Position
 ) -> Iterator[tuple[pa.Table, Position]]:
-    """Chunks of a topic partition's messages with those that its client did not hand over, to be rejected.
+    """Adds to each chunk of a topic partition's messages those that the client did not hand over, to be rejected.
 
     Args:
-        chunks: messages, and up to which entry they are.
+        chunks: (messages, position): MESSAGES, and the entry up to which they are.
         begin: the entry before the first one.
     """
     continuity = Continuity(begin)
@@ -417,22 +450,22 @@ def _with_not_seen(
 
 
 def _as_imported(messages: pa.Table) -> pa.Table:
-    """Messages of another topic, at positions that are no other's."""
+    """Moves the messages of another topic to ledger ids of imported messages, which no cluster has."""
     i = messages.schema.get_field_index("ledger_id")
     ledgers = pc.add(messages["ledger_id"], FIRST_IMPORTED_LEDGER)
     return messages.set_column(i, messages.schema.field(i), ledgers)
 
 
 def _number(position: Position) -> int:
-    """A number that rises with the position."""
+    """Returns the number of a position: it rises with the position."""
     return (position.ledger_id << _ENTRY_BITS) + position.entry_id
 
 
 def _position(number: int) -> Position:
-    """The position that a number is of; START of -1."""
+    """Returns the position whose `_number` it is; START for -1."""
     return START if number < 0 else Position(number >> _ENTRY_BITS, number & ((1 << _ENTRY_BITS) - 1))
 
 
 def _numbers(imported: pa.Table) -> Int64Array:
-    """The same of imported messages."""
+    """Returns the `_number` of each imported message's original position: int64, (messages,)."""
     return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << _ENTRY_BITS) + int64(imported, "entry_id")

@@ -12,9 +12,10 @@ _ENTRY_BITS = 32
 
 
 class MessageSet:
-    """For each subscription and ledger a roaring bitmap: of entries, for each place in a batch.
+    """A set of messages for each subscription, by number. Arrays are int64, and those of one call have one length.
 
-    A message alone in its entry counts as the first of a batch. Arrays are int64 and of one length.
+    Has a roaring bitmap for each subscription and ledger, of entries and places in their batch. A message alone in its
+    entry (batch index -1) counts as the first of a batch.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class MessageSet:
         return sorted({subscription for subscription, _ in self._bits})
 
     def add(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array) -> None:
-        """Adds messages to those of a subscription, whether they are there already or not."""
+        """Adds messages to a subscription's set, whether or not they are in it."""
         codes = _codes(entry_ids, batch_indexes)
         for ledger, rows in by_ledger(ledger_ids):
             self._bits.setdefault((subscription, ledger), BitMap64()).update(codes[rows])
@@ -34,7 +35,7 @@ class MessageSet:
     def contains(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """A mask of the messages that are in the set for a subscription."""
+        """Returns a mask of the messages that are in a subscription's set: bool, (messages,)."""
         found = np.zeros(len(ledger_ids), np.bool_)
         if not self._bits:
             return found

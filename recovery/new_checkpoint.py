@@ -29,14 +29,19 @@ def rebuild_checkpoint(
     on_progress: OnProgress = lambda table, step, rows: None,
     on_warning: Callable[[str], None] = lambda text: None,
 ) -> dict[str, int]:
-    """Rebuilds the checkpoint of the settings; returns counts of what was found.
+    """Rebuilds the checkpoint of the settings from the tables.
 
     Args:
-        discards_checkpoint: a checkpoint that is there is moved aside.
+        discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
         on_warning: as of `rebuild`.
 
+    Returns:
+        the counts that `rebuild` returns.
+
     Raises:
-        RebuildError: the job runs, a checkpoint is there and is not to be discarded, or tables are missing.
+        RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, or tables are
+            missing.
+        PulsarError, pulsar.PulsarException: the destinations can't be read.
     """
     missing = [name for name in SCHEMAS if not exists(settings.warehouse, name)]
     if missing:
@@ -53,17 +58,21 @@ def import_and_rebuild(
     on_progress: OnProgress,
     on_warning: Callable[[str], None],
 ) -> dict[str, int]:
-    """Rebuilds the checkpoint after something was brought into the tables; returns counts of what was found.
+    """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
-    Without a checkpoint no job starts when this was interrupted.
+    The old checkpoint is moved aside before, so that no job goes on with it where this is interrupted.
 
     Args:
-        discards_checkpoint: a checkpoint that is there is moved aside.
+        discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
         bring_in: appends to the tables.
         on_warning: as of `rebuild`.
 
+    Returns:
+        the counts that `rebuild` returns.
+
     Raises:
-        RebuildError: the job runs, or a checkpoint is there and is not to be discarded.
+        RebuildError: the job or maintenance runs, or there is a checkpoint that is not to be discarded.
+        PulsarError, pulsar.PulsarException: the destinations can't be read.
     """
     checkpoint = Path(local_path(settings.checkpoint))
     checkpoint.mkdir(parents=True, exist_ok=True)
@@ -88,9 +97,9 @@ def import_and_rebuild(
 
 
 def _wait_for_overtaken(settings: Settings, on_progress: OnProgress) -> None:
-    """Gives a job that may run yet, on another checkpoint, the time to notice that it was overtaken.
+    """Waits until a job that may still run, on another checkpoint, must have noticed that it was overtaken.
 
-    What it sends until then is found at the destinations.
+    The messages that it sends until then are found at the destinations.
     """
     status = read_status(settings.warehouse)
     if status is None or status.state not in ("starting", "running"):

@@ -1,4 +1,4 @@
-"""The time since which messages may have been sent and not written down: a lane may have been stuck for hours."""
+"""Finds since when messages may have been sent and not written down: a lane may have been stuck for hours."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ def first_overdue(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Times:
-    """For each subscription the least time of delivery of a message that it wants and that is due, ms since the epoch.
+    """Finds for each subscription the least time of delivery of a durable message that it is still to get and is due.
 
-    Messages in `deliveries` do not count. No other durable message was sent before that time: nothing is sent early.
-    A subscription that is not in the result wants no message that is due.
+    No durable message that `deliveries` does not have was sent before that time: nothing is sent early.
 
     Args:
-        names: for each source topic the names of its subscriptions.
+        names: for each source topic the names of its subscriptions, by number.
         control: knows the messages that have been cancelled and moved.
-        commands: the same, and moves that no row tells of yet.
-        delivered: the messages that `deliveries` has.
-        now: ms since the epoch. Messages due soon count as due, for clocks differ.
+        commands: the same, and moves of which the delayed index has no DELAY row yet.
+        delivered: the messages that `deliveries` has; they do not count.
+        now: ms since the epoch. Messages due up to CLOCKS_MILLIS later count as due, for clocks differ.
+
+    Returns:
+        the times, ms since the epoch; a subscription that is not there has no such message.
     """
     first: Times = {}
 
@@ -82,7 +84,16 @@ def first_overdue(
 
 
 def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
-    """For each row a mask of the subscriptions, by number, that still want it; and the delivered rows, as DONE."""
+    """Returns for each row the subscriptions that still want it, and the rows that are delivered.
+
+    Args:
+        rows: DELAY rows, with the columns of DELAYS.
+        control: knows the messages that have been cancelled and moved.
+        delivered: the messages that have been delivered, or were handed out while a subscription was not there.
+
+    Returns:
+        masks, int64, (rows,), with a bit for each number of a subscription; and the delivered rows as DONE.
+    """
     masks = control.subscription_mask(rows)
     found = []
     for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
@@ -95,12 +106,12 @@ def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered)
 
 
 def by_ledger(rows: pa.Table) -> pa.Table:
-    """The rows ledger by ledger, which makes looking them up faster."""
+    """Sorts rows by ledger, which makes looking them up faster."""
     return rows.take(pa.array(np.argsort(int64(rows, "ledger_id"), kind="stable")))
 
 
 def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
-    """Whether a subscription has messages that were held back and, by what is written down, have not come to it."""
+    """Whether a subscription has messages that were held back, and that `delivered` does not have."""
     sql = (
         f"{DELAYS} AND deliver_at >= {HELD_DELIVER_AT} AND topic = {literal(topic)} AND subscription = {literal(name)}"
     )

@@ -41,7 +41,7 @@ from warehouse.tables import OnProgress, Tables
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
 
-# By ledger the last entry in a table.
+# The last entry of each ledger in a table.
 _LAST = f"""
 SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM {{table}} WHERE ledger_id < {FIRST_IMPORTED_LEDGER}
 GROUP BY topic, partition, ledger_id
@@ -70,16 +70,20 @@ def rebuild(
     Memory is in proportion to the messages that commands have changed, and to the delivered ones: a bit or so each.
 
     Args:
-        now: ms since the epoch; the time where not given.
-        on_warning: is told of each destination from which the broker has trimmed what was to be read, one line.
+        tables: of the warehouse, taken over.
+        checkpoint: its folder.
+        now: ms since the epoch; None: the current time.
+        on_warning: called with one line for each destination of which the broker has trimmed messages that were to be
+            read.
 
     Returns:
-        counts of what was found.
+        counts: `pending`, `taken_back_or_delivered`, `deliveries_found_at_destinations` and `topic_partitions`.
 
     Raises:
         PulsarError, pulsar.PulsarException: the destinations can't be read.
+        FencedError: somebody else has taken the warehouse over.
     """
-    # What waits for a route that is missing now goes on waiting.
+    # The messages of a missing route go on waiting.
     known = with_missing_routes(settings)
     names = subscription_names(known)
     durable = _last(tables, "entries")
@@ -116,7 +120,7 @@ def rebuild(
         positions={name: str(p) for name, p in durable.items()},
         routes=known_routes(known).taken_on(settings).to_json(),
         changed=changed,
-        # All that is published by the start comes in before a command that waits is told that its message does not.
+        # Everything that is published by the start comes in before a waiting command is answered NOT_FOUND.
         barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
         ingested_through=REBUILT_TICK - 1,
     )
@@ -133,7 +137,7 @@ def rebuild(
     own = Checkpoint(checkpoint)
     own.write_version()
     own.epoch = tables.epoch or 0
-    write_durably(folder / "meta.json", json.dumps(meta))  # last: with it there is something to begin with
+    write_durably(folder / "meta.json", json.dumps(meta))  # last: with it the prepared state is complete
     return {
         "pending": found.pending,
         "taken_back_or_delivered": changes.cancelled.num_rows + done.num_rows,
@@ -143,17 +147,20 @@ def rebuild(
 
 
 def _control(settings: Settings, changes: Changes, now: int) -> Control:
-    """What all shards together know of commands."""
+    """Makes a Control that knows what all shards together know of commands."""
     control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
     control.rebuild(Rebuilt(cancelled=changes.cancelled, moved=changes.moved), now)
     return control
 
 
 def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
-    """Notes, and returns, which subscriptions the settings have only now, or no more: what was due is not for them.
+    """Writes down, and returns, which subscriptions were added to or removed from the settings since the last change.
+
+    Messages that are due by now, and have been taken in, are not for those that were added.
 
     Args:
         settings: with the missing routes.
+        now: ms since the epoch.
     """
     known = {
         topic: KnownRoute(tuple(KnownSubscription(name, "", "") for name in sorted(names)))
@@ -170,7 +177,7 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 
 
 def _last(tables: Tables, table: str) -> dict[str, Position]:
-    """By topic partition the last entry that a table has."""
+    """Returns the last entry that a table has of each topic partition, by its name; imported ones do not count."""
     last: dict[str, Position] = {}
     for row in tables.sql(_LAST.format(table=table)).to_pylist():
         name = partition_name(row["topic"], row["partition"])
@@ -180,7 +187,7 @@ def _last(tables: Tables, table: str) -> dict[str, Position]:
 
 
 def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
-    """Removes from the delayed index the messages that come again from the source topics."""
+    """Removes the messages that come again from the source topics from the delayed index."""
     index = tables.sql(
         "SELECT DISTINCT topic, partition, ledger_id FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
         f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
@@ -199,13 +206,13 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
 
 
 def _last_tick(tables: Tables) -> int:
-    """The last tick that any table has rows of."""
+    """Returns the last tick of which any table has rows."""
     columns = [("deliveries", "batch_id"), ("outcomes", "batch_id"), ("delayed_index", "bucket_id")]
     return max(int(tables.sql(f"SELECT coalesce(max({c}), 0) AS t FROM {n}")["t"][0].as_py()) for n, c in columns)  # noqa: S608
 
 
 def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
-    """By topic the subscriptions that are paused, as bits."""
+    """Returns for each topic the subscriptions that are paused, as bits; topics without one are left out."""
     paused: dict[str, int] = {}
     for row in pause_changes.to_pylist():
         if row["subscription"] in names.get(row["topic"], ()):
@@ -217,13 +224,13 @@ def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, i
 
 @dataclass(frozen=True)
 class Sealed:
-    """The rows of the delayed index that are still to be loaded."""
+    """The DELAY rows of the delayed index that are still to be loaded: those due at `first` or later."""
 
     first: int  # the least time of delivery of a row that a subscription wants, or the time now: ms since the epoch
-    pending: int  # rows due then or later that a subscription wants
-    sealed: Int64Array  # of each shard the rows due then or later
-    unwanted: Int64Array  # those of them that no subscription wants
-    delivered: pa.Table  # DONE: which of them have been delivered
+    pending: int  # how many of the rows a subscription wants
+    sealed: Int64Array  # how many rows each shard has, (shards,)
+    unwanted: Int64Array  # how many of them no subscription wants, (shards,)
+    delivered: pa.Table  # DONE: those of them that have been delivered
 
 
 def count_sealed(
@@ -235,12 +242,13 @@ def count_sealed(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Sealed:
-    """Counts the messages that wait in buckets.
+    """Counts the rows that wait in buckets.
 
     Args:
         control: knows the messages that have been cancelled and moved.
         delivered: the messages that have been delivered.
-        since: no subscription wants a message that was due before; ms since the epoch.
+        shards: how many there are.
+        since: no subscription wants a message that was due before this; ms since the epoch.
         now: ms since the epoch.
     """
     first = now

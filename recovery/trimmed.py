@@ -1,4 +1,4 @@
-"""Whether the broker has trimmed what a destination got, so that a rebuild can't see all that was sent to it."""
+"""Checks whether the broker has trimmed a destination, so that a rebuild can't see everything that was sent to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.admin_rest import AdminClient, TopicLedgers
 from broker.client import PulsarError
 from warehouse.tables import Tables, literal
 
-# Between the clock of a sender and the broker's, and from a message's sending to its being stored, ms.
+# How far a sender's clock and the broker's may differ, with the time from a message's sending to its storing, ms.
 _MARGIN_MILLIS = 60_000
 
 _MEANS = "what was sent before then and not written down may come twice; give the namespace a retention"
@@ -18,15 +18,17 @@ _MEANS = "what was sent before then and not written down may come twice; give th
 def warn_of_trimmed(
     admin: AdminClient, tables: Tables, partitions: Iterable[str], since: int, topic: str, subscription: str
 ) -> str | None:
-    """What to say of a subscription's destination if it does not reach back far enough; None: it does.
-
-    It does where the broker has trimmed nothing, too: of a topic that is new, or that has had no messages before.
+    """Returns a warning, one line, where the broker no longer has all that was sent to a destination since a time.
 
     Args:
-        tables: by `deliveries` it is known what a destination has had.
-        partitions: of the destination.
+        tables: `deliveries` says whether a destination had messages earlier than those that the broker still has.
+        partitions: the topic partitions of the destination.
         since: the time at which the first message that is not written down may have been sent, ms since the epoch.
-        topic: of the route.
+        topic: the source topic.
+        subscription: whose destination it is.
+
+    Returns:
+        the warning; None: the broker has the destination from then on, or has trimmed nothing of it.
     """
     latest: tuple[int, str] | None = None
     for partition in partitions:
@@ -47,9 +49,10 @@ def warn_of_trimmed(
 
 
 def _first_time(admin: AdminClient, partition: str, stats: TopicLedgers) -> int | None:
-    """When the first entry that the broker still has was published, or could have been, ms since the epoch.
+    """Returns the time from which on the broker still has every entry of a topic partition, ms since the epoch.
 
-    Ledgers are trimmed as a whole: of the one that is open nothing is missing since it was made. None: not known.
+    That is when its first entry was published. Ledgers are trimmed as a whole, so where only the open one is left, it
+    is when that was made. None: not known.
     """
     closed = [ledger for ledger, n in sorted(stats.ledgers.items())[:-1] if n]
     if not closed:
@@ -59,7 +62,7 @@ def _first_time(admin: AdminClient, partition: str, stats: TopicLedgers) -> int 
 
 
 def _has_had(tables: Tables, partition: str, before: int, topic: str, subscription: str) -> bool:
-    """Whether a destination had messages of the job before a time."""
+    """Whether the job sent messages of a subscription to a destination before a time, ms since the epoch."""
     rows = tables.query(
         "deliveries",
         f"SELECT 1 AS one FROM deliveries WHERE topic = {literal(topic)} AND subscription = {literal(subscription)} "  # noqa: S608

@@ -1,4 +1,4 @@
-"""Commands that wait for their messages, found by the answers that they have had."""
+"""Finds the commands that wait for their messages, by the answers that they have had."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tracker.messages import subscription_numbers, typed, where
 from tracker.subscriptions import ALSO_LATER
 from warehouse.tables import Tables
 
-# The rows of `outcomes` that say WAITING, and that no other answer has followed. The last answer to a skip of a whole
-# entry may be one for each of its messages; a message that is an entry is named by the index 0, too. Earlier versions
-# did not write down which time a command names: of a cancel `delayed_index` has it.
+# The rows of `outcomes` with the result WAITING that no other answer has followed. The last answer to a skip of a whole
+# entry may be one for each of its messages; a message that is an entry is named by the index 0, too. Cancels and
+# reschedules without a time, which earlier versions wrote, are left out: of a cancel `delayed_index` has the time.
 WAITING = f"""
 SELECT * FROM outcomes AS w LEFT ANTI JOIN (SELECT * FROM outcomes WHERE result <> 'WAITING') AS a
     ON a.request_id = w.request_id AND a.subscription = w.subscription AND a.ledger_id = w.ledger_id
@@ -29,7 +29,7 @@ _COMMAND = [
     *("operation", "deliver_at", "issued_by", "issued_at"),
 ]
 
-# As they came.
+# The waiting commands, a row for each subscription, in the order in which they came.
 _COMMANDS = f"""
 SELECT {", ".join(_COMMAND)}, subscription FROM ({WAITING}) AS w GROUP BY {", ".join(_COMMAND)}, subscription
 ORDER BY min(batch_id), min(sequence), request_id, ledger_id, entry_id, batch_index, subscription
@@ -37,14 +37,14 @@ ORDER BY min(batch_id), min(sequence), request_id, ledger_id, entry_id, batch_in
 
 
 def find_waiting(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table:
-    """The commands that were answered WAITING and nothing since, in the order in which they came.
+    """Finds the commands that were answered WAITING and nothing since, in the order in which they came.
 
     Args:
         tables: of the warehouse.
         names: for each source topic the names of its subscriptions, by number.
 
     Returns:
-        COMMAND_ROWS, for the subscriptions that there are, and for later ones.
+        COMMAND_ROWS, for the subscriptions in `names`, and for later ones.
     """
     rows = tables.sql(_COMMANDS)
     numbers = subscription_numbers(rows, names)

@@ -13,4 +13,4 @@ class BatchStatus:
     now: int  # ms since the epoch
     lookahead_millis: int = 0  # how long before its time a message is handed out
     sending: int = 0  # releases that are being sent
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # by name, as `StatusWriter.batch` reads them

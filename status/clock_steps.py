@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_STEP_MILLIS = 500  # NTP that slews a clock changes it by half a millisecond a second
+_STEP_MILLIS = 500  # the least step that counts; NTP that slews a clock changes it by half a millisecond a second
 _READ_SECONDS = 0.05  # two clocks that were read further apart can't be compared
 
 
@@ -13,8 +13,8 @@ class ClockSteps:
     """Compares the machine's clock with one that never jumps.
 
     Args:
-        wall: ms since the epoch.
-        monotonic: seconds.
+        wall: returns ms since the epoch.
+        monotonic: returns seconds.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class ClockSteps:
         self._last: float | None = None
 
     def look(self) -> int:
-        """The ms by which the clock was set since the last look: below 0 back, 0 not at all.
+        """Returns by how many ms the clock was set since the last look: negative, it was set back; 0, not at all.
 
-        A machine that slept has a clock that was set ahead.
+        After a machine slept, its clock may count as set ahead.
         """
         before = self._monotonic()
         now = self._wall()

@@ -1,6 +1,6 @@
 """The running job's status: a small file in the warehouse, written every second or so.
 
-Whoever reads it judges by its age, too: a job that was killed or hangs says nothing more.
+A reader goes by its age, too: a job that was killed, or hangs, does not write it any more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 FILE = "_job_status.json"
 STALE_MILLIS = 10_000  # a status older than this says that the job does not run, or hangs
 _BATCH_MILLIS = 3 * STALE_MILLIS  # a job that finishes no batch for longer hangs
-_REST_MILLIS = 60_000  # so much longer it may take where nothing is in state
+_REST_MILLIS = 60_000  # how much longer a batch may take where nothing is in state
 
 # Upper bounds of the histogram of lateness, ms; one more for what is beyond.
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
@@ -50,7 +50,10 @@ _POINTS = 180  # a quarter of an hour
 
 @dataclass(frozen=True)
 class Point:
-    """Rates and lateness in the few seconds before `at`, ms since the epoch. Lateness is that of planned messages."""
+    """Rates and lateness in the few seconds before `at`, ms since the epoch.
+
+    The percentiles are of how late planned messages were sent, ms; None: there were none.
+    """
 
     at: int
     taken_per_second: float
@@ -61,13 +64,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Lateness:
-    """A histogram: how many messages were at most so late as each of LATENESS_MILLIS, and then those beyond."""
+    """A histogram of how late messages were sent.
+
+    Attributes:
+        counts: for each bound of LATENESS_MILLIS the messages that were at most this late, and later than the bound
+            before; at last those beyond all bounds.
+        sum_millis: of all messages' lateness.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_MILLIS) + 1))
     sum_millis: int = 0
 
     def with_values(self, millis: np.ndarray) -> Lateness:
-        """This histogram with further messages: how late each was, ms."""
+        """Returns a histogram with further messages, too: how late each was, ms, (messages,)."""
         places = np.searchsorted(LATENESS_MILLIS, millis)
         counts = np.bincount(places, minlength=len(self.counts)) + np.array(self.counts)
         return Lateness(counts.tolist(), self.sum_millis + int(millis.sum()))
@@ -93,7 +102,7 @@ class JobStatus:
     batches: int = 0
     batch_millis_sum: int = 0
     batch_millis_last: int = 0
-    operator_millis_last: int = 0  # of that in the stateful operator, all shards together
+    operator_millis_last: int = 0  # how much of that was spent in the stateful operator, all shards together
     sending: int = 0  # releases that are being sent, in lanes
     taken: int = 0
     delivered: int = 0
@@ -106,10 +115,10 @@ class JobStatus:
     short_notice: Lateness = field(default_factory=Lateness)
     history: list[Point] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
-    routes: dict[str, Any] = field(default_factory=dict)  # all that its checkpoint has had, as `KnownRoutes` has them
+    routes: dict[str, Any] = field(default_factory=dict)  # the known routes, as `KnownRoutes.to_json` gives them
 
     def trouble(self, now: int) -> str | None:
-        """Why nothing is to be expected of the job; None: it does its work."""
+        """Returns why the job does no work, one line; None: it does. `now`: ms since the epoch."""
         if self.state == "failed":
             return f"the job has failed: {self.reason}"
         if self.state == "stopped":
@@ -126,7 +135,7 @@ _STATUS = TypeAdapter(JobStatus)
 
 
 def read_status(warehouse: str) -> JobStatus | None:
-    """The status that the job of a warehouse wrote last; None: there is none that can be read."""
+    """Reads the status that the job of a warehouse wrote last; None: there is none that can be read."""
     try:
         return _STATUS.validate_json(_read(warehouse))
     except (OSError, ValidationError):
@@ -142,9 +151,9 @@ def _read(warehouse: str) -> bytes:
 
 
 def _write(warehouse: str, content: bytes) -> None:
-    """A reader sees the old content or the new one, whole."""
+    """Replaces the status file: a reader sees the old content or the new one, whole."""
     if is_object_storage(warehouse):
-        # Through a buffer: of what Arrow would hand over else, delta-rs takes nothing.
+        # Through a buffer: without one delta-rs does not take what Arrow hands over.
         with _object_storage(warehouse).open_output_stream(FILE, buffer_size=len(content) + 1) as stream:
             stream.write(content)
         return
@@ -157,7 +166,11 @@ def _write(warehouse: str, content: bytes) -> None:
 
 @functools.lru_cache
 def _object_storage(warehouse: str) -> PyFileSystem:
-    """A warehouse as delta-rs reaches it: where and with which credentials is said by its environment variables."""
+    """Opens a warehouse in object storage with delta-rs, whose environment variables have the endpoint and credentials.
+
+    Raises:
+        OSError: it can't be opened.
+    """
     from deltalake.exceptions import DeltaError
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
@@ -169,15 +182,16 @@ def _object_storage(warehouse: str) -> PyFileSystem:
 
 
 class StatusWriter:
-    """Collects the job's figures, and writes them as its status every second. A context manager.
+    """Collects the job's figures, and writes them as its status every second (3 s to object storage).
 
-    That a status can't be written is logged, and never stops the job.
+    A context manager, whose end writes the state `stopped` or `failed`. Safe in several threads. A status that can't be
+    written is logged, and never stops the job.
 
     Args:
         warehouse: a folder or URI.
-        max_in_flight: with more messages than this handed to the senders, the source topics are not read.
-        troubles: gives the troubles of now.
-        steps: compares the machine's clocks.
+        max_in_flight: with more messages than this in flight the job is held up: the source topics are not read.
+        troubles: returns the current troubles.
+        steps: notices that the machine's clock was set; None: one for the real clocks.
     """
 
     def __init__(
@@ -198,7 +212,7 @@ class StatusWriter:
             "host": socket.gethostname(),
             "process_id": os.getpid(),
         }
-        # By these alone a rebuild knows of a topic without a route: a start that is refused must not lose them.
+        # A rebuild knows of missing routes by these alone: a start that is refused must not lose them.
         if (last := read_status(warehouse)) is not None:
             self._values["routes"] = last.routes
         names = ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands")
@@ -226,7 +240,7 @@ class StatusWriter:
         self._write()
 
     def routes(self, routes: dict[str, Any]) -> None:
-        """Notes all routes that the job's checkpoint has had, as `KnownRoutes.to_json` gives them."""
+        """Sets the known routes, as `KnownRoutes.to_json` gives them."""
         with self._lock:
             self._values["routes"] = routes
 
@@ -253,7 +267,7 @@ class StatusWriter:
                 self._totals[name] += counts[name]
 
     def deliveries(self, rows: pa.Table) -> None:
-        """Adds messages that were delivered: rows of the table `deliveries`."""
+        """Adds delivered messages: rows of the table `deliveries`."""
         late = rows["sent_at"].to_numpy() - rows["deliver_at"].to_numpy()
         is_short = np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False), dtype=np.bool_)
         with self._lock:
@@ -263,7 +277,7 @@ class StatusWriter:
             self._point_late.append(late[~is_short])
 
     def status(self) -> JobStatus:
-        """The job's status now."""
+        """Returns the job's status now."""
         with self._lock:
             if time.monotonic() - self._point_began >= _POINT_SECONDS:
                 self._end_point()

@@ -1,4 +1,4 @@
-"""The job's figures for Prometheus: after Pulsar's `pulsar_delayed_message_index_*` where they mean the same."""
+"""The job's figures for Prometheus, with Pulsar's name (`pulsar_delayed_message_index_*`) where they mean the same."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _COUNTERS = {
 
 
 class JobCollector(Collector):
-    """Gives a job's status as metrics; without one only that it is down.
+    """Returns a job's status as metrics; without a status only that the job is down.
 
     Args:
-        status: gives the newest; None: there is none.
+        status: returns the newest status; None: there is none.
     """
 
     def __init__(self, status: Callable[[], JobStatus | None]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of the newest status."""
+        """Yields the metrics of the newest status."""
         status = self._status()
         now = time.time_ns() // 1_000_000
         is_up = status is not None and status.state == "running" and status.trouble(now) is None

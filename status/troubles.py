@@ -10,9 +10,9 @@ from pathlib import Path
 
 # Kinds of trouble.
 STANDING = "standing"  # a source topic that is not read although it has messages, or may have
-NOT_SEEN = "not_seen"  # entries of a source topic that were passed over
+NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
-UNWRITABLE = "unwritable"  # a destination that takes nothing
+UNWRITABLE = "unwritable"  # a destination that takes no messages
 NO_ADMIN = "no_admin"  # the broker's admin API, which does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody publishes as if it were the job
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
@@ -24,10 +24,10 @@ class Trouble:
 
     Attributes:
         kind: one of the constants of this module.
-        name: of what: a topic, a topic partition, a destination or a subscription.
-        since: ms since the epoch.
+        name: of the topic, topic partition, destination or subscription that has it.
+        since: when it began, ms since the epoch.
         text: what is the matter, and why as far as that is known; one line that does not repeat the name.
-        count: of how many things: of NOT_SEEN the entries.
+        count: of kind NOT_SEEN the number of entries; else 1.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Troubles:
     """The current troubles of one process. Safe in several threads.
 
     Args:
-        file: where another process reads them with `follow`; written at each change. None: nobody does.
+        file: is written at each change, for another process to `follow`; None: nobody does.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -52,10 +52,11 @@ class Troubles:
         self._told: list[Trouble] = []  # in that file
 
     def begin(self, kind: str, name: str, text: str, since: int | None = None, count: int = 1) -> None:
-        """Notes a trouble, or the new text of one that goes on: it keeps the time since when.
+        """Begins a trouble, or changes the text and count of one that goes on, which keeps its `since`.
 
         Args:
-            since: ms since the epoch; now where not given.
+            text: whitespace becomes single spaces.
+            since: ms since the epoch; None: now.
         """
         with self._lock:
             known = self._own.get((kind, name))
@@ -69,15 +70,15 @@ class Troubles:
                 self._write()
 
     def end(self, kind: str, name: str) -> None:
-        """Notes that a trouble is over; nothing where there was none."""
+        """Ends a trouble, if there is one."""
         with self._lock:
             if self._own.pop((kind, name), None) is not None:
                 self._write()
 
     def follow(self, file: Path) -> None:
-        """From now on also has the troubles that another process writes to a file, in place of an earlier process.
+        """Adds the troubles that another process writes to a file, in place of those of an earlier process.
 
-        Entries that the earlier process did not see stay named: nobody reports them again.
+        The earlier process's troubles of kind NOT_SEEN stay: nobody reports those entries again.
         """
         with self._lock:
             for trouble in self._told:
@@ -86,7 +87,7 @@ class Troubles:
             self._told, self._followed = [], file
 
     def current(self) -> list[Trouble]:
-        """All troubles, the oldest first."""
+        """Returns all troubles, the oldest first, with those of the other process now."""
         with self._lock:
             if self._followed is not None:
                 self._told = _read(self._followed)
@@ -96,7 +97,7 @@ class Troubles:
         return sorted(found.values(), key=lambda trouble: (trouble.since, trouble.kind, trouble.name))
 
     def _write(self) -> None:
-        """A reader sees the old troubles or the new ones, whole."""
+        """Replaces the file: a reader sees the old troubles or the new ones, whole."""
         if self._file is not None:
             temporary = self._file.with_suffix(".tmp")
             temporary.write_text(json.dumps([asdict(trouble) for trouble in self._own.values()]))

@@ -1,4 +1,4 @@
-"""Sends control commands from an event loop: many wait for their outcomes, one thread reads them."""
+"""Sends control commands from an event loop: many callers wait for outcomes, and one thread reads them all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _RETRY_SECONDS = 0.5
 _POLL_MILLIS = 300
 
 _MAX_PENDING = 100_000  # commands that the broker has not taken yet; beyond that they are refused
-_MESSAGES_AHEAD = 20_000  # so that several callers find room, also with commands of one message each
+_MESSAGES_AHEAD = 20_000  # of one caller: several have room, also with commands of one message each
 
-# The client's own reconnecting may wait a minute before it tries again.
+# How long a lost connection may last before a new client is made: the client's own reconnecting may wait a minute.
 _GIVE_UP_SECONDS = 5.0
 
 
@@ -36,7 +36,7 @@ _Coming = asyncio.Queue["ControlOutcome | ControlUnavailable"]
 
 
 class ControlUnavailable(ControlError):
-    """The broker can't be reached now. What was sent before may be done."""
+    """The broker can't be reached now. Commands that were sent before may be done."""
 
 
 class NoAnswer(ControlError):
@@ -44,7 +44,7 @@ class NoAnswer(ControlError):
 
 
 class AsyncControlClient:
-    """Publishes commands to the control topic and hands their outcomes to who waits. An asynchronous context manager.
+    """Publishes commands to the control topic and hands their outcomes to callers. An asynchronous context manager.
 
     One Pulsar client, made in a thread of its own, which connects, connects again where the broker was away, and reads
     the outcome topic. Starting never waits for the broker.
@@ -76,6 +76,9 @@ class AsyncControlClient:
 
     async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         """Publishes requests and returns their outcomes once all have come.
+
+        Args:
+            timeout_seconds: for all of them together.
 
         Raises:
             ControlUnavailable: the broker can't be reached.
@@ -111,7 +114,7 @@ class AsyncControlClient:
                         raise ControlUnavailable(f"no connection to the broker: {self._trouble}")
                     self._waiting[request.request_id] = coming
                     producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
-                    await asyncio.sleep(0)  # to make a command of a thousand messages takes some ms
+                    await asyncio.sleep(0)  # lets others run: a command of a thousand messages takes some ms to make
                 if not window.waiting:
                     return
                 async with asyncio.timeout_at(deadline or self._loop.time() + timeout_seconds):

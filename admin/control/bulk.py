@@ -1,4 +1,4 @@
-"""Does something to all pending messages that a filter means: what to send for it, and what became of them."""
+"""Changes all pending messages that match a filter: which commands to send for that, and counts of their outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tracker.schedule import MAX_TIME_MILLIS
 from warehouse.queries.waiting import WAITS, Pending, PendingError, PendingFilter, State
 from warehouse.tables import DELAYED_INDEX
 
-# What is known of messages that are to be changed.
+# The columns of messages that are to be changed.
 NAMED = pa.schema(
     [
         DELAYED_INDEX.field(name)
@@ -49,29 +49,35 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be done to messages. To reschedule them: to a time, ms since the epoch, or by so many ms."""
+    """What is to be done to messages.
+
+    Attributes:
+        deliver_at: of a RESCHEDULE, the new time, ms since the epoch; None: `shift_millis` says it.
+        shift_millis: of a RESCHEDULE, by how many ms messages are due later, or with a negative number sooner.
+    """
 
     action: Action
     deliver_at: int | None = None
     shift_millis: int | None = None
 
     def new_times(self, rows: pa.Table) -> Int64Array:
-        """When messages are to be delivered that are rescheduled."""
+        """Returns when each of the messages is to be delivered that are rescheduled: ms since the epoch, (rows,)."""
         if self.deliver_at is not None:
             return np.full(rows.num_rows, self.deliver_at)
         due = int64(rows, "deliver_at")
-        # What is held back has no time that could be shifted: it is delivered at once.
+        # A message that is held back has no time that could be shifted: it is delivered at once.
         return np.where(due >= HELD_DELIVER_AT, 0, np.maximum(due + (self.shift_millis or 0), 0))
 
 
 @dataclass(frozen=True)
 class Call:
-    """What is done to messages in one way, or to entries where they are cancelled.
+    """An action on messages of one subscription, or on whole entries where it is CANCEL.
 
     Attributes:
-        rows: the messages, with the columns of NAMED; of entries the last of their times.
-        deliver_at: when they are to be delivered.
-        batch_size: the messages of each of the rows.
+        subscription: its name.
+        rows: the messages or entries, with the columns of NAMED; an entry has the last of its messages' times.
+        deliver_at: of a RESCHEDULE, the new time, ms since the epoch.
+        batch_size: how many messages each of the rows has.
     """
 
     subscription: str
@@ -86,8 +92,8 @@ class Plan:
     """The calls that change messages.
 
     Attributes:
-        total: messages, counted for each subscription that they wait for.
-        impossible: of these, how many can't be cancelled alone.
+        total: the number of messages, counted for each subscription that they wait for.
+        impossible: how many of these can't be cancelled, since the others of their entry are not to be.
     """
 
     calls: list[Call]
@@ -96,7 +102,11 @@ class Plan:
 
 
 class Tally:
-    """Counts what became of the messages of a plan, by result, for each subscription that they waited for."""
+    """Counts what became of messages, by result; a message counts for each subscription that it waited for.
+
+    Args:
+        plan: its impossible messages count as NOT_ALLOWED; None: there are none.
+    """
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.results: Counter[str] = Counter({"NOT_ALLOWED": plan.impossible} if plan and plan.impossible else {})
@@ -113,15 +123,15 @@ class Tally:
 
 
 def meant(wanted: PendingFilter, action: Action) -> PendingFilter:
-    """The filter that an action goes by: to restore is meant what was cancelled."""
+    """Returns the filter for an action's messages: those to be restored are cancelled ones."""
     return wanted.model_copy(update={"state": State.CANCELLED}) if action is Action.RESTORE else wanted
 
 
 def check(pending: Pending, action: Action) -> None:
-    """Whether an action can be done to the messages of a listing.
+    """Checks that an action can be done to the messages of a listing.
 
     Raises:
-        CumulativeError: they can't be skipped.
+        CumulativeError: they can't be skipped: a subscription has a cumulative type.
     """
     if action is Action.SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
         raise CumulativeError(
@@ -131,7 +141,7 @@ def check(pending: Pending, action: Action) -> None:
 
 
 def matching(pending: Pending, max_matched: int) -> pa.Table:
-    """All messages of a listing, soonest first, with the columns of NAMED and WAITS.
+    """Returns all messages of a listing, soonest first, with the columns of NAMED and WAITS.
 
     Raises:
         TooManyError: there are more than `max_matched`.
@@ -143,12 +153,13 @@ def matching(pending: Pending, max_matched: int) -> pa.Table:
 
 
 def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) -> Plan:
-    """What to send to change messages for the subscriptions that have them in the state that was asked for.
+    """Plans the calls that change messages, each for those of the subscriptions that its WAITS has.
 
-    All are skipped, also where they are to be cancelled, but where the subscription's type is cumulative: there entries
-    are cancelled, of which all messages are meant.
+    Messages that are to be cancelled are skipped, which has the same effect. Where the subscription's type is
+    cumulative, whole entries are cancelled instead: those of which all messages are there.
 
     Args:
+        subscriptions: those of the listing, in its order.
         rows: as `matching` returns them.
     """
     calls: list[Call] = []
@@ -174,7 +185,7 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
 
 
 def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> Iterator[ControlRequest]:
-    """A call's commands, answered by numbers of messages."""
+    """Makes the commands of a call; their outcomes are summed up."""
     made = RequestFactory(settings, issued_by, topic, [call.subscription], sum_up=True)
     # A command at a time, so that there are few Python objects of a million messages.
     for start in range(0, call.rows.num_rows, MAX_ENTRIES):
@@ -204,14 +215,14 @@ def _whole_entries(rows: pa.Table) -> pa.Table:
         "partition": entries["partition_max"],
         "batch_index": pa.array(np.full(entries.num_rows, -1)),
         "batch_size": entries["batch_size_max"],
-        # What is held back has none; and a cancel's time need not be its message's.
+        # A cancel's time may be later than its message's; that of one that is held back is beyond what is allowed.
         "deliver_at": pc.min_element_wise(entries["deliver_at_max"], MAX_TIME_MILLIS),
     }
     return typed(columns, NAMED)
 
 
 def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]]:
-    """The rows that share a time, for each time."""
+    """Yields each time, ascending, and the rows that have it."""
     order = np.argsort(times, kind="stable")
     rows, times = rows.take(pa.array(order)), times[order]
     starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1)).tolist()

@@ -25,13 +25,22 @@ if TYPE_CHECKING:
     from admin.control.bulk import Call
 
 
-_MESSAGES_AHEAD = 100_000  # also commands of one message each: where Pulsar's client keeps no more, sending waits
+# How many messages the commands may name that are sent ahead of their outcomes. These may be commands of one message
+# each: where Pulsar's client can keep no more of them, sending waits.
+_MESSAGES_AHEAD = 100_000
 
 
 class ControlClient:
     """Publishes commands to the control topic and reads their outcomes. A context manager.
 
-    Outcomes are read from the moment the client is made, so that none is missed.
+    Outcomes are read from the moment the client is made, so that none is missed. Methods that yield outcomes send
+    nothing until they are iterated.
+
+    Args:
+        issued_by: who commands, as the outcomes tell it.
+
+    Raises:
+        ControlError: the broker does not answer.
     """
 
     def __init__(self, settings: Settings, issued_by: str) -> None:
@@ -59,7 +68,9 @@ class ControlClient:
         """Cancels delayed messages; yields what became of each.
 
         Args:
+            topic: a source topic or a partition of it, as the methods below take it, too.
             subscriptions: their names; none: all of the topic's.
+            timeout_seconds: the longest from one outcome to the next.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -84,7 +95,10 @@ class ControlClient:
         subscriptions: Sequence[str],
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Delivers messages that wait at another time, ms since the epoch; yields what became of each.
+        """Reschedules pending messages; yields what became of each.
+
+        Args:
+            deliver_at: their new time, ms since the epoch; one that is past: at once.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -104,7 +118,7 @@ class ControlClient:
     def pause(
         self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Pauses subscriptions, or resumes them; yields an outcome each.
+        """Pauses subscriptions, or resumes them (`is_paused` is False); yields an outcome for each.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -112,7 +126,7 @@ class ControlClient:
         return self._send([self._factory(topic, subscriptions).pause(is_paused)], timeout_seconds)
 
     def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
-        """Does what the calls of a plan say; yields what became of the messages, summed up.
+        """Sends the commands of a plan's calls; yields what became of the messages, summed up.
 
         Raises:
             ControlError: not everything was answered in time.

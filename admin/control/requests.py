@@ -1,4 +1,4 @@
-"""Control commands as requests: built from ids, and kept until each outcome that they wait for has come."""
+"""Control commands as requests: made of message ids, and kept until each outcome that they wait for has come."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _T = TypeVar("_T")
 
 MAX_ENTRIES = 1_000  # of a command; more are sent as several
 
-# The results with which it is done: of a skip, the message will not be delivered. In advance of its message a cancel is
-# kept, which is all that can be done.
+# The results with which a command is done: of a skip, the message will not be delivered. A cancel that comes before its
+# message waits for it, which is all that can be done.
 SKIPPED = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
 CANCELLED = SKIPPED | {Result.WAITING}
 
@@ -49,14 +49,14 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done to one message, or entry, of one subscription; where they are summed up, to several."""
+    """What a command did to one message, or entry, of one subscription; where they are summed up, to several."""
 
     subscription: str
-    message: MessageRef  # -1 throughout: several, or all
+    message: MessageRef  # -1 throughout: several messages, or all
     result: str  # the name of a Result
     reason: str
-    is_done: bool  # what was asked for is done, or was before
-    n_messages: int = 1
+    is_done: bool  # the command is done, by this one or before
+    n_messages: int = 1  # how many messages, counted for each subscription, it is of
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -77,7 +77,13 @@ class Outcome:
 
 
 class ControlRequest:
-    """A command, and the outcomes that it still waits for."""
+    """A command, and the outcomes that it still waits for.
+
+    Args:
+        n_messages: how many messages the command names.
+        expected: the outcomes.
+        done: the results with which it is done.
+    """
 
     def __init__(
         self, command: ControlCommand, n_messages: int, expected: _OneByOne | _SummedUp, done: frozenset[int]
@@ -96,7 +102,7 @@ class ControlRequest:
         return not self._expected.left
 
     def take(self, published: ControlOutcome) -> Outcome | None:
-        """Takes one of its outcomes; None where that is not the last word on its message."""
+        """Takes an outcome of the command as it was published; None: another will follow for its message."""
         if published.result == Result.WAITING and Result.WAITING not in self._done:
             return None
         return Outcome(
@@ -113,13 +119,13 @@ class _OneByOne:
     """Expects an outcome for each message of each subscription."""
 
     def __init__(self, messages: Sequence[MessageRef], subscriptions: Sequence[str]) -> None:
-        # By entry, the subscription and batch index of each outcome.
+        # For each entry, (ledger, entry), the subscription and batch index of the outcomes that are to come.
         self.left: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
         for m in messages:
             self.left[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
 
     def settle(self, published: ControlOutcome) -> int:
-        """Waits no more for what an outcome is of; returns of how many messages that is."""
+        """Strikes out the messages that an outcome is of; returns of how many it is, which here counts as 1."""
         entries = list(self.left) if published.ledger_id < 0 else [(published.ledger_id, published.entry_id)]
         for entry in entries:
             left = {key for key in self.left.pop(entry, ()) if not _answers(published, *key)}
@@ -129,11 +135,11 @@ class _OneByOne:
 
 
 class _SummedUp:
-    """Expects numbers of what a command names, for each subscription.
+    """Expects outcomes for as many messages or entries as a command names, for each subscription.
 
     Args:
-        n: what it names.
-        batch_size: how many messages are meant by each of these.
+        n: how many messages or entries the command names.
+        batch_size: how many messages each of these has.
     """
 
     def __init__(self, n: int, subscriptions: Sequence[str], batch_size: int) -> None:
@@ -141,24 +147,24 @@ class _SummedUp:
         self._batch_size = batch_size
 
     def settle(self, published: ControlOutcome) -> int:
-        """As above."""
+        """Counts off the messages or entries that an outcome is of; returns of how many messages it is."""
         names = [n for n in self.left if published.subscription in ("", n) or not n]
         if published.ledger_id >= 0:
-            # One of the messages of an entry that was named whole, which ends with the last of them.
+            # It is of one of the messages of an entry that was named whole: only the last of them ends the entry.
             settled = dict.fromkeys(names, int(not published.has_more))
         else:
-            # Without a number it is of all.
+            # An outcome without a number is of all.
             settled = {name: min(published.n_named or self.left[name], self.left[name]) for name in names}
         self.left = {n: left for n in self.left if (left := self.left[n] - settled.get(n, 0))}
         return len(names) if published.ledger_id >= 0 else sum(settled.values()) * self._batch_size
 
 
 class Window:
-    """Requests that are sent, some of them ahead of their outcomes.
+    """Requests that are to be sent, some of them ahead of the outcomes of others.
 
     Args:
-        most: so many messages are named in commands that are not answered yet: enough for the job to have some at hand
-            always, and few enough that the answers begin soon.
+        most: how many messages may be named by commands that are not answered yet, about: enough for the job to have
+            some at hand always, and few enough that the outcomes begin soon.
     """
 
     def __init__(self, requests: Iterable[ControlRequest], most: int) -> None:
@@ -168,12 +174,12 @@ class Window:
         self.waiting: dict[str, ControlRequest] = {}  # by request id: sent, and not answered
 
     def no_answer(self, timeout_seconds: float) -> str:
-        """What to say where no outcome came in time: with a few of the ids that find the commands in `outcomes`."""
+        """Returns the error's text where no outcome came in time, with some request ids, which `outcomes` has, too."""
         ids = ", ".join(list(self.waiting)[:_SHOWN_IDS])
         return f"no answer within {timeout_seconds:g} s (does the job run?); request id: {ids}"
 
     def next(self) -> ControlRequest | None:
-        """The next request to send; None where there is none, or none now."""
+        """Returns the next request to send; None: there is none, or too many messages wait for their outcomes."""
         if self._ahead >= self._most:
             return None
         request = next(self._coming, None)
@@ -183,7 +189,11 @@ class Window:
         return request
 
     def take(self, published: ControlOutcome) -> Outcome | None:
-        """Takes an outcome; None where it is not the last word on a message that is waited for."""
+        """Takes an outcome as it was published.
+
+        Returns:
+            the outcome; None: it is of no request that waits, or another will follow for its message.
+        """
         request = self.waiting.get(published.request_id)
         if request is None:
             return None
@@ -196,11 +206,13 @@ class Window:
 
 @dataclass(frozen=True)
 class RequestFactory:
-    """Makes requests about messages of one topic.
+    """Makes requests for messages of one topic.
 
     Attributes:
+        issued_by: who commands, as the outcomes tell it.
+        topic: a source topic or a partition of it.
         subscriptions: their names; none: all of the topic's.
-        sum_up: whether all that a command names and that shares a result is answered together.
+        sum_up: whether the messages of a command that share a result have one outcome together.
     """
 
     settings: Settings
@@ -210,23 +222,23 @@ class RequestFactory:
     sum_up: bool = False
 
     def cancel(self, cancel: Cancel) -> ControlRequest:
-        """A request to cancel a delayed message, as PIP-423's cancelDelayedMessage."""
+        """Makes a request to cancel a delayed message, as PIP-423's cancelDelayedMessage."""
         command = self._command()
         command.cancel.CopyFrom(_cancel_message(cancel))
         return self._request(command, [cancel.message], CANCELLED)
 
     def cancel_entries(self, cancels: Sequence[Cancel], batch_size: int = 1) -> Iterator[ControlRequest]:
-        """Requests to cancel many entries, each of so many messages."""
+        """Makes requests to cancel many entries, each of `batch_size` messages."""
         for part in _parts(cancels):
             command = self._command()
             command.cancels.messages.extend(map(_cancel_message, part))
             yield self._request(command, [cancel.message for cancel in part], CANCELLED, batch_size)
 
     def skip(self, messages: Sequence[MessageRef], times: Sequence[int] = ()) -> Iterator[ControlRequest]:
-        """Requests to skip messages or whole entries, as PIP-423's skipByMessageIds.
+        """Makes requests to skip messages or whole entries, as PIP-423's skipByMessageIds.
 
         Args:
-            times: when the messages wait, where that is known: they are found sooner.
+            times: when each message is due, ms since the epoch, by which it is found sooner; none: not known.
         """
         for part, known in zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True):
             command = self._command()
@@ -234,7 +246,7 @@ class RequestFactory:
             yield self._request(command, part, SKIPPED)
 
     def reschedule(self, messages: Sequence[MessageRef], deliver_at: int) -> Iterator[ControlRequest]:
-        """Requests to deliver messages that wait at another time, ms since the epoch; one that is past: at once."""
+        """Makes requests to deliver pending messages at another time, ms since the epoch; one that is past: at once."""
         for part in _parts(messages):
             command = self._command()
             command.reschedule.entries.extend(map(_skip_entry, part))
@@ -242,20 +254,20 @@ class RequestFactory:
             yield self._request(command, part, SKIPPED)
 
     def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
-        """Requests to undo cancels and skips of messages that are not due yet."""
+        """Makes requests to undo cancels and skips of messages that are not due yet."""
         for part in _parts(messages):
             command = self._command()
             command.restore.entries.extend(map(_skip_entry, part))
             yield self._request(command, part, SKIPPED)
 
     def pause(self, is_paused: bool) -> ControlRequest:
-        """A request to hold back what comes due for the subscriptions, or to end that."""
+        """Makes a request to hold back the messages that come due for the subscriptions, or to end that."""
         command = self._command()
         if is_paused:
             command.pause.CopyFrom(PauseSubscriptions())
         else:
             command.resume.CopyFrom(ResumeSubscriptions())
-        # Answered by subscription, not by message.
+        # There is an outcome for each subscription, with no position.
         return self._request(command, [MessageRef(-1, -1)], SKIPPED)
 
     def _command(self) -> ControlCommand:
@@ -276,18 +288,18 @@ class RequestFactory:
         return ControlRequest(command, len(messages) * batch_size, expected, done)
 
     def _names(self) -> list[str]:
-        """The subscriptions that will answer."""
+        """Returns the subscriptions for which there will be outcomes; "" stands for any."""
         others = [ALSO_LATER] if ALSO_LATER in self.subscriptions else []
         if self.subscriptions and not others:
             return list(self.subscriptions)
         name = self.topic.rpartition("-partition-")[0] or self.topic
         route = self.settings.route(self.topic) or self.settings.route(name)
-        # Of a topic without a route nothing is known but that there will be one answer.
+        # For a topic without a route there will be one outcome.
         return [*others, *(s.name for s in route.subscriptions)] if route else others or [""]
 
 
 def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """So many at a time as a command names."""
+    """Yields items in parts of at most MAX_ENTRIES, as a command can name."""
     return (items[start : start + MAX_ENTRIES] for start in range(0, len(items), MAX_ENTRIES))
 
 
@@ -307,10 +319,10 @@ def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:
 
 
 def _answers(published: ControlOutcome, subscription: str, batch_index: int) -> bool:
-    """Whether an outcome for an entry answers for one of its messages, or all (-1), of a subscription."""
+    """Whether an outcome for an entry is the last for one of its messages, or for all of it (-1), of a subscription."""
     if published.subscription and subscription not in ("", published.subscription):
         return False
     if published.batch_index < 0 or published.batch_index == batch_index:
         return True
-    # An entry is answered by its messages where they do not share a result: by the last of them.
+    # Where an entry's messages do not share a result, each has an outcome, and the last of them ends the entry.
     return batch_index < 0 and not published.has_more

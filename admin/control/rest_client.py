@@ -1,4 +1,4 @@
-"""Cancels messages through an admin API instead of the control topic."""
+"""Cancels, skips, reschedules and lists messages through an admin API instead of the control topic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CONNECTIONS = 16
 
 
 class RestClient:
-    """As ControlClient, with an admin API. A context manager.
+    """Does what ControlClient does through an admin API. A context manager.
 
     Args:
         url: where the API is served.
-        max_ids_per_call: of the API.
-        pulsar: the section that has the token and the certificates, which are the broker's, too.
+        max_ids_per_call: how many message ids a call may have, by the API's settings.
+        pulsar: the section with the token and the certificates, which the API's callers and the broker's share.
     """
 
     def __init__(self, url: str, max_ids_per_call: int, pulsar: PulsarSettings) -> None:
@@ -63,7 +63,9 @@ class RestClient:
     def skip(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips messages or whole entries; yields what became of each. Without subscriptions: one whole entry a call.
+        """Skips messages or whole entries; yields what became of each.
+
+        Without subscriptions for all of the topic's: then whole entries are skipped, one a call.
 
         Raises:
             ControlError: as above.
@@ -82,7 +84,7 @@ class RestClient:
         subscriptions: Sequence[str],
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Delivers messages that wait at another time, ms since the epoch; yields what became of each.
+        """Reschedules pending messages to a time, ms since the epoch; yields what became of each.
 
         Raises:
             ControlError: as above.
@@ -106,7 +108,7 @@ class RestClient:
     def pause(
         self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Pauses subscriptions, or resumes them; yields an outcome each.
+        """Pauses subscriptions, or resumes them (`is_paused` is False); yields an outcome for each.
 
         Raises:
             ControlError: as above.
@@ -118,7 +120,7 @@ class RestClient:
     def _calls(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], operation: str
     ) -> list[tuple[str, Any]]:
-        """The path and message ids of each call."""
+        """Returns the path and the message ids of each call."""
         return [
             (
                 f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}",
@@ -129,7 +131,7 @@ class RestClient:
         ]
 
     def message_id_by_index(self, topic: str, index: int) -> MessageRef:
-        """The entry that has an index.
+        """Returns the entry that has an index, with its partition.
 
         Raises:
             ControlError: the API can't be reached, or has no such entry.
@@ -138,7 +140,10 @@ class RestClient:
         return MessageRef(found["ledgerId"], found["entryId"], found["partitionIndex"])
 
     def delayed(self, topic: str, query: dict[str, Any], is_stats: bool, timeout_seconds: float = 60) -> Any:
-        """What waits, or its counts, as the API's JSON.
+        """Returns a page of the pending messages, or with `is_stats` their counts, as the API's JSON.
+
+        Args:
+            query: the parameters of the call: the filter, and those of the page.
 
         Raises:
             ControlError: the API can't be reached, or refuses.
@@ -149,7 +154,11 @@ class RestClient:
     def by_filter(
         self, topic: str, subscription: str, operation: str, content: dict[str, Any], timeout_seconds: float
     ) -> Any:
-        """Changes all messages that match; the counts as the API's JSON.
+        """Changes all messages that match a filter; returns the counts as the API's JSON.
+
+        Args:
+            operation: the last part of the call's path.
+            content: the body: the filter, and what is to be done.
 
         Raises:
             ControlError: as above.
@@ -170,7 +179,11 @@ class RestClient:
                     )
 
     def _call(self, method: str, path: str, content: Any, timeout_seconds: float) -> Any:
-        """The answer's body; that of an error only where it tells outcomes."""
+        """Returns the answer's body; of an error only a body with outcomes.
+
+        Raises:
+            ControlError: the API can't be reached, or refuses.
+        """
         try:
             response = self._http.request(method, self._url + path, json=content, timeout=timeout_seconds)
             found = response.json()

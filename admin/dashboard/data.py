@@ -1,4 +1,4 @@
-"""What the pages show, read from the Delta tables."""
+"""The data that the pages show, read from the Delta tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from warehouse.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
-_COMMITS = 100  # so many are looked at for the last merge
+_COMMITS = 100  # how many of the last commits are searched for a merge
 
 _WORDS = {
     "CANCEL": "cancelled",
@@ -33,7 +33,7 @@ _WORDS = {
 
 
 class Stats:
-    """Counts of what waits, kept for some seconds: of ten million messages they take two, for however many browsers."""
+    """Counts of pending messages, kept for 15 s for all browsers: of ten million they take 2 s. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -41,10 +41,10 @@ class Stats:
         self._kept: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def of(self, topic: str) -> dict[str, Any]:
-        """The counts of a topic, as `Pending.stats`.
+        """Returns the counts of a topic, as `Pending.stats`.
 
         Raises:
-            PendingError: there are none.
+            PendingError: the topic has no route, or there are no tables.
         """
         with self._lock:
             read_at, stats = self._kept.get(topic, (-_STATS_SECONDS, {}))
@@ -55,10 +55,12 @@ class Stats:
 
 
 def control_log(settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int) -> list[dict[str, Any]]:
-    """The newest outcomes of control commands, newest first.
+    """Returns the newest outcomes of control commands, newest first: rows of the table `outcomes`.
 
     Args:
-        asked: columns and the values that they must have; empty ones are passed over.
+        topics: their source topics.
+        asked: columns and the values that they must have; empty values are passed over.
+        limit: the most rows that are returned.
 
     Raises:
         DeltaError: there is no such table.
@@ -73,7 +75,13 @@ def control_log(settings: Settings, topics: Sequence[str], asked: dict[str, str]
 
 
 def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: int) -> list[dict[str, Any]]:
-    """The newest calls that were refused, newest first; without topics only for who may see all."""
+    """Returns the newest refused calls, newest first: rows of the table `refusals`.
+
+    Args:
+        topics: those that the caller may see.
+        sees_all: also calls for other topics, and those that name none.
+        limit: the most rows that are returned.
+    """
     try:
         snapshot = Snapshot(settings.warehouse, {REFUSALS: None})
     except DeltaError:
@@ -86,7 +94,12 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
 
 
 def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any] | None:
-    """A message with its payload, as the delayed index has it: by the row that counts last."""
+    """Returns a message by its last row in the delayed index, and what is shown of its payload; None: it has no row.
+
+    Returns:
+        the row's columns; and `payload_text`, of at most _SHOWN_BYTES bytes (`is_cut`: there are more) as
+        `payload_form` says, text or hexadecimal, and `payload_bytes`, the payload's size.
+    """
     rows = Snapshot(settings.warehouse, {"delayed_index": None}).sql(
         f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY' "  # noqa: S608
         "ORDER BY coalesce(sequence, 0) DESC LIMIT 1"
@@ -110,7 +123,11 @@ def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any
 
 
 def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str, Any]]:
-    """What happened to a message, from its publishing to its delivery, by time."""
+    """Returns what happened to a message, from its publishing to its delivery, by time.
+
+    Returns:
+        events with `at` (ms since the epoch), `what`, `who`, `subscription` and `detail`, which may be empty.
+    """
     snapshot = Snapshot(settings.warehouse, dict.fromkeys(("entries", "outcomes", "deliveries", "delayed_index")))
     entry = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
     events: list[dict[str, Any]] = []
@@ -146,7 +163,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
 
 
 def storage(settings: Settings) -> list[dict[str, Any]]:
-    """Each table's version, files, rows and size, and when it was last written."""
+    """Returns each table's version, files, rows and size in bytes, and how long ago it was written, ms."""
     found = []
     tables = Tables(settings.warehouse)
     for name in [*SCHEMAS, REFUSALS]:
@@ -177,6 +194,6 @@ def _of_topics(topics: Sequence[str]) -> str:
 
 
 def _of(topic: str, ref: MessageRef) -> str:
-    """The condition that a row is of a message; a row of its whole entry is."""
+    """SQL condition: a row is of a message, or of its whole entry."""
     condition = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
     return condition if ref.batch_index < 0 else f"{condition} AND batch_index IN (-1, {ref.batch_index})"

@@ -31,7 +31,7 @@ from warehouse.queries.waiting import Pending, PendingError, PendingFilter, Stat
 _PAGE = 50
 _LOGGED = 200
 
-# By what the page calls it: how long the schedule's window is, and a bar, ms.
+# The lengths of the schedule's window and of a bar in it, ms, by the name on the page.
 SPANS = {
     "hour": (3_600_000, 60_000),
     "day": (86_400_000, 900_000),
@@ -54,7 +54,7 @@ def static(rest: str) -> Response:
 
 @router.get("/docs", dependencies=[Depends(open_to_all)])
 def api_description(request: Request) -> Response:
-    """What /openapi.json says, to be read."""
+    """Shows /openapi.json as a page for people."""
     return page(request, "docs.html", described=request.app.openapi())
 
 
@@ -65,7 +65,7 @@ def login_page(request: Request) -> Response:
 
 @router.post("/ui/login", dependencies=[Depends(open_to_all)])
 def login(request: Request, token: Annotated[str, Form()] = "") -> Response:
-    """Keeps a token in a cookie that no script can read and no other site's page can send."""
+    """Sets a cookie with the token, which no script can read and no page of another site can send."""
     policy: Policy = request.app.state.policy
     try:
         policy.login(request, token.strip())
@@ -94,7 +94,7 @@ def overview(request: Request, caller: Caller) -> Response:
 
 @router.get("/ui/data/overview")
 def overview_data(request: Request, caller: Caller) -> Response:
-    """The job's status, as figures and as the points of the charts."""
+    """Answers with the job's status as JSON: figures, and the points of the charts."""
     now = _now()
     status = read_status(_settings(request).warehouse)
     if status is None:
@@ -131,7 +131,7 @@ def overview_data(request: Request, caller: Caller) -> Response:
 
 
 def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
-    """Whether a trouble is of a topic of the routes, or of a partition of it."""
+    """Whether a trouble is of a source topic, rejects topic or destination of the routes, or of a partition of one."""
     name = re.sub(r"-partition-\d+$", "", trouble.name)
     return any(
         name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
@@ -143,7 +143,7 @@ _NO_STATUS = "the job has told nothing of itself: start it with `delaylake run` 
 
 @router.get("/ui/part/subscriptions")
 def subscriptions(request: Request, caller: Caller) -> Response:
-    """What waits, by subscription, of all topics that the caller may read."""
+    """Shows the counts of pending messages by subscription, for all topics that the caller may read."""
     found, problem = [], None
     for route in caller.routes:
         try:
@@ -176,7 +176,7 @@ def schedule(
 def schedule_data(
     request: Request, caller: Caller, topic: Text = "", subscription: Text = "", start: Text = "", span: Text = "day"
 ) -> Response:
-    """How many messages are due in each bar of the window."""
+    """Answers with the number of messages due in each bar of the window, as JSON."""
     route = _route(caller, topic)
     _check_subscription(route, subscription)
     length, width = SPANS.get(span, SPANS["day"])
@@ -209,7 +209,7 @@ def _asked(
     due_from: Annotated[str, Query(alias="dueFrom")] = "",
     due_before: Annotated[str, Query(alias="dueBefore")] = "",
 ) -> dict[str, str]:
-    """A dependency: the search form as it was filled in."""
+    """A dependency: the fields of the search form, as they were filled in."""
     return {
         "topic": topic,
         "subscription": subscription,
@@ -260,7 +260,7 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
 
 @router.get("/ui/part/count")
 def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
-    """How many messages a listing has, in the version of the tables that its first page was of."""
+    """Shows how many messages a listing has, in the version of the tables that its first page read."""
     try:
         n = Pending(_settings(request), _route(caller, asked["topic"]).source, _wanted(asked), cursor or None).count()
     except PendingError as error:
@@ -314,7 +314,7 @@ def storage_page(request: Request, caller: Caller) -> Response:
 
 @router.get("/ui/settings")
 def settings_page(request: Request, caller: Admin) -> Response:
-    """What is in force, for who may do all; without what is secret, such as the keys of an object store."""
+    """Shows the settings in force to administrators, without secrets such as the keys of an object store."""
     settings = _settings(request)
     values = without_secrets(settings.model_dump(mode="json", exclude={"routes", "auth"}))
     sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}
@@ -338,10 +338,10 @@ def _settings(request: Request) -> Settings:
 
 
 def _route(caller: Reader, topic: str) -> Route:
-    """The route of a topic, or the first that the caller may read.
+    """Returns the route of a topic, or with an empty one the first that the caller may read.
 
     Raises:
-        AdminError: there is none.
+        AdminError: 404, there is none.
     """
     for route in caller.routes:
         if topic in ("", route.source):
@@ -355,10 +355,10 @@ def _check_subscription(route: Route, subscription: str) -> None:
 
 
 def _wanted(asked: dict[str, str]) -> PendingFilter:
-    """The form as a filter.
+    """Returns the search form as a filter.
 
     Raises:
-        AdminError: a field is not understood.
+        AdminError: 400, a field can't be read.
     """
     name, _, value = asked["property"].partition("=")
     if asked["property"] and not name:

@@ -47,7 +47,14 @@ _environment = Environment(loader=FileSystemLoader(_FOLDER / "templates"), autoe
 
 
 def page(request: Request, template: str, caller: Reader | None = None, code: int = 200, **values: Any) -> Response:
-    """A whole page."""
+    """Renders a whole page.
+
+    Args:
+        template: its file's name.
+        caller: None: not known, as on the page to log in.
+        code: the HTTP status.
+        values: of the template's variables.
+    """
     common = {
         "navigation": [entry for entry in NAVIGATION if entry[0] != SETTINGS or (caller and caller.is_admin)],
         "path": request.url.path,
@@ -61,7 +68,7 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
 
 
 def error_page(request: Request, code: int, reason: str) -> Response:
-    """What a browser is shown instead of a page: how to log in, or what went wrong."""
+    """Renders the page for an error: the one to log in for a 401, else one with the reason."""
     if code == 401:
         return page(request, "login.html", code=code, problem=reason if TOKEN_COOKIE in request.cookies else None)
     title = {403: "Not allowed", 404: "Not there", 503: "Not ready"}.get(code, "That did not work")
@@ -69,7 +76,7 @@ def error_page(request: Request, code: int, reason: str) -> Response:
 
 
 def part(request: Request, template: str, **values: Any) -> Response:
-    """A part of a page."""
+    """Renders a part of a page, which the page loads by itself."""
     now = time.time_ns() // 1_000_000
     text = _environment.get_template(template).render(now=now, **values)
     return Response(text, headers=_HEADERS, media_type="text/html; charset=utf-8")
@@ -84,7 +91,7 @@ def static_file(name: str) -> Response:
 
 
 def _time(millis: int | None) -> Markup:
-    """A time, in UTC and with its zone."""
+    """Formats a time, ms since the epoch, in UTC and with its zone."""
     if not millis:
         return Markup("&ndash;")
     if millis >= HELD_DELIVER_AT:
@@ -97,7 +104,7 @@ def _time(millis: int | None) -> Markup:
 
 
 def _span(millis: float | None) -> str:
-    """A length of time, in the unit that fits."""
+    """Formats a length of time, given in ms, in the unit that fits."""
     if millis is None:
         return "-"
     size = abs(millis)

@@ -1,4 +1,4 @@
-"""Whether the API runs, whether it can do anything, and whether the job does its work."""
+"""Routes that tell whether the API runs, whether it can do anything, and whether the job does its work."""
 
 from __future__ import annotations
 

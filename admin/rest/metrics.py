@@ -22,7 +22,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class StorageCollector(Collector):
-    """What the tables and the source topics hold. Read at most every ten seconds, however often it is asked for."""
+    """Metrics of what the tables and the source topics hold; these are read at most every ten seconds."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -64,12 +64,12 @@ class StorageCollector(Collector):
                     if (backlog := admin.backlog(route.source, settings.subscription)) is not None:
                         metric.add_metric([route.source], backlog)
         except PulsarError:
-            pass  # /readyz tells
+            pass  # /readyz says that the broker does not answer
         yield metric
 
 
 class ApiMetrics:
-    """Counts requests, by the route's template, so that there are as many series as routes."""
+    """The API's metrics: requests by the path template of their route, so that there are as many series as routes."""
 
     def __init__(self, settings: Settings) -> None:
         self.registry = CollectorRegistry()
@@ -92,7 +92,7 @@ class ApiMetrics:
 
 
 class CountRequests:
-    """Middleware: every request is counted."""
+    """Middleware: counts every request and measures how long its answer takes."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app = app
@@ -116,7 +116,7 @@ class CountRequests:
                 await self._app(scope, receive, send_counted)
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
-                # A method is what a caller says, a route is not.
+                # Callers may make up methods, so that only those of known routes are counted by name.
                 method = scope["method"] if route != "unknown" else "any"
                 self._metrics.requests.labels(method, route, str(code)).inc()
                 self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""What is done to every request before its route is looked up."""
+"""Middleware that handles every request before its route is looked up."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _V1 = re.compile(
 
 
 class PulsarPaths:
-    """Gives routes the path as they know it.
+    """Middleware: rewrites the paths of requests as the routes have them.
 
-    A slash that is encoded belongs to a name, and stays encoded. The v1 path of an operation becomes its v2 path: its
-    cluster is not looked at.
+    An encoded slash belongs to a name, and stays encoded. The v1 path of an operation becomes its v2 path, without the
+    cluster.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -38,7 +38,7 @@ class PulsarPaths:
 
 
 class BodyLimit:
-    """Answers 413 to a body that is too large, without reading more of it than the limit."""
+    """Middleware: answers 413 to a body of more than `max_bytes`, of which it reads no more than about the limit."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

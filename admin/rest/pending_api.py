@@ -119,7 +119,7 @@ def pending_filter(
         State, Query(description="Only what is held back; or what was cancelled or skipped and is not past.")
     ] = (State.WAITING),
 ) -> PendingFilter:
-    """A dependency: the query's filter."""
+    """A dependency: the filter that the query's parameters make."""
     pairs = [text.partition("=") for text in properties or ()]
     if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
         raise AdminError(400, f"property must be name=value: {wrong[0][:80]!r}")
@@ -187,11 +187,11 @@ def list_delayed(
 
 
 def _stream(target: Target, question: Pending, limit: int | None) -> Response:
-    """All entries of a listing, or so many of them, as messages DelayedIndex, each after its length."""
+    """Answers with the entries of a listing, at most `limit`, as messages DelayedIndex, each after its length."""
     tables = question.entries(_STREAMED_AT_ONCE)
     first = next(tables, None)
     if first is not None:
-        _check_partition(target, first)  # a DelayedIndex has none
+        _check_partition(target, first)  # a DelayedIndex has no field for it
     kind = CANCEL if question.is_of_cancelled else DELAY
 
     def parts() -> Iterator[bytes]:
@@ -257,10 +257,16 @@ async def skip_by_filter(
 
 
 def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:
-    """A body with a filter instead of ids, and what is to be done; without a change it says when to deliver.
+    """Reads a body with a filter instead of ids.
+
+    Args:
+        change: what is to be done; None: to reschedule, to the time that the body says.
+
+    Returns:
+        the body, and what is to be done.
 
     Raises:
-        AdminError: it is not understood.
+        AdminError: 400, it can't be read.
     """
     try:
         if change is not None:
@@ -274,7 +280,12 @@ def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, 
 async def by_filter(
     request: Request, role: str, target: Target, subscription: str, body: BulkRequest, change: Change
 ) -> Response:
-    """Changes all messages that match, or tells which would be."""
+    """Changes all messages that match the body's filter, or in a dry run tells which would be.
+
+    Raises:
+        AdminError: the filter is not for this call, too many messages match, or they can't be changed or read.
+        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send_ahead`.
+    """
     target.check_subscriptions([subscription])
     wanted = body.filter
     if not wanted.is_selective:
@@ -336,8 +347,8 @@ async def skip_next(
 async def _skip_next(request: Request, role: str, target: Target, question: Pending, n: int) -> Tally:
     """Skips the next n messages of a listing, or all where there are fewer.
 
-    What turns out to be done with, because it was handed out or cancelled since the table was written, does not count:
-    the one after it is skipped instead.
+    A message that was handed out or cancelled since the table was written does not count: the one after it is skipped
+    instead.
     """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
@@ -366,17 +377,20 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
 
 
 def _check_partition(target: Target, rows: pa.Table) -> None:
-    """Refuses a partitioned topic as a whole.
+    """Checks that the call names a partition where the topic is partitioned.
 
     Args:
         rows: messages of the topic, at least one.
+
+    Raises:
+        AdminError: 405, it does not.
     """
     if target.partition < 0 and int64(rows, "partition").max() >= 0:
         raise AdminError(405, "the topic is partitioned: name a partition")
 
 
 def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:
-    """What waits for a subscription and is not with the senders, as far as is known."""
+    """Returns the pending messages of a subscription that are not handed out, by the job's lookahead."""
     settings: Settings = request.app.state.settings
     status = read_status(settings.warehouse)
     horizon = time.time_ns() // 1_000_000 + (status.lookahead_millis if status else 0)

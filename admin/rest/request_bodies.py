@@ -1,4 +1,4 @@
-"""What calls of the admin API say, read strictly: what is not understood is refused, never passed over."""
+"""Reads the parameters and bodies of calls of the admin API, strictly: what is unknown is refused, not passed over."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class TooManyIds(DelayLakeError):
 
 
 def parse_json(body: bytes) -> Any:
-    """Reads JSON in which no name comes twice.
+    """Reads JSON in which no object has a name twice.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: the body is no such JSON.
     """
     try:
         return json.loads(body, parse_constant=_no_number, object_pairs_hook=_distinct)
@@ -53,7 +53,7 @@ def parse_cancel(given: Mapping[str, object]) -> Cancel:
 
 
 def parse_index(given: str | None) -> int:
-    """Reads the index of a message, which may be negative: there is just none.
+    """Reads the index of a message. It may be negative, though no message has such an index.
 
     Raises:
         BadRequest: it is missing or no number.
@@ -62,7 +62,7 @@ def parse_index(given: str | None) -> int:
 
 
 def parse_count(given: str) -> int:
-    """Reads how many messages are meant.
+    """Reads the number of messages that an operation is for.
 
     Raises:
         BadRequest: it is no number, or negative.
@@ -88,7 +88,8 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     """Reads the body of skipByMessageIds in any of its forms.
 
     Raises:
-        BadRequest, MessageIdError: it is in none of them, or names no message.
+        BadRequest: it is in none of the forms, or names no message.
+        MessageIdError: a message id can't be read.
         TooManyIds: it names more than `max_ids`.
     """
     content = parse_json(body)
@@ -109,7 +110,14 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
 
 
 def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
-    """Reads {"messageIds": ids as `parse_skip` takes them, "deliverAt": ms since the epoch}; raises as `parse_skip`."""
+    """Reads {"messageIds": ids as `parse_skip` takes them, "deliverAt": ms since the epoch}.
+
+    Returns:
+        the messages, and the time.
+
+    Raises:
+        BadRequest, MessageIdError, TooManyIds: as `parse_skip`, or deliverAt is out of range.
+    """
     content = parse_json(body)
     if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
         raise BadRequest('the body must be {"messageIds": [...], "deliverAt": ms}')
@@ -120,7 +128,7 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
 
 
 def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:
-    """Reads a map of ledger ids to entry ids; raises as `parse_skip`."""
+    """Reads a map of ledger ids to entry ids, so one entry a ledger; raises as `parse_skip`."""
     content = parse_json(body)
     if not isinstance(content, dict):
         raise BadRequest('the body must be a map: {"ledgerId": "entryId"}')

@@ -19,12 +19,12 @@ from tracker.subscriptions import ALSO_LATER
 class Target:
     """The topic that a path names."""
 
-    name: str  # as it was named
+    name: str  # as the path has it, with a partition's suffix
     route: Route
-    partition: int  # -1: not a partition
+    partition: int  # -1: the topic is not named by a partition
 
     def check_subscriptions(self, names: Sequence[str]) -> None:
-        """Raises AdminError (404) where the topic has no subscription of one of the names."""
+        """Raises an AdminError (404) where the topic does not have a subscription of each name; `*` is one."""
         known = {subscription.name for subscription in self.route.subscriptions}
         if unknown := [name for name in names if name not in known and name != ALSO_LATER]:
             raise AdminError(404, f"the topic {self.name} has no such subscription: {unknown[0][:300]!r}")
@@ -36,7 +36,7 @@ def target(
     namespace: Annotated[str, Path(examples=["default"])],
     topic: Annotated[str, Path(description="URL-encoded; also a partition's.", examples=["orders"])],
 ) -> Target:
-    """A dependency: the path's topic.
+    """A dependency: the topic that the path names.
 
     Raises:
         AdminError: 404, it is neither the source topic of a route nor a partition of one.

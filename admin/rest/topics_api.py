@@ -60,7 +60,7 @@ from admin.security.policy import open_to_all
 from broker.message_ids import MessageIdError, MessageRef
 from conf.settings import Settings
 
-# The codes of outcomes that are no success, gravest first: a call has one code.
+# The HTTP statuses of results that are no success, gravest first: a call has one status.
 _CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
 _SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
 
@@ -260,7 +260,7 @@ def _factory(request: Request, role: str, target: Target, subscriptions: Sequenc
 
 
 async def _has_filter(request: Request) -> bool:
-    """Whether the body says by a filter which messages are meant, not by their ids."""
+    """Whether the body names messages by a filter, and not by their ids."""
     try:
         content = parse_json(await request.body())
     except BadRequest:
@@ -274,7 +274,11 @@ async def _switch(request: Request, role: str, target: Target, subscription: str
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
-    """What the body names, for a subscription that there is."""
+    """Returns what `parse` reads from the body.
+
+    Raises:
+        AdminError: 400, it can't be read; 404, there is no such subscription; 413, it names too many messages.
+    """
     settings: Settings = request.app.state.settings
     target.check_subscriptions([subscription])
     try:
@@ -286,7 +290,7 @@ async def _named(request: Request, target: Target, subscription: str, parse: Cal
 
 
 async def _given(request: Request, **query: object) -> dict[str, object]:
-    """The parameters of the query, and from the body, a form or JSON, those that it does not have.
+    """Returns the parameters of the query, and those that it lacks from the body, which is a form or JSON.
 
     Raises:
         BadRequest: the body is neither.
@@ -308,7 +312,15 @@ async def _given(request: Request, **query: object) -> dict[str, object]:
 
 
 async def _send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
-    """Sends commands, waits for what they do, and answers with it."""
+    """Sends commands, waits for their outcomes, and answers with these, or with 204.
+
+    Args:
+        codes: the HTTP statuses of results that are no success, gravest first.
+
+    Raises:
+        AdminError: an outcome is no success.
+        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send`.
+    """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
     outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)

@@ -20,7 +20,7 @@ from conf.settings import ApiSettings, AuthSettings, Operation, Role
 
 BEARER = "Bearer "
 
-# The operations of a role that let it do one, beside that one and ADMIN: who may skip any messages may skip one.
+# The operation that includes another: a role that may skip any messages may acknowledge one, too.
 _INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
 
 _TOKEN = re.compile(r"([?&]token=)[^&]*")
@@ -32,10 +32,10 @@ class SecurityError(DelayLakeError):
 
 
 class Roles:
-    """What each role may do.
+    """Tells what each role may do.
 
     Args:
-        roles: as in the settings. A role that fits several of them may do what any of them allows.
+        roles: as in the settings. A role that matches several of them may do what any of them allows.
     """
 
     def __init__(self, roles: Sequence[Role]) -> None:
@@ -45,9 +45,12 @@ class Roles:
         ]
 
     def allow(self, role: str, operation: Operation, topic: str | None) -> bool:
-        """Whether a role may do an operation on a topic; None: on what is of no single topic.
+        """Whether a role may do an operation on a topic.
 
-        Who may use a partitioned topic may use its partitions.
+        A role that may use a partitioned topic may use its partitions.
+
+        Args:
+            topic: its full name; None: the operation is on no single topic, which needs a role for all (`*`).
         """
         names = [] if topic is None else [topic, _PARTITION.sub("", topic)]
         return any(
@@ -69,7 +72,7 @@ class Authenticator:
         self._verifier = TokenVerifier.from_settings(settings)
 
     def role(self, authorization: str | None, token: str | None) -> str:
-        """The role of a request.
+        """Returns the role of a request's caller.
 
         Args:
             authorization: the header of that name.
@@ -88,7 +91,7 @@ class Authenticator:
 
 
 class RateLimit:
-    """So many calls in so much time, for each caller. Counts are kept in this process.
+    """Limits how many calls each caller makes in a time. Counts are kept in this process.
 
     Args:
         limit: such as `100/second`.
@@ -99,7 +102,15 @@ class RateLimit:
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     def take(self, kind: str, caller: str) -> int:
-        """Counts a call of a role or an address (`kind`). 0: it may go on; else how many seconds to wait."""
+        """Counts a call, and tells whether it is within the limit.
+
+        Args:
+            kind: of the caller: `role` or `address`.
+            caller: its name.
+
+        Returns:
+            0: it is; else how many seconds the caller has to wait.
+        """
         if self._limiter.hit(self._limit, kind, caller):
             return 0
         reset_time = self._limiter.get_window_stats(self._limit, kind, caller).reset_time
@@ -117,7 +128,7 @@ def check_address(address: str, auth: AuthSettings) -> None:
 
 
 def check_certificate(settings: ApiSettings) -> None:
-    """Makes sure that the certificate, if one is set, and its key can be used.
+    """Checks that the certificate, if one is set, and its key can be used.
 
     Raises:
         SecurityError: they can't.
@@ -136,12 +147,12 @@ def check_certificate(settings: ApiSettings) -> None:
 
 
 def hide_tokens(record: logging.LogRecord) -> bool:
-    """A filter for the server's log of accesses, which has the queries in it."""
+    """A filter for the server's access log: replaces tokens in queries by `...`, and keeps every record."""
     if isinstance(record.args, tuple):
         record.args = tuple(_TOKEN.sub(r"\1...", value) if isinstance(value, str) else value for value in record.args)
     return True
 
 
 def fitting(patterns: Sequence[str]) -> re.Pattern[str]:
-    """What fits any of the patterns, in which `*` stands for any characters."""
+    """Returns a regular expression for texts that match one of the patterns, in which `*` stands for any characters."""
     return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)

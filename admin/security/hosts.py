@@ -21,17 +21,20 @@ from conf.settings import Settings
 MISDIRECTED = 421
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
-_SHOWN = 200  # characters of a name
-_MAX_LOGGED = 100  # names: callers choose them
+_SHOWN = 200  # characters of a name that are told
+_MAX_LOGGED = 100  # names that are logged: callers may make up any number
 
 _log = logging.getLogger(__name__)
 
 
 def host_check(settings: Settings) -> Callable[[str, str | None], bool] | None:
-    """Whether a name may be served, by the name and the address at which the call came in; None: every name may.
+    """Makes the check of whether a call under a name may be served.
 
-    Those of `api.allowed_hosts`. Loopback names and addresses, `api.host` and the address at which the call came in
-    may always. With authentication and no such setting every name may: a page under another name has no token.
+    The names of `api.allowed_hosts` may. Loopback names and addresses, `api.host` and the address at which the call
+    came in may always. With authentication and no such setting every name may: a page under another name has no token.
+
+    Returns:
+        a function of the name and of the address at which the call came in (None: not known); None: every name may.
     """
     if settings.auth.enabled and not settings.api.allowed_hosts:
         return None
@@ -39,7 +42,7 @@ def host_check(settings: Settings) -> Callable[[str, str | None], bool] | None:
 
 
 def names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
-    """Whether a name may be served: one of these, a loopback one, or the address at which the call came in."""
+    """Makes the check of `host_check` for loopback names and these, in which `*` stands for any characters."""
     names = fitting([name.lower() for name in ("localhost", *own)])
 
     def is_allowed(name: str, reached_at: str | None) -> bool:
@@ -88,7 +91,7 @@ class AllowedHosts:
 
 
 def host_name(header: str) -> str:
-    """The name in a header `Host`, without its port, in lower case: `[::1]:8081` is `::1`."""
+    """Returns the name in a header `Host`, in lower case and without its port: `::1` for `[::1]:8081`."""
     name = header.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""What a route of the admin API asks of its callers. Each declares it: `requires(operation)`, or `open_to_all`."""
+"""What a caller of a route of the admin API must be allowed. Each route declares it: `requires(...)`, `open_to_all`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from conf.settings import Operation, Route, Settings
 # Without authentication there are no roles; commands say so in `issued_by`.
 ANONYMOUS = "anonymous"
 
-# Where a browser keeps its token. Only pages of the same site are sent with it, and no script can read it.
+# The cookie in which a browser keeps its token: only pages of the same site send it, and no script can read it.
 TOKEN_COOKIE = "delaylake_token"  # noqa: S105
 
-# Of the framework, which takes no dependencies.
+# Routes that the framework makes, without dependencies.
 OPEN_PATHS = frozenset({"/openapi.json"})
 
 # So that the API's description tells of tokens; the policy itself reads them.
@@ -37,16 +37,16 @@ class PolicyError(DelayLakeError):
 
 @dataclass(frozen=True)
 class Reader:
-    """A caller of what is not of a single topic, and the routes that it may see."""
+    """The caller of a route that is not for a single topic, and the topics' routes for which it has the operation."""
 
     role: str
     routes: Sequence[Route]
     sees_all: bool
-    is_admin: bool  # of any of these
+    is_admin: bool  # of one of the topics at least, or of all
 
 
 class Policy:
-    """Lets calls pass, or refuses them: 401 who you are, 403 what you may, 429 how often.
+    """Lets calls pass, or refuses them: 401 without a valid token, 403 for what the role may not do, 429 too often.
 
     Raises:
         TokenKeyError: the key in the settings can't be used.
@@ -61,7 +61,7 @@ class Policy:
         self._routes = settings.routes
 
     def check(self, request: Request, operation: Operation) -> str:
-        """The caller's role.
+        """Checks that the caller may do an operation on the topic that the path names; returns its role.
 
         Raises:
             HTTPException: the call is refused.
@@ -87,7 +87,7 @@ class Policy:
         return role
 
     def check_some(self, request: Request, operation: Operation) -> Reader:
-        """The caller, if there is a topic on which it may do the operation.
+        """Checks that there is a topic on which the caller may do an operation; returns the caller.
 
         Raises:
             HTTPException: the call is refused.
@@ -103,10 +103,11 @@ class Policy:
         return Reader(role, routes, sees_all, any(self._roles.allow(role, Operation.ADMIN, topic) for topic in topics))
 
     def login(self, request: Request, token: str) -> str:
-        """The role of a token that somebody logs in with.
+        """Returns the role of a token that somebody logs in with.
 
         Raises:
-            AdminError: it is not accepted.
+            AdminError: it is not accepted, or authentication is off.
+            HTTPException: there were too many calls.
         """
         try:
             self._count("address", request.client.host if request.client else "unknown")
@@ -139,7 +140,7 @@ class Policy:
 
 
 class requires:
-    """A dependency: the caller's role, if it may do the operation on the topic that the path names.
+    """A dependency: the caller's role, which may do the operation on the topic that the path names.
 
     `role: Annotated[str, Depends(requires(Operation.SKIP))]`
     """
@@ -153,7 +154,7 @@ class requires:
 
 
 class requires_some:
-    """A dependency: the caller, if it may do the operation on any topic, and the routes on which it may.
+    """A dependency: the caller, which may do the operation on some topic, and the routes on which it may.
 
     `caller: Annotated[Reader, Depends(requires_some(Operation.READ))]`
     """
@@ -171,18 +172,18 @@ async def open_to_all() -> None:
 
 
 def topic_name(tenant: str, namespace: str, topic: str) -> str:
-    """The topic that a path names: what is allowed and what is done go by this one name."""
+    """Returns the full name of the topic that a path names: the check of what is allowed and the operation use this."""
     return f"persistent://{tenant}/{namespace}/{topic}"
 
 
 def is_from_another_site(request: Request) -> bool:
-    """Whether a browser says that the call is made by a page of another origin: any page can reach 127.0.0.1."""
+    """Whether a page of another origin makes the call, as the browser says: any page can reach 127.0.0.1."""
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def policy_of(route: RouteContext) -> Operation | None:
-    """What a route asks for; None: nothing, it is declared open.
+    """Returns the operation that a route requires; None: it is open to all.
 
     Raises:
         PolicyError: it declares no policy.
@@ -200,10 +201,10 @@ def policy_of(route: RouteContext) -> Operation | None:
 
 
 def check_policies(app: FastAPI) -> None:
-    """Refuses to serve an app with a route that declares no policy.
+    """Checks that each route of an app declares its policy.
 
     Raises:
-        PolicyError: there is one.
+        PolicyError: one does not.
     """
     for route in iter_route_contexts(app.routes):
         policy_of(route)

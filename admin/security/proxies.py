@@ -1,4 +1,4 @@
-"""Who calls through a proxy: the address and scheme that a trusted proxy tells of."""
+"""The caller behind a proxy: its address and scheme, as a trusted proxy tells them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TrustedProxies:
-    """Middleware: where a call comes from a trusted proxy, its client is the last hop that is none.
+    """Middleware: takes the client of a call from a trusted proxy to be the last hop that is no trusted proxy.
 
-    Of `X-Forwarded-For` only what trusted proxies have added is believed: callers can write what they like before it.
+    Only the part of `X-Forwarded-For` that trusted proxies have added counts: callers can write anything before it.
     """
 
     def __init__(self, app: ASGIApp, proxies: Iterable[Network]) -> None:
@@ -33,7 +33,7 @@ class TrustedProxies:
         await self._app(scope, receive, send)
 
     def _client(self, proxy: str, hops: list[str]) -> str:
-        """The last hop that is no trusted proxy; the farthest trusted one where the rest says nothing."""
+        """Returns the last hop that is no trusted proxy; the farthest trusted one where no other can be read."""
         client = proxy
         for hop in reversed(hops):
             address = _address(hop.strip())
@@ -50,7 +50,7 @@ class TrustedProxies:
 
 
 def _address(text: str) -> str | None:
-    """An IP address, which may have a port, in its one spelling; None: it is none."""
+    """Reads an IP address, which may have a port, and returns it in its canonical spelling; None: it is none."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

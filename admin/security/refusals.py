@@ -1,4 +1,4 @@
-"""Keeps what was refused: the calls that would have changed something, in the table `refusals`."""
+"""Writes the refused calls that would have changed something to the table `refusals`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TABLE = "refusals"
 
 FLUSH_INTERVAL_SECONDS = 2.0
 
-# What waits to be written, in rows; more is dropped, so that a flood of calls can't fill the memory.
+# How many rows may wait to be written; further ones are dropped, so that a flood of calls can't fill the memory.
 MAX_WAITING = 10_000
 
-# Of a text in a row, in characters: the callers choose how long their paths are.
+# The longest text in a row, in characters: the callers choose how long their paths are.
 MAX_TEXT = 1_000
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class Refusal:
 
 
 class Refusals:
-    """Writes refusals in batches, in the background. An async context manager: what waits is written at its end.
+    """Writes refusals in batches, in the background. An async context manager: the last ones are written at its end.
 
-    A refused caller waits for none of it, and sees nothing of a table that can't be written.
+    A refused caller never waits for that, nor is told that the table can't be written: rows are tried again.
     """
 
     def __init__(self, tables: Tables, flush_interval_seconds: float = FLUSH_INTERVAL_SECONDS) -> None:
@@ -64,7 +64,7 @@ class Refusals:
         await self._task
 
     def add(self, refusal: Refusal) -> None:
-        """Takes a refusal to be written; drops it when too many wait."""
+        """Takes a refusal to be written; drops it where MAX_WAITING wait already."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             return

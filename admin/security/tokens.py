@@ -21,11 +21,11 @@ from conf.errors import DelayLakeError
 from conf.settings import AuthSettings, local_path
 from tracker.commands.schema import MAX_NAME_BYTES
 
-MAX_TOKEN_BYTES = 16_384  # what is longer is not even looked at
+MAX_TOKEN_BYTES = 16_384  # a longer token is refused without being decoded
 
 _DATA_URL = re.compile(r"data:[^,]*?(?P<base64>;base64)?,(?P<data>.*)", re.DOTALL)
 
-# By a secret's least length in bytes (RFC 7518, 3.2): a shorter one is easier to guess than the algorithm promises.
+# A secret's least length in bytes, by algorithm (RFC 7518, 3.2): a shorter one is easier to guess than it promises.
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _RSA_BITS = 2048
@@ -44,8 +44,15 @@ class TokenError(DelayLakeError):
 class TokenVerifier:
     """Checks tokens with one key.
 
-    The algorithms are those of the key's kind, whatever a token says of itself: no token goes unsigned, and none is
-    signed with a public key as if that were a secret.
+    The algorithms are those of the key's kind, whatever a token says of itself: so no unsigned token is accepted, and
+    none that is signed with the public key as if that were a secret.
+
+    Attributes:
+        key: a secret (bytes) or a public key.
+        algorithms: those of JWT that are accepted.
+        auth_claim: the claim with the role.
+        audience_claim: the claim with the audience; None: it is not checked.
+        audience: the one that a token must be for.
     """
 
     key: Any
@@ -78,7 +85,7 @@ class TokenVerifier:
         return cls(key, algorithms, settings.token_auth_claim, settings.token_audience_claim, settings.token_audience)
 
     def role(self, token: str) -> str:
-        """The role that a token was made for.
+        """Returns the role that a token is for; the first one where it has a list.
 
         Raises:
             TokenError: it is no token, not signed with the key, not valid now, for another audience, or has no role.
@@ -105,7 +112,7 @@ class TokenVerifier:
                 token,
                 self.key,
                 algorithms=self.algorithms,
-                # The rest is not what the broker looks at.
+                # The broker does not check these claims.
                 options={"verify_aud": False, "verify_iat": False, "verify_sub": False, "verify_jti": False},
             )
         except jwt.ExpiredSignatureError:
@@ -113,7 +120,7 @@ class TokenVerifier:
         except jwt.ImmatureSignatureError:
             raise TokenError("the token is not valid yet") from None
         except jwt.PyJWTError:
-            # Whoever made it up need not know what is wrong with it.
+            # A caller that made the token up is not told what is wrong with it.
             raise TokenError("the token is not accepted") from None
 
 
@@ -131,7 +138,7 @@ def _public_key(value: str) -> tuple[Any, Sequence[str]]:
 
 
 def _load(data: bytes) -> object | None:
-    """The public key that the bytes are, in DER as Pulsar's tools write it or in PEM; None: they are none."""
+    """Reads a public key in DER, as Pulsar's tools write it, or in PEM; None: the bytes are none."""
     try:
         return load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -139,7 +146,14 @@ def _load(data: bytes) -> object | None:
 
 
 def _read(name: str, value: str) -> bytes:
-    """A key's bytes: from a file, a data URL or base64, as Pulsar's settings give them."""
+    """Returns a key's bytes, from a file, a data URL, base64 or PEM, as Pulsar's settings give them.
+
+    Args:
+        name: of the setting, for the error.
+
+    Raises:
+        TokenKeyError: the file can't be read, or the value is none of these.
+    """
     value = value.strip()
     if value.startswith("file:"):
         try:

@@ -89,7 +89,7 @@ class UnknownTopicError(PendingError):
 
 
 class State(StrEnum):
-    """The state, for a subscription, of a message that is not delivered yet."""
+    """The state of a message that is not delivered yet."""
 
     WAITING = "waiting"  # to be delivered, or held back
     HELD = "held"  # held back, because the subscription was paused when it came due
