@@ -101,7 +101,7 @@ class Importer:
     """Appends messages to the tables, which must exist, as if they were of a source topic. A rebuild has to follow.
 
     Attributes:
-        tables: to take over, or to join who has, before messages are imported.
+        tables: to which messages are appended; set to those that took the warehouse over before messages are imported.
         done: counts of what was imported so far.
 
     Args:
