@@ -235,7 +235,7 @@ def _pairs(rows: pa.Table, others: pa.Table, columns: Sequence[str]) -> tuple[In
 def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
     """A mask of the CANCEL rows that have met their message, or still wait for it.
 
-    The row of a cancel has the time that it names: where its message came with a later one, it waited in vain.
+    A row cancels a message that is due at the row's time or before. Where the message is due later, it waited in vain.
     """
     originals = where(delays, int64(delays, "sequence") == 0)
     row, pairs = _pairs(cancelled, originals, ["batch_index", "deliver_at"])
