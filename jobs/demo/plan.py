@@ -22,7 +22,7 @@ BATCHED = f"{NAMESPACE}/alerts"
 
 _OWN_PROPERTIES = "delaylake."
 _PUBLISH_MILLIS = 2_000  # at most, from handing a message to its producer to its publish time
-_BATCH_MILLIS = 100  # at most, from a batch's publish time, which is its first message's, to its last message's
+_BATCH_MILLIS = 1_000  # at most, from a batch's publish time, which is its first message's, to its last message's
 _REJECTED, _PENDING, _AT_ONCE, _DELIVER_AFTER = 0.01, 0.02, 0.1, 0.1  # shares of all messages
 
 _BAD_TIMES = ["tomorrow", "-5", "1.5e12", "", "99999999999999999999"]

@@ -32,15 +32,17 @@ from streaming.release.unwritable import Part, Unwritable
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.giving_up import cancelled
 from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
-from tracker.messages import MESSAGES, concat, unpack
+from tracker.messages import MESSAGES, concat, is_among, unpack, where
 from warehouse.known_routes import KnownRoutes
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
-from warehouse.tables import DELIVERIES, Tables
+from warehouse.tables import DELIVERIES, Tables, literal
 
 _log = logging.getLogger(__name__)
 
 _ROWS_A_TASK = 4_000  # a release of no more rows is sent by one task, a larger one by a task for each shard
 _FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
+_MESSAGE = ["ledger_id", "entry_id", "batch_index"]  # names a message of a topic
+
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
 _EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: a job that is fenced sends nothing more
@@ -398,11 +400,28 @@ class Releaser:
         for part in parts:
             if not self._write_refused(_refused(sent, part.release), names[part.release], part.job.tick):
                 return "stopped"
-        rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
+        rows = self._not_written(concat([unpack(one.deliveries) for one in sent], DELIVERIES), parts)
         if rows.num_rows:
             self._tables.append("deliveries", rows, {names[part.release]: part.job.tick for part in parts})
             self._on_deliveries(rows)
         return ""
+
+    def _not_written(self, rows: pa.Table, parts: list[Part]) -> pa.Table:
+        """Returns the deliveries that the table does not have: of a release in part the others were written down.
+
+        Args:
+            rows: of the parts, which are for one target.
+        """
+        ticks = sorted({part.job.tick for part in parts if part.is_resumed})
+        if not ticks:
+            return rows
+        source, subscription = parts[0].target
+        written = self._tables.query(
+            "deliveries",
+            f"SELECT {', '.join(_MESSAGE)} FROM deliveries WHERE batch_id IN ({', '.join(map(str, ticks))}) "  # noqa: S608
+            f"AND topic = {literal(source)} AND subscription = {literal(subscription)}",
+        )
+        return where(rows, ~is_among(rows, written, _MESSAGE))
 
     def _is_on_its_way(self, target: Target) -> bool:
         """Whether a lane may still have messages for a subscription that were handed out before it was held back."""

@@ -34,6 +34,7 @@ class Part:
     done: frozenset[tuple[int, str, str]] = frozenset()  # what has arrived before, as `attempt.Sent.done`
     # By topic and producer's name, where not all has arrived: up to which sequence id, as `attempt.Failed.arrived_to`.
     arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
+    is_resumed: bool = False  # of a run before: what has arrived of it is not known, and may be written down
 
     @property
     def release(self) -> Release:
@@ -131,7 +132,7 @@ class Unwritable:
             for subscription, stuck in of_source.items():
                 target = (source, subscription)
                 open_releases = [(tick, bool(planned)) for tick, planned in stuck["open"]]
-                parts = [Part(jobs[release], target) for release in open_releases if release in jobs]
+                parts = [Part(jobs[release], target, is_resumed=True) for release in open_releases if release in jobs]
                 rejects = stuck.get("rejects", "") if self._reject_after_millis is not None else ""
                 self.add(target, "so it was before the start", parts, stuck["since"], rejects)
 

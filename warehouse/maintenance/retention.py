@@ -73,6 +73,7 @@ class Retention:
 
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
         self._names = subscription_names(settings)
+        self._control_topic = settings.control.topic
         self._tenures = Tenures.of(settings.warehouse)
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A repeated command is answered from `outcomes`, and a rebuild takes the known request ids from there.
@@ -114,10 +115,9 @@ class Retention:
             can_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
             return can_go
         if name == "rejects":
-            # A command that could not be read is in `rejects`, too, and its topic is no source topic.
-            is_message = pc.is_in(rows["topic"], pa.array(list(self._names), pa.string()))
-            is_of_message: BoolArray = is_message.to_numpy(zero_copy_only=False)
-            return unneeded | ~is_of_message
+            # A command that could not be read is in `rejects`, too, and `entries` never has it.
+            is_command: BoolArray = pc.equal(rows["topic"], self._control_topic).to_numpy(zero_copy_only=False)
+            return unneeded | is_command
         return unneeded
 
     def _is_settled(self, rows: pa.Table) -> BoolArray:

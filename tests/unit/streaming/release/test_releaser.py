@@ -25,7 +25,7 @@ from streaming.release.releaser import Releaser
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
 from tracker.in_flight import SENDING
-from tracker.messages import MESSAGES, pack, unpack, with_columns
+from tracker.messages import MESSAGES, concat, pack, unpack, with_columns
 from warehouse.known_routes import KnownRoutes, known_routes
 from warehouse.tables import DELIVERIES
 
@@ -43,6 +43,11 @@ class Tables:
 
     def written(self, table: str, name: str) -> int:
         return self.versions.get(name, -1)
+
+    def query(self, table: str, sql: str) -> pa.Table:
+        """The rows of those subscriptions that a query names."""
+        rows = concat([rows for name, rows in self.appended if name == table], DELIVERIES)
+        return rows.filter(pa.array([f"= '{name}'" in sql for name in rows["subscription"].to_pylist()], pa.bool_()))
 
     def check_epoch(self, max_age_seconds: float) -> None:
         pass
@@ -416,6 +421,17 @@ def test_another_run_goes_on_with_what_was_open_and_sends_nothing_twice(make: Ca
     wait_until(lambda: third.open("a") is None, 10, "it can be written")
     third.has_confirmed(5)
     assert sorted(third.tables.delivered) == sorted(rows)
+
+
+def test_what_had_arrived_of_an_open_release_before_a_crash_is_not_written_down_again(make: Callable[..., Job]) -> None:
+    tables = Tables()
+    arrived = [{"topic": TOPIC, "subscription": "a", "ledger_id": 1, "entry_id": 1, "batch_index": -1, "batch_id": 1}]
+    tables.append("deliveries", pa.Table.from_pylist(arrived, schema=DELIVERIES), {"app:lane": 1})
+    job = make(tables)
+    open_releases = {TOPIC: {"a": {"since": 1, "open": [[1, 1], [2, 1]]}}}
+    job.submit(3, [1, 2], unwritable=open_releases, masks={1: 1, 2: 1})
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert sorted(tables.delivered) == [(1, "a", 1), (2, "a", 2)]
 
 
 def test_an_older_release_that_is_open_only_later_is_not_taken_for_the_newer_one_that_was_written_down(

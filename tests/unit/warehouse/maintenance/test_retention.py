@@ -254,3 +254,14 @@ def test_rejects_outlive_their_entry() -> None:
             maintain(made, now=NOW)
             left.append([tables.sql(f"SELECT * FROM {name}").num_rows for name in ("entries", "rejects")])
         assert left == [[1, 1], [1, 0]]
+
+
+def test_rejects_of_a_topic_without_a_route_stay_with_their_entry_and_those_of_commands_do_not() -> None:
+    with warehouse() as (made, tables):
+        at = {"ledger_id": 1, "entry_id": 1, "publish_time": NOW - 5 * DAY}
+        rejected = [{**at, "topic": topic, "position": "1:1:-1:-1"} for topic in (OTHER, made.control.topic)]
+        append(tables, "rejects", rejected)
+        append(tables, "delayed_index", [{**at, "topic": OTHER, "operation": "DELAY", "deliver_at": NOW}])
+        append(tables, "entries", [{**at, "topic": OTHER}, {"topic": OTHER, "ledger_id": 2, "publish_time": NOW}])
+        maintain(made, now=NOW)
+        assert tables.sql("SELECT topic FROM rejects")["topic"].to_pylist() == [OTHER]
