@@ -193,8 +193,8 @@ def test_deliver_after_counts_from_the_publish_time(messages: list[Message]) -> 
     batched = first(messages, lambda m: is_after(m) and m.topic == BATCHED)
     assert after_change(messages, single, later(30)) == []
     assert after_change(messages, single, later(-1)) == ["due -1 ms from its time", "early by 1 ms"]
-    assert after_change(messages, batched, later(-30)) == []
-    assert after_change(messages, batched, later(-200)) == ["due -200 ms from its time", "early by 100 ms"]
+    assert after_change(messages, batched, later(-300)) == []
+    assert after_change(messages, batched, later(-1_200)) == ["due -1200 ms from its time", "early by 200 ms"]
 
     stored = stored_of(messages)
     due = dict(stored.due) | {batched.position: batched.deliver_at - 30}
