@@ -26,6 +26,12 @@ def payload(number: int, due: int) -> bytes:
     return _PAYLOAD.pack(number, due)
 
 
+def number_of(message: Any) -> int:
+    """The number of a message that was published, or delivered."""
+    number, _ = _PAYLOAD.unpack(message.data())
+    return int(number)
+
+
 class Ledger:
     """The messages of one run, by their number, and what became of each for each subscription.
 
@@ -44,6 +50,7 @@ class Ledger:
         self._times = {name: np.zeros(size, np.uint8) for name in self.names}
         self._first = {name: np.zeros(size, np.int64) for name in self.names}  # a hash of the delivery's message id
         self._early = {name: np.zeros(size, np.bool_) for name in self.names}
+        self.not_stored = 0  # messages that the broker has acknowledged, and does not have
         self.wrong: list[str] = []
         self.max_late_millis = 0
         self._lock = threading.Lock()
@@ -80,6 +87,16 @@ class Ledger:
             if min(message.publish_timestamp(), received_at) < due:
                 self._early[name][number] = True
             self.max_late_millis = max(self.max_late_millis, received_at - due)
+
+    def lost(self, n: int) -> set[int]:
+        """Those of the first n messages of which a delivery has not come that must."""
+        return {int(number) for name in self.names for number in np.flatnonzero(self._lost(name, n))}
+
+    def was_not_stored(self, numbers: set[int]) -> None:
+        """The broker does not have these messages, although it has acknowledged them."""
+        self.is_sent[list(numbers)] = False
+        self.sent -= len(numbers)
+        self.not_stored += len(numbers)
 
     def missing(self, n: int) -> int:
         """How many deliveries of the first n messages have not come that must."""

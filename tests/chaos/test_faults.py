@@ -81,6 +81,7 @@ def run(
             "faults": dict(Counter(name for _, name in done)),
             "not_done": dict(not_done),
             "sent": world.ledger.sent,
+            "acknowledged_but_not_stored": world.ledger.not_stored,
             "delivered": world.ledger.delivered(),
             "commands": len(world.commands.asked),
             "unanswered": world.commands.unanswered(),
