@@ -81,7 +81,7 @@ def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
         pid: the process id of the JVM, which is up.
         settling_seconds: classes that are loaded within this time from now are in the archive, too.
     """
-    with contextlib.suppress(OSError, psutil.Error):
+    with contextlib.suppress(OSError, psutil.Error, ValueError):  # a process that has just ended has no command line
         java, *options = _up_to_main_class(psutil.Process(pid).cmdline())
         classes = [option.removeprefix(_CLASSES) for option in options if option.startswith(_CLASSES)]
         if not classes:
