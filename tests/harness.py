@@ -34,7 +34,7 @@ PATIENCE = 5
 http = httpx.Client(timeout=90)
 
 # A job's start on two busy cores, in seconds.
-_USUAL_START_SECONDS = 20
+_USUAL_START_SECONDS = 12
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:

@@ -62,7 +62,8 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
         wait_until(lambda: len(ids) == 3, 10, "ids of a batch")
         entry = f"{ids[0].ledger_id()}:{ids[0].entry_id()}"
 
-        assert post("deliverNow", [at_once]).status_code == 204
+        first = post("deliverNow", [at_once])
+        assert first.status_code == 204, first.text
         assert post("reschedule", {"messageIds": [soon, f"{entry}:1"], "deliverAt": now() + 3_000}).status_code == 204
         moved = topics("reschedule", topic, "-s", "b", "--messageId-triplet", by_hand, "--deliver-after", "2s")
         assert moved.returncode == 0, moved.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from broker.position import Position, SourceTopic
+from dataclasses import replace
+
+from broker.position import START, Position, SourceTopic
 from broker.topic_questions import Cursor
 from streaming.checkpoint.offset import Offset
 from streaming.source.barriers import Barriers
@@ -90,3 +92,25 @@ def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_lat
     assert (second.barriers, second.ingested_through) == ([[7, {partition: "1:5"}]], 0)
     third = barriers.advance(second, Offset(tick=9, positions={partition: "1:5"}), None)
     assert (third.barriers, third.ingested_through) == ([], 7)
+
+
+def test_a_topics_first_messages_are_passed_when_they_are_in_a_batch_and_not_when_they_have_come() -> None:
+    """They may come while an offset is made, or wait because the senders are behind."""
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    orders, orders_consumer = receiver(ORDERS, START, Position(1, 0))
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    assert barriers.take() is None
+    assert barriers._waiting is not None
+    barriers._waiting = replace(barriers._waiting, deadline=0.0)
+    taken = barriers.take()
+    assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: "1:0"})
+
+    orders_consumer.script.extend(one(0, 1))
+    orders.receive(orders_consumer)
+    first = barriers.advance(Offset(), Offset(tick=7), taken[1])
+    assert (first.barriers, first.ingested_through) == ([[7, {ORDERS: "1:0"}]], 0)
+    assert orders.cut(1_000, 1 << 20)[:2] == (Position(1, 0), 1)
+    second = barriers.advance(first, Offset(tick=8, positions={ORDERS: "1:0"}), None)
+    assert (second.barriers, second.ingested_through) == ([], 7)
