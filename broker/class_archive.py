@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -81,13 +82,13 @@ def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
         pid: the process id of the JVM, which is up.
         settling_seconds: classes that are loaded within this time from now are in the archive, too.
     """
-    with contextlib.suppress(OSError, psutil.Error, ValueError):  # a process that has just ended has no command line
-        java, *options = _up_to_main_class(psutil.Process(pid).cmdline())
-        classes = [option.removeprefix(_CLASSES) for option in options if option.startswith(_CLASSES)]
+    with contextlib.suppress(OSError, psutil.Error):
+        jvm = _up_to_main_class(psutil.Process(pid).cmdline())
+        classes = [option.removeprefix(_CLASSES) for option in jvm if option.startswith(_CLASSES)]
         if not classes:
             return
-        options = [option for option in options if not option.startswith(_CLASSES)]
-        arguments = [sys.executable, "-m", "broker.class_archive", str(settling_seconds), classes[0], java, *options]
+        jvm = [option for option in jvm if not option.startswith(_CLASSES)]
+        arguments = [sys.executable, "-m", "broker.class_archive", str(settling_seconds), classes[0], *jvm]
         # The shell ends at once: what it has started is nobody's child, and nobody has to wait for it.
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", *arguments],
@@ -130,17 +131,20 @@ def _log_of(base: Path) -> Path:
 
 
 def _up_to_main_class(command: Sequence[str]) -> list[str]:
-    """Returns a JVM's program and options from its command line, without the main class and its arguments."""
-    java, *words = command
-    options: list[str] = []
-    for word in (following := iter(words)):
+    """Returns a JVM's program and options from its command line, without the main class and its arguments.
+
+    A process that has just ended has an empty command line: then nothing is returned.
+    """
+    words = iter(command)
+    jvm = list(islice(words, 1))
+    for word in words:
         if word in ("-cp", "-classpath", "--class-path"):
-            options += [word, next(following)]
+            jvm += [word, next(words)]
         elif word.startswith("-"):
-            options.append(word)
+            jvm.append(word)
         else:
             break
-    return [java, *options]
+    return jvm
 
 
 def _make(classes: Path, jvm: Sequence[str]) -> None:

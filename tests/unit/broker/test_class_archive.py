@@ -8,10 +8,12 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from broker.class_archive import archive_options, discard_archive, make_archive
+from tests.unit.broker.stand_in import stand_in
 
 NOTES = "-XX:DumpLoadedClassList="
 USES = "-XX:SharedArchiveFile="
@@ -36,11 +38,7 @@ def java(tmp_path: Path) -> Path:
 
 
 def behave(program: Path, body: str) -> None:
-    program.write_text(
-        f'#!/bin/sh\nfor a in "$@"; do case $a in {USES}*) archive=${{a#*=}};; '
-        f"-XX:SharedClassListFile=*) classes=${{a#*=}};; esac; done\n{body}\n"
-    )
-    program.chmod(0o755)
+    stand_in(program, body, archive="-XX:SharedArchiveFile", classes="-XX:SharedClassListFile")
 
 
 @pytest.fixture
@@ -77,7 +75,21 @@ def test_a_first_start_notes_its_classes_and_later_ones_use_their_archive(
     arguments = (java.parent / "java.arguments").read_text().split()
     assert arguments[:5] == ["-Xss4m", "-cp", "a.jar:b/*", "--add-opens=x", "-Xshare:dump"]
     assert "org.Main" not in arguments
-    make_archive(1)  # its JVM notes none: nothing to do
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["java"], ["java", "-Xss4m", "-cp", "a.jar", "org.Main", f"{NOTES}a.classes"]],
+    ids=["ended", "alone", "another JVM"],
+)
+def test_a_process_that_has_just_ended_or_notes_no_classes_needs_no_archive(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = mock.Mock()
+    monkeypatch.setattr("broker.class_archive.subprocess.run", started)
+    monkeypatch.setattr("psutil.Process", lambda pid: SimpleNamespace(cmdline=lambda: command))
+    make_archive(1)
+    started.assert_not_called()
 
 
 def test_another_jvm_class_path_or_option_is_another_archive(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.jars import JarsError, cache_folder, jars
+from tests.unit.broker.stand_in import stand_in
 
 
 @pytest.fixture
@@ -21,11 +22,7 @@ def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def behave(script: Path, body: str) -> None:
-    script.write_text(
-        f'#!/bin/sh\nfor a in "$@"; do case $a in -DoutputDirectory=*) out=${{a#*=}};; esac; done\n'
-        f'echo run >> "{script.parent}/runs"\n{body}\n'
-    )
-    script.chmod(0o755)
+    stand_in(script, f'echo run >> "{script.parent}/runs"\n{body}', out="-DoutputDirectory")
 
 
 def test_they_are_fetched_once(maven: Path) -> None:
