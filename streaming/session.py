@@ -97,11 +97,7 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     if master.startswith("local"):
         master = settings.spark.master
     is_local = master.startswith("local")
-    conf = {
-        **_CONF,
-        "spark.sql.shuffle.partitions": str(settings.tracker.shards),
-        _JVM_OPTIONS_KEY: _JVM_OPTIONS,
-    }
+    conf = {**_CONF, "spark.sql.shuffle.partitions": str(settings.tracker.shards), _JVM_OPTIONS_KEY: _JVM_OPTIONS}
     if is_local:
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     else:
@@ -115,17 +111,18 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     if jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
     own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
-    if home is not None and _JVM_OPTIONS_KEY not in own:
-        conf[_JVM_OPTIONS_KEY] = " ".join([_JVM_OPTIONS, *_archive_options(home, conf | own)])
     conf |= own
+    of_archive: list[str] = []
+    if home is not None and _JVM_OPTIONS_KEY not in own:
+        of_archive = _archive_options(home, conf)
     conf |= {"spark.app.name": name, "spark.master": _with_slots(master, settings)}
     try:
-        spark = _start(conf)
+        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_archive])})
     except PySparkRuntimeError:
-        if not discard_archive(conf[_JVM_OPTIONS_KEY].split()):
+        if not discard_archive(of_archive):
             raise
         _log.info("Spark's JVM did not start with the archive of its classes: started without")
-        spark = _start(conf | {_JVM_OPTIONS_KEY: _JVM_OPTIONS})
+        spark = _start(conf)
     if not is_local:
         spark.sparkContext.addPyFile(str(archive))
     return spark

@@ -84,6 +84,17 @@ def test_own_options_of_the_jvm_are_kept(starts: list[Mapping[str, str]]) -> Non
     assert starts[0][OPTIONS] == "-Xss8m"
 
 
+def test_an_archive_that_own_options_name_is_not_removed_where_the_jvm_does_not_start(
+    tmp_path: Path, starts: list[Mapping[str, str]]
+) -> None:
+    archive = tmp_path / "own-3.jsa"
+    archive.write_text("abc")
+    with pytest.raises(PySparkRuntimeError):
+        session.create_session(Settings(spark=SparkSettings(conf={OPTIONS: f"-XX:SharedArchiveFile={archive}"})), "a")
+    assert len(starts) == 1
+    assert archive.exists()
+
+
 def test_without_a_cache_it_starts_all_the_same(
     tmp_path: Path, starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
