@@ -13,12 +13,14 @@ def write_durably(file: Path, content: str) -> None:
 
     The file's folder is made if it is missing.
     """
+    new = [folder for folder in file.parents if not folder.exists()]
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(content)
     _sync(temporary)
     temporary.replace(file)
-    _sync(file.parent)
+    for folder in (file.parent, *(folder.parent for folder in new)):
+        _sync(folder)
 
 
 def sync(files: Iterable[Path]) -> None:

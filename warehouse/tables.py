@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
 import threading
@@ -521,12 +522,12 @@ def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
 
     Args:
         values: ascending.
-        most: how many ranges there may be, at least 2.
+        most: how many ranges there may be, at least 1.
 
     Returns:
         (first, last) of each range, both inclusive, ascending.
     """
-    gaps = sorted(range(1, len(values)), key=lambda i: values[i] - values[i - 1])[-(most - 1) :]
+    gaps = heapq.nlargest(most - 1, range(1, len(values)), key=lambda i: values[i] - values[i - 1])
     ends = [0, *sorted(gaps), len(values)]
     return [(values[start], values[end - 1]) for start, end in itertools.pairwise(ends) if start < end]
 

@@ -53,6 +53,7 @@ class AsyncControlClient:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._waiting: dict[str, _Coming] = {}  # by request id
+        self._client: pulsar.Client | None = None
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
         self._trouble = "not connected yet"
@@ -66,6 +67,10 @@ class AsyncControlClient:
 
     async def __aexit__(self, *_: object) -> None:
         self._stopped.set()
+        if self._client is not None and not self.is_connected:
+            # The thread waits for a broker that does not answer: this ends it.
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(self._client.close)
         await asyncio.to_thread(self._thread.join, 2 * _OPERATION_SECONDS)
 
     @property
@@ -151,6 +156,8 @@ class AsyncControlClient:
             try:
                 self._read_outcomes()
             except Exception as error:
+                if self._stopped.is_set():
+                    return
                 trouble = str(error) or type(error).__name__
                 if trouble != self._trouble:
                     _log.warning("no connection to Pulsar at %s: %s", self._settings.pulsar.service_url, trouble)
@@ -162,8 +169,10 @@ class AsyncControlClient:
 
         from broker.client import FIRST_SEQUENCE_ID, connect
 
-        client = connect(self._settings.pulsar, operation_timeout_seconds=_OPERATION_SECONDS)
+        self._client = client = connect(self._settings.pulsar, operation_timeout_seconds=_OPERATION_SECONDS)
         try:
+            if self._stopped.is_set():
+                return
             # First the reader, so that no outcome is missed.
             reader = client.create_reader(self._settings.control.outcome_topic, pulsar.MessageId.latest)
             self._producer = client.create_producer(
@@ -181,5 +190,5 @@ class AsyncControlClient:
                 elif time.monotonic() - connected_at > _GIVE_UP_SECONDS:
                     raise ControlUnavailable("the broker is away")
         finally:
-            self._reader = self._producer = None
+            self._client = self._reader = self._producer = None
             client.close()

@@ -17,12 +17,13 @@ from admin.security.refusals import TABLE as REFUSALS
 from broker.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.schedule import deliver_at
+from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
 from warehouse.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
-_COMMITS = 100  # how many of the last commits are searched for a merge
 
 _WORDS = {
     "CANCEL": "cancelled",
@@ -137,19 +138,21 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
 
     for row in snapshot.sql(f"SELECT DISTINCT publish_time, batch_size FROM entries WHERE {entry}").to_pylist():  # noqa: S608
         add(row["publish_time"], "published", detail="" if row["batch_size"] == 1 else f"{row['batch_size']} messages")
-    for row in snapshot.sql(
-        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation IN ('DELAY', 'MOVE')"  # noqa: S608
-    ).to_pylist():
-        if row["operation"] == "DELAY" and not row["sequence"]:
+    rows = snapshot.sql(
+        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY'"  # noqa: S608
+    ).to_pylist()
+    outcomes = snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist()  # noqa: S608
+    for row in rows:
+        if not row["sequence"]:
             add(
                 row["publish_time"],
                 "kept until it is due",
                 row["producer_name"] or "",
                 detail=f"bucket {row['bucket_id']}",
             )
-        elif row["operation"] == "DELAY" and row["deliver_at"] >= HELD_DELIVER_AT:
-            add(row["publish_time"], "held back by a pause", subscription=row["subscription"] or "")
-    for row in snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
+        elif row["deliver_at"] >= HELD_DELIVER_AT:
+            add(_held_at(row, rows, outcomes), "held back", subscription=row["subscription"] or "")
+    for row in outcomes:
         is_done = row["result"] == "APPLIED"
         what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
         detail = row["reason"] or ""
@@ -163,7 +166,11 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
 
 
 def storage(settings: Settings) -> list[dict[str, Any]]:
-    """Returns each table's version, files, rows and size in bytes, and how long ago it was written, ms."""
+    """Returns each table's version, files, rows and size in bytes, how long ago it was written, ms, and `merged_at`.
+
+    Returns:
+        a dictionary for each table. `merged_at`: when its files were last merged, ms since the epoch; None: never.
+    """
     found = []
     tables = Tables(settings.warehouse)
     for name in [*SCHEMAS, REFUSALS]:
@@ -172,8 +179,6 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
         except TableNotFoundError:
             continue
         files = pa.table(table.get_add_actions(flatten=True))
-        commits = table.history(_COMMITS)
-        merged = next((int(c["timestamp"]) for c in commits if c.get("operation") == "OPTIMIZE"), None)
         found.append(
             {
                 "name": name,
@@ -181,12 +186,35 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
                 "files": files.num_rows,
                 "rows": pc.sum(files["num_records"]).as_py() or 0,
                 "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
-                "age": max(0, time.time_ns() // 1_000_000 - int(commits[0]["timestamp"])),
-                "merged_at": merged,
+                "age": max(0, time.time_ns() // 1_000_000 - int(table.history(1)[0]["timestamp"])),
+                "merged_at": table.transaction_version(MERGES),
                 "statistics": STATISTICS[name],
             }
         )
     return found
+
+
+def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[dict[str, Any]]) -> int:
+    """Returns when a message was held back: when it came due, ms since the epoch.
+
+    Args:
+        held: the row of the delayed index that holds it back.
+        rows: all DELAY rows of the message.
+        outcomes: those of the message.
+    """
+    subscription = held["subscription"]
+    # By sequence; what it came with is the first, whether it was sealed or not.
+    times: list[tuple[int, int]] = [
+        (-1, deliver_at(dict(held["properties"] or ()), held["publish_time"], held["publish_time"]))
+    ]
+    times += [(r["sequence"] or 0, r["deliver_at"]) for r in rows if r["subscription"] in (None, subscription)]
+    times += [
+        (o["sequence"], max(o["deliver_at"], o["applied_at"]))
+        for o in outcomes
+        if (o["operation"], o["result"], o["subscription"]) == ("RESCHEDULE", "APPLIED", subscription)
+    ]
+    _, due = max(time for time in times if time[0] < held["sequence"])
+    return max(int(held["publish_time"]), due)
 
 
 def _of_topics(topics: Sequence[str]) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import ANSWER, CANCEL, COMMAND_ROWS, PAUSE, RESUME, SKIP, PauseChange
+from tracker.commands.schema import (
+    ANSWER,
+    CANCEL,
+    COMMAND_ROWS,
+    MAX_REQUEST_ID_BYTES,
+    PAUSE,
+    RESUME,
+    SKIP,
+    PauseChange,
+)
 from tracker.messages import concat, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
@@ -57,7 +66,7 @@ def later_commands(
                 found.append(_commands(rows, bits))
             if pauses.num_rows and pauses["operation"][-1].as_py() == PAUSE.upper():
                 last = pauses.slice(pauses.num_rows - 1)
-                request_id = f"{last['request_id'][0].as_py()} {name}"[:256]
+                request_id = _at_most(f"{last['request_id'][0].as_py()} {name}", MAX_REQUEST_ID_BYTES)
                 pause_changes.append(PauseChange(request_id, topic, bits, is_paused=True))
                 found.append(_answer(last, name, request_id))
     return concat(found, COMMAND_ROWS), pause_changes
@@ -96,3 +105,8 @@ def _as_commands(values: dict[str, pa.Array], n: int) -> pa.Table:
         [values[f.name].cast(f.type) if f.name in values else pa.nulls(n, f.type) for f in COMMAND_ROWS],
         schema=COMMAND_ROWS,
     )
+
+
+def _at_most(text: str, n_bytes: int) -> str:
+    """Cuts a text so that its UTF-8 has at most so many bytes."""
+    return text.encode()[:n_bytes].decode(errors="ignore")

@@ -14,7 +14,7 @@ from broker.standalone import EmbeddedBroker
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
-from warehouse.maintenance.table_files import APP_ID
+from warehouse.maintenance.table_files import MERGES
 from warehouse.tables import Tables
 
 N = 6_000
@@ -50,7 +50,7 @@ def test_maintenance_beside_the_job_loses_doubles_and_stalls_nothing(
         producing.start()
         tables = Tables(job.settings.warehouse)
         for name in ("delayed_index", "deliveries"):
-            wait_until(lambda name=name: tables.written(name, APP_ID) > 0, 60, f"{name} merged\n{job.log}")  # type: ignore[misc]
+            wait_until(lambda name=name: tables.written(name, MERGES) > 0, 60, f"{name} merged\n{job.log}")  # type: ignore[misc]
         job.kill9()
         job.start()
         producing.join()

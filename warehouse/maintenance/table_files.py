@@ -21,8 +21,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from tracker.messages import typed
 from warehouse.tables import SCHEMAS, STATISTICS, TIME, Tables
 
-# The app id of a transaction that every exchange of files carries; its number is the time, ms since the epoch.
-APP_ID = "delaylake-maintain"
+# The app id of a transaction that every merge of files carries; its number is the time, ms since the epoch.
+MERGES = "delaylake-maintain"
 
 # The name of a file that maintenance has written says to which run it belongs. A run's files do not overlap in time.
 _PART_OF_RUN = re.compile(r"run-([0-9a-f]{12})-[0-9a-f]+\.parquet$")
@@ -178,7 +178,7 @@ class TableFiles:
             lambda properties: self._table.create_write_transaction(
                 [*added, *gone], "append", self._schema, commit_properties=properties
             ),
-            {APP_ID: now},
+            {} if changes_data else {MERGES: now},
             lambda: paths <= {file.path for file in self.all()},
         )
 

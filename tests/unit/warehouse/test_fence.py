@@ -11,6 +11,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, rows
+from warehouse import durable
 from warehouse.commits import remove_torn_commits
 from warehouse.durable import write_durably
 from warehouse.epoch import FencedError, PauseWatch
@@ -196,6 +197,13 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         write_durably(file, "4")
     assert file.read_text() == "2"
+
+
+def test_a_file_in_new_folders_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "_sync", synced.append)
+    write_durably(tmp_path / "checkpoint" / "query" / "shards", "2")
+    assert {tmp_path, tmp_path / "checkpoint", tmp_path / "checkpoint" / "query"} <= set(synced)
 
 
 @pytest.mark.parametrize("stands_still", [0, 1])

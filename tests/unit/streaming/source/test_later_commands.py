@@ -11,6 +11,7 @@ from conf.settings import Settings
 from streaming.source.later_commands import later_commands
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
 from tests.unit.warehouse.test_tenure import known
+from tracker.commands.schema import MAX_REQUEST_ID_BYTES
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 from warehouse.queries.index_rows import LOOKED_UP
 from warehouse.tables import Tables
@@ -87,6 +88,22 @@ def test_it_begins_paused_where_the_last_word_was_a_pause(tmp_path: Path) -> Non
         assert paused == [(f"r{sequence} b", 0b10, True)] * is_paused
         published = [(r["request_id"], r["subscription"], r["operation"], r["result"]) for r in commands.to_pylist()]
         assert published == [(f"r{sequence} b", "b", "PAUSE", Result.APPLIED)] * is_paused
+
+
+def test_the_request_id_of_its_pause_is_as_long_as_one_may_be_in_bytes(tmp_path: Path) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    first, second = known(tmp_path, ("a",), ("a", "b"))
+    row = outcome(-1, 0, "PAUSE", ledger_id=-1, request_id="ä" * (MAX_REQUEST_ID_BYTES // 2 - 1) + "x")
+    tables.append("outcomes", rows("outcomes", [row]), {})
+    versions = [tables.version(name) for name in LOOKED_UP]
+    _, [change] = later_commands(tables, versions, changes(first, second, NOW, {}), second)
+    assert change.request_id == f"{row['request_id']} "
+    row["request_id"] = "ä" * (MAX_REQUEST_ID_BYTES // 2)
+    tables.append("outcomes", rows("outcomes", [row | {"sequence": 1}]), {})
+    versions = [tables.version(name) for name in LOOKED_UP]
+    _, [change] = later_commands(tables, versions, changes(first, second, NOW, {}), second)
+    assert change.request_id == row["request_id"]
 
 
 def test_who_sends_it_waits_for_an_answer_of_each_subscription_and_one_for_later_ones() -> None:

@@ -1,0 +1,87 @@
+"""What the pages show of tables that hold it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admin.dashboard.data import history_of, storage
+from broker.message_ids import MessageRef
+from conf.settings import Settings
+from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
+from tracker.commands.moves import HELD_DELIVER_AT
+from warehouse.maintenance.compaction import merge
+from warehouse.maintenance.table_files import TableFiles, new_run
+from warehouse.tables import Tables
+
+PUBLISHED, HOUR = NOW - 100_000_000, 3_600_000
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    made = Tables(str(tmp_path))
+    made.create()
+    return made
+
+
+def delay(due: int, **given: Any) -> dict[str, Any]:
+    at = {"ledger_id": 1, "entry_id": 2, "operation": "DELAY", "deliver_at": due, "publish_time": PUBLISHED}
+    return {**at, "properties": [("deliverAt", str(NOW))], **given}
+
+
+def held(sequence: int) -> dict[str, Any]:
+    return delay(HELD_DELIVER_AT, sequence=sequence, subscription="a")
+
+
+def rescheduled(sequence: int, due: int, applied_at: int) -> dict[str, Any]:
+    outcome = {"operation": "RESCHEDULE", "result": "APPLIED", "subscription": "a", "sequence": sequence}
+    return {"ledger_id": 1, "entry_id": 2, "deliver_at": due, "applied_at": applied_at, **outcome}
+
+
+@pytest.mark.parametrize(
+    ("index", "outcomes", "held_at"),
+    [
+        ([delay(NOW), held(5)], [], [NOW]),
+        ([held(5)], [], [NOW]),  # came in too late to be sealed before
+        ([delay(NOW), delay(NOW + HOUR, sequence=4, subscription="b"), held(5)], [], [NOW]),
+        ([delay(NOW), held(5), delay(NOW + HOUR, sequence=7, subscription="a"), held(9)], [], [NOW, NOW + HOUR]),
+        ([delay(NOW), held(9)], [rescheduled(4, NOW + HOUR, NOW)], [NOW + HOUR]),
+        ([delay(NOW), held(9)], [rescheduled(4, NOW - HOUR, NOW - 7)], [NOW - 7]),  # it was due at once
+        ([delay(NOW), held(3)], [rescheduled(4, NOW + HOUR, NOW)], [NOW]),
+        ([delay(1, properties=None), {**held(3), "properties": None}], [], [PUBLISHED]),
+    ],
+    ids=["sealed", "not sealed", "moved for another", "twice", "moved", "moved to now", "moved later", "due at once"],
+)
+def test_a_message_was_held_back_when_it_came_due(
+    tables: Tables,
+    tmp_path: Path,
+    index: list[dict[str, Any]],
+    outcomes: list[dict[str, Any]],
+    held_at: list[int],
+) -> None:
+    tables.append("delayed_index", rows("delayed_index", index), {})
+    tables.append("outcomes", rows("outcomes", outcomes), {})
+    events = history_of(Settings(warehouse=str(tmp_path)), TOPIC, MessageRef(1, 2))
+    assert [(e["at"], e["subscription"]) for e in events if e["what"] == "held back"] == [(at, "a") for at in held_at]
+
+
+def test_the_last_merge_of_a_table_is_when_its_files_were_merged(tables: Tables, tmp_path: Path) -> None:
+    def merged_at() -> int | None:
+        [found] = (table for table in storage(Settings(warehouse=str(tmp_path))) if table["name"] == "delayed_index")
+        at: int | None = found["merged_at"]
+        return at
+
+    for i in range(2):
+        tables.append("delayed_index", rows("delayed_index", [delay(NOW + i)]), {})
+    assert merged_at() is None
+    files = TableFiles(tables, "delayed_index")
+    # Retention writes a file without the rows that nobody needs.
+    files.replace(files.all()[:1], [files.write(files.read(files.all()[0].path), new_run(), changes_data=True)], True)
+    assert merged_at() is None
+    files.update()
+    began = time.time_ns() // 1_000_000
+    assert merge(files, files.all())
+    assert began <= (merged_at() or 0) <= time.time_ns() // 1_000_000
