@@ -21,6 +21,7 @@ from broker.position import Position
 from conf.settings import Settings
 from recovery.message_set import MessageSet
 from recovery.trimmed import warn_of_trimmed
+from streaming.release.outgoing import is_own
 from tracker.commands.rebuilt import NOT_TO_DELIVER
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
@@ -49,8 +50,7 @@ _MESSAGES_AT_ONCE = 20_000
 # Producers' names begin with the app id of a checkpoint: any one, since the job's may be lost.
 _APPLICATION = "delaylake-[0-9a-f]{12}"
 
-# What the job writes in `delaylake.messageId` and `delaylake.deliverAt`, with numbers that fit the columns.
-_POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
+# What the job writes in `delaylake.deliverAt`, with a number that fits the column.
 _DELIVER_AT = re.compile(r"[0-9]{1,18}")
 
 _DELIVERIES = "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at FROM deliveries"
@@ -266,15 +266,15 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
     them. Messages of a producer with another name, or with properties that the job does not write, are passed over.
     """
     # Version 0.1.0 named its producers without a hash of the source topic.
-    is_own = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
+    is_producer = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
     rows: dict[str, dict[str, Any]] = {}
     for message in messages:
         properties = message.properties
         text = properties.get("delaylake.messageId", "")
         due = properties.get("delaylake.deliverAt", "")
-        if properties.get("delaylake.source") != topic or text in rows or not is_own(message.producer_name):
+        if text in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
             continue
-        if not _POSITION.fullmatch(text) or not _DELIVER_AT.fullmatch(due):
+        if not _DELIVER_AT.fullmatch(due):
             continue
         ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
         rows[text] = {

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recovery.changes import Commands
 from recovery.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
 from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
@@ -31,7 +30,7 @@ def first_overdue(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
     control: Control,
-    commands: Commands,
+    unsealed: pa.Table,
     delivered: Delivered,
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
@@ -43,7 +42,7 @@ def first_overdue(
     Args:
         names: for each source topic the names of its subscriptions, by number.
         control: knows the messages that have been cancelled and moved.
-        commands: the same, and moves of which the delayed index has no DELAY row yet.
+        unsealed: moves of which the delayed index has no DELAY row yet, as of `recovery.changes.Changes`.
         delivered: the messages that `deliveries` has; they do not count.
         now: ms since the epoch. Messages due up to CLOCKS_MILLIS later count as due, for clocks differ.
 
@@ -67,7 +66,6 @@ def first_overdue(
             is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
             for number in range(len(names.get(topic, ()))):
                 note(topic, number, due[is_own & (masks >> number & 1 > 0)])
-    unsealed = commands.changes(delivered).unsealed
     for topic in pc.unique(unsealed["source"]).to_pylist():
         own = where(unsealed, pc.equal(unsealed["source"], topic).to_numpy(zero_copy_only=False))
         for number in np.unique(int64(own, "subscription")).tolist():

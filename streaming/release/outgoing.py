@@ -16,7 +16,7 @@ FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name a
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
 
-# The values that the job gives to the property `delaylake.messageId`.
+# The values that the job gives to the property `delaylake.messageId`, with numbers that fit the tables' columns.
 _POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
 
 Columns = Mapping[str, Sequence[Any]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from broker.position import Position
 from conf.settings import Settings
-from recovery.delivered import is_not_durable
+from recovery.delivered import Delivered, is_not_durable
 from recovery.message_set import MessageSet
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
@@ -445,6 +445,23 @@ def test_a_message_may_have_been_sent_since_it_was_moved_to_an_earlier_time(tmp_
     entry.command("RESCHEDULE", "b", 0, NOW - 2 * HOUR)
     write(tables, [entry], 1)
     assert overdue_of(made) == {(TOPIC, 1): NOW - 2 * HOUR}
+
+
+def test_a_move_of_what_only_a_destination_has_is_not_carried_out_again(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+    entry = History(TOPIC, 1, 0, [NOW + DAY])
+    entry.is_sealing = False
+    entry.command("RESCHEDULE", "b", 0, NOW - HOUR)
+    write(tables, [entry], 1)
+
+    def find(known: Settings, tables: Tables, delivered: Delivered, *_: Any) -> int:
+        delivered.add(rows("deliveries", [{**entry.at(0), "subscription": "b"}]))
+        return 1
+
+    with mock.patch("recovery.rebuild.write_missing_deliveries", side_effect=find):
+        counts = rebuild(made, tables, tmp_path / "c", now=NOW)
+    assert counts["deliveries_found_at_destinations"] == 1
+    assert tables.sql("SELECT * FROM delayed_index WHERE sequence IS NOT NULL").num_rows == 0
 
 
 def test_what_was_held_back_may_have_been_sent_since_its_subscription_went_on(tmp_path: Path) -> None:
