@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 
 import pulsar
@@ -16,9 +15,9 @@ from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.release.last_sent import last_sent, most_tick
+from streaming.release.last_sent import last_sent
 from streaming.release.naming import lane_names
-from streaming.sinks.outcomes import OutcomePublisher
+from streaming.sinks.outcomes import last_published
 from warehouse.known_routes import known_routes
 from warehouse.tables import SCHEMAS, Tables
 
@@ -67,9 +66,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
     try:
         with AdminClient(settings.pulsar) as admin:
             check_topics(admin, newest.positions)
-        published = OutcomePublisher(settings, checkpoint.app_id).last_tick(
-            most_tick(newest, time.time_ns() // 1_000_000)
-        )
+        published = last_published(settings, checkpoint.app_id, newest)
         checkpoint.check_not_behind(newest, {settings.control.outcome_topic: published}, checkpoint.epoch)
     except (PulsarError, pulsar.PulsarException) as error:
         _log.warning("whether the broker has what was read and published before is not known: %s", one_line(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,6 +58,7 @@ class Names:
         newest_tick: the checkpoint's.
         most_tick: there can be no later tick of the checkpoint's job: a later one is somebody else's.
         deadline: by the monotonic clock, seconds.
+        is_of_job: whether a message, which may have come from a source topic, looks as the job sends them.
     """
 
     topic: str
@@ -66,6 +67,7 @@ class Names:
     newest_tick: int
     most_tick: int
     deadline: float
+    is_of_job: Callable[[pulsar.Message, str], bool] = lambda message, source: is_own(message.properties(), source)
 
     def last_tick(self, client: pulsar.Client, admin: _Admin) -> int:
         """Returns the last tick of which one of the producers has sent anything; -1: none has.
@@ -96,7 +98,8 @@ class Names:
             try:
                 producer = client.create_producer(self.topic, producer_name=name)
                 break
-            except pulsar.ProducerBusy:  # the broker does not know yet that the job before was killed
+            # The broker does not know yet that the job before was killed; or the topic moves to another one.
+            except (pulsar.ProducerBusy, pulsar.ServiceUnitNotReady):
                 if time.monotonic() > self.deadline:
                     raise
                 time.sleep(_BUSY_SECONDS)
@@ -150,7 +153,7 @@ class Names:
                 try:
                     if message.producer_name() == name:
                         found[message_id.ledger_id(), message_id.entry_id()] = False
-                        found[message_id.ledger_id(), message_id.entry_id()] = is_own(message.properties(), source)
+                        found[message_id.ledger_id(), message_id.entry_id()] = self.is_of_job(message, source)
                 except UnicodeDecodeError:
                     pass  # the job writes nothing that is not UTF-8
                 self._check_time()

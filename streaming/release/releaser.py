@@ -30,7 +30,7 @@ from streaming.release.producer_names import ProducerNames
 from streaming.release.sender import can_write, send_releases
 from streaming.release.unwritable import Part, Unwritable
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.giving_up import cancelled
+from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
 from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
 from tracker.messages import MESSAGES, concat, is_among, unpack, where
 from warehouse.known_routes import KnownRoutes
@@ -398,28 +398,29 @@ class Releaser:
             self._names.renew(failed, max(parts[-1].job.tick, sent_to))
             return failed[0].reason
         for part in parts:
-            if not self._write_refused(_refused(sent, part.release), names[part.release], part.job.tick):
+            writer, resumed = names[part.release], target if part.is_resumed else None
+            if not self._write_refused(_refused(sent, part.release), writer, part.job.tick, resumed):
                 return "stopped"
-        rows = self._not_written(concat([unpack(one.deliveries) for one in sent], DELIVERIES), parts)
+        rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
+        if ticks := [part.job.tick for part in parts if part.is_resumed]:
+            rows = self._not_written("deliveries", rows, ticks, *_of(target))
         if rows.num_rows:
             self._tables.append("deliveries", rows, {names[part.release]: part.job.tick for part in parts})
             self._on_deliveries(rows)
         return ""
 
-    def _not_written(self, rows: pa.Table, parts: list[Part]) -> pa.Table:
-        """Returns the deliveries that the table does not have: of a release in part the others were written down.
+    def _not_written(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
+        """Returns the messages that a table does not have: of a resumed part a run before may have written some down.
 
         Args:
-            rows: of the parts, which are for one target.
+            rows: of one target.
+            ticks: of the resumed parts.
+            conditions: SQL, which the rows of the target in the table meet.
         """
-        ticks = sorted({part.job.tick for part in parts if part.is_resumed})
-        if not ticks:
-            return rows
-        source, subscription = parts[0].target
+        of_ticks = f"batch_id IN ({', '.join(map(str, ticks))})"
         written = self._tables.query(
-            "deliveries",
-            f"SELECT {', '.join(_MESSAGE)} FROM deliveries WHERE batch_id IN ({', '.join(map(str, ticks))}) "  # noqa: S608
-            f"AND topic = {literal(source)} AND subscription = {literal(subscription)}",
+            table,
+            f"SELECT {', '.join(_MESSAGE)} FROM {table} WHERE {' AND '.join([of_ticks, *conditions])}",  # noqa: S608
         )
         return where(rows, ~is_among(rows, written, _MESSAGE))
 
@@ -513,7 +514,7 @@ class Releaser:
             if one.deliveries.num_rows:
                 name = self._writer_name(one.job.lane)
                 versions[name] = max(versions.get(name, 0), one.job.tick)
-        if rows.num_rows and not self._append("deliveries", rows, versions):
+        if not self._append("deliveries", rows, versions):
             return
         if rows.num_rows:
             self._on_deliveries(rows)
@@ -523,8 +524,11 @@ class Releaser:
             self._confirm()
             self._lock.notify_all()
 
-    def _write_refused(self, refused: pa.Table, writer: str, tick: int) -> bool:
+    def _write_refused(self, refused: pa.Table, writer: str, tick: int, resumed: Target | None = None) -> bool:
         """Writes down messages that no producer takes: as rejects, and as cancelled for their subscription.
+
+        Args:
+            resumed: the target of a part of which a run before may have written some down; None: none has.
 
         Returns:
             whether that is done; False: told to stop.
@@ -537,13 +541,19 @@ class Releaser:
             one = refused.slice(row, 1)
             name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
             outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
-        return self._append("rejects", to_rejects(refused, tick), version) and self._append(
-            "outcomes", outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now), version
-        )
+        rejects = to_rejects(refused, tick)
+        cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
+        if resumed is not None:
+            of_topic, of_subscription = _of(resumed)
+            reason = literal(f"{NOT_DELIVERED}{resumed[1]}{NOT_TAKEN}")
+            rejects = self._not_written("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
+            request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
+            cancels = self._not_written("outcomes", cancels, [tick], of_topic, of_subscription, request)
+        return self._append("rejects", rejects, version) and self._append("outcomes", cancels, version)
 
     def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
-        """Appends rows, again and again until it works; returns false when told to stop."""
-        while True:
+        """Appends rows, if there are any, again and again until it works; returns false when told to stop."""
+        while rows.num_rows:
             try:
                 self._tables.append(table, rows, versions)
                 return True
@@ -551,6 +561,7 @@ class Releaser:
                 _log.warning("%s are written again: %s", table, error)
                 if self._stopped.wait(_RETRY_SECONDS):
                     return False
+        return True
 
     def _measure(self, now: int, first_due: int) -> None:
         """Notes how far ahead the last batch should have looked for this one's releases to be at hand on time.
@@ -632,6 +643,11 @@ def _merged(arrived_to: Iterable[Mapping[tuple[str, str], int]]) -> dict[tuple[s
 
 def _refused(sent: Iterable[Sent], release: tuple[int, bool]) -> pa.Table:
     return concat(unpack(one.refused[release]) for one in sent if release in one.refused)
+
+
+def _of(target: Target) -> tuple[str, str]:
+    """SQL conditions: a row is of a target's topic, and of its subscription."""
+    return f"topic = {literal(target[0])}", f"subscription = {literal(target[1])}"
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:

@@ -11,11 +11,15 @@ import numpy as np
 import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
+from google.protobuf.message import DecodeError
 
+from broker.admin_rest import AdminClient
 from broker.client import connect
 from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
+from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
+from streaming.release.last_sent import Names, most_tick
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import int64, typed, where
@@ -56,7 +60,7 @@ class OutcomePublisher:
     def __init__(self, settings: Settings, app_id: str, troubles: Troubles | None = None) -> None:
         self._settings = settings
         self._topic = settings.control.outcome_topic
-        self._first_name = self._name = f"{app_id}-outcomes-batched"
+        self._first_name = self._name = _producer_name(app_id)
         self._generation = Generation(0, 0)
         self._troubles = troubles or Troubles()
         self._client: pulsar.Client | None = None
@@ -124,24 +128,6 @@ class OutcomePublisher:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
         return not dropped.is_set()
 
-    def last_tick(self, most_tick: int) -> int:
-        """Asks for the last tick of which earlier runs have published outcomes; closes the connection then.
-
-        Args:
-            most_tick: there can be no later one: a later one is somebody else's.
-
-        Returns:
-            the tick; -1: none.
-
-        Raises:
-            pulsar.PulsarException: the broker does not answer.
-        """
-        try:
-            self._open(most_tick)
-            return self._published >> ROW_BITS if self._published > 0 else -1
-        finally:
-            self.close()
-
     def close(self) -> None:
         """Closes the connection to the broker."""
         if self._client is not None:
@@ -178,6 +164,43 @@ class OutcomePublisher:
             _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
             self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
         return self._producer
+
+
+def last_published(settings: Settings, app_id: str, newest: Offset) -> int:
+    """Asks the broker for the last tick of which a checkpoint's job has published outcomes.
+
+    Args:
+        app_id: the checkpoint's.
+        newest: its newest offset.
+
+    Returns:
+        the tick; -1: none. What somebody else has published under the job's name is passed over.
+
+    Raises:
+        pulsar.PulsarException: the broker does not answer.
+    """
+    topic, deadline = settings.control.outcome_topic, time.monotonic() + _PRODUCER_SECONDS
+    most = most_tick(newest, time.time_ns() // 1_000_000)
+    names = Names(topic, ((_producer_name(app_id), topic),), {}, newest.tick, most, deadline, _is_outcome)
+    client = connect(settings.pulsar)
+    try:
+        with AdminClient(settings.pulsar) as admin:
+            return names.last_tick(client, admin)
+    finally:
+        client.close()
+
+
+def _producer_name(app_id: str) -> str:
+    return f"{app_id}-outcomes-batched"
+
+
+def _is_outcome(message: pulsar.Message, _: str) -> bool:
+    """Whether a message can be one that an OutcomePublisher has published; anybody can copy them."""
+    try:
+        outcome = ControlOutcome.FromString(message.data())
+    except DecodeError:
+        return False
+    return bool(outcome.request_id) and message.partition_key() == outcome.request_id
 
 
 def to_publish(outcomes: pa.Table) -> pa.Table:

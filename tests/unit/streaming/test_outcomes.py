@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from streaming.sinks.outcomes import to_publish
+from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
+from streaming.sinks import outcomes as module
+from streaming.sinks.outcomes import last_published, to_publish
+from tests.unit.streaming.release.test_last_sent import Destination
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.wire.delaylake_pb2 import Result
+from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 
 def outcome(entry_id: int, **given: object) -> Mapping[str, object]:
@@ -53,3 +60,27 @@ def test_single_messages_of_an_entry_are_summed_up_unless_the_entry_was_named() 
 def test_an_outcome_for_the_command_as_a_whole_has_no_number() -> None:
     whole = {"subscription": None, "ledger_id": -1, "result": int(Result.INVALID)}
     assert published(outcome(-1, **whole)) == [("r", None, -1, -1, -1, int(Result.INVALID), False, 0)]
+
+
+OUTCOME: dict[str, Any] = {"payload": ControlOutcome(request_id="r").SerializeToString(), "key": "r"}
+
+
+@pytest.mark.parametrize(
+    ("content", "tick"),
+    [
+        (OUTCOME, 9),
+        (OUTCOME | {"key": "s"}, -1),
+        ({"payload": b"", "key": ""}, -1),
+        ({"payload": b"x"}, -1),
+    ],
+    ids=["outcome", "another key", "empty", "no outcome"],
+)
+def test_a_later_tick_counts_unless_the_message_is_no_outcome(
+    content: dict[str, Any], tick: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Destination()
+    topic.send(6, "app-outcomes-batched", {}, **OUTCOME)
+    topic.send(9, "app-outcomes-batched", {}, **content)
+    monkeypatch.setattr(module, "connect", lambda settings: topic)
+    monkeypatch.setattr(module, "AdminClient", lambda settings: contextlib.nullcontext(topic))
+    assert last_published(Settings(), "app", Offset(tick=6, now=1)) == tick, "of the next name there is nothing"

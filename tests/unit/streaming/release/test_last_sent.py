@@ -23,15 +23,24 @@ PROPERTIES = {"delaylake.source": SOURCE, "delaylake.messageId": "7:1:-1:-1", "d
 class Destination:
     """The broker's side of a topic, for client and admin API."""
 
-    messages: list[tuple[str, int, dict[str, str]]] = field(default_factory=list)  # producer, sequence id, properties
+    messages: list[tuple[str, int, FakeMessage]] = field(default_factory=list)  # producer, sequence id
     trimmed: int = 0  # so many of the first ones are gone
     is_silent: bool = False
     read: int = 0
 
-    def send(self, tick: int, producer: str = OWN, properties: dict[str, str] | None = None, place: int = 1) -> None:
-        self.messages.append((producer, (tick << ROW_BITS) + place, PROPERTIES if properties is None else properties))
+    def send(
+        self,
+        tick: int,
+        producer: str = OWN,
+        properties: dict[str, str] | None = None,
+        place: int = 1,
+        **content: Any,
+    ) -> None:
+        found = PROPERTIES if properties is None else properties
+        message = FakeMessage(FakeId(5, len(self.messages)), props=found, producer=producer, **content)
+        self.messages.append((producer, (tick << ROW_BITS) + place, message))
 
-    def create_producer(self, topic: str, producer_name: str) -> Any:
+    def create_producer(self, topic: str, producer_name: str, **_: Any) -> Any:
         ids = [sequence_id for name, sequence_id, _ in self.messages if name == producer_name]
 
         class Producer:
@@ -45,11 +54,7 @@ class Destination:
 
     def create_reader(self, topic: str, start: Any) -> Any:
         after = start.entry_id() if start.ledger_id() == 5 else -1
-        left = [
-            FakeMessage(FakeId(5, entry), props=properties, producer=producer)
-            for entry, (producer, _, properties) in enumerate(self.messages)
-            if entry >= self.trimmed and entry > after
-        ]
+        left = [message for entry, (*_, message) in enumerate(self.messages) if entry >= self.trimmed and entry > after]
         self.read = len(left)
 
         class Reader:
@@ -64,14 +69,17 @@ class Destination:
 
         return Reader()
 
+    def close(self) -> None:
+        pass
+
     def internal_stats(self, topic: str) -> TopicLedgers | None:
         return TopicLedgers({5: len(self.messages)}, {}, {}, (5, len(self.messages) - 1))
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
         if self.is_silent:
             raise PulsarError("no answer")
-        producer, sequence_id, properties = self.messages[entry_id]
-        return BrokerEntry(1, 1, producer, None, properties, False, False, False, sequence_id)
+        producer, sequence_id, message = self.messages[entry_id]
+        return BrokerEntry(1, 1, producer, None, message.properties(), False, False, False, sequence_id)
 
 
 def last_tick(destination: Destination) -> int:

@@ -24,8 +24,10 @@ from streaming.release.plan import by_time, plan_release
 from streaming.release.releaser import Releaser
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages
+from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.in_flight import SENDING
 from tracker.messages import MESSAGES, concat, pack, unpack, with_columns
+from warehouse import tables as warehouse
 from warehouse.known_routes import KnownRoutes, known_routes
 from warehouse.tables import DELIVERIES
 
@@ -432,6 +434,33 @@ def test_what_had_arrived_of_an_open_release_before_a_crash_is_not_written_down_
     job.submit(3, [1, 2], unwritable=open_releases, masks={1: 1, 2: 1})
     wait_until(lambda: job.open("a") is None, 10, "it can be written")
     assert sorted(tables.delivered) == [(1, "a", 1), (2, "a", 2)]
+
+
+@pytest.mark.parametrize("names", [["rejects"], ["rejects", "outcomes"]])
+def test_what_was_refused_of_an_open_release_before_a_crash_is_not_written_down_again(
+    make: Callable[..., Job], tmp_path: Path, names: list[str]
+) -> None:
+    """The run before was killed when it had written down what the client refused, with or without the outcomes."""
+    made = [warehouse.Tables(str(tmp_path / name)) for name in ("before", "after")]
+    for tables in made:
+        tables.create()
+        tables.take_over(1)
+    job = make(made[0])
+    job.refused["a"] = f"{NOT_DELIVERED}a{NOT_TAKEN}MessageTooBig"
+    job.submit(1, [1], masks={1: 1})
+    job.has_confirmed(1)
+    job.releaser.stop()
+    for name in names:
+        made[1].append(name, made[0].query(name, f"SELECT * FROM {name}"), {})
+
+    again = make(made[1])
+    again.refused |= job.refused
+    open_releases = {TOPIC: {"a": {"since": 1, "open": [[1, 1], [2, 1]]}}}
+    again.submit(3, [1, 2], unwritable=open_releases, masks={1: 1, 2: 1})
+    wait_until(lambda: again.open("a") is None, 10, "it can be written")
+    for name in ("rejects", "outcomes"):
+        written = made[1].query(name, f"SELECT batch_id, entry_id FROM {name} ORDER BY batch_id").to_pylist()
+        assert [(row["batch_id"], row["entry_id"]) for row in written] == [(1, 1), (2, 2)], name
 
 
 def test_an_older_release_that_is_open_only_later_is_not_taken_for_the_newer_one_that_was_written_down(
