@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
 from recovery.rebuild import rebuild
 from status.job_status import STALE_MILLIS, read_status
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from warehouse.maintenance.maintain import lock
 from warehouse.tables import SCHEMAS, OnProgress, Tables, exists
 
@@ -75,9 +75,8 @@ def import_and_rebuild(
         PulsarError, pulsar.PulsarException: the destinations can't be read.
     """
     checkpoint = Path(local_path(settings.checkpoint))
-    checkpoint.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(checkpoint / "delaylake.lock").acquire(timeout=1), lock(settings).acquire(timeout=60):
+        with checkpoint_lock(checkpoint).acquire(timeout=1), lock(settings).acquire(timeout=60):
             query = checkpoint / "query"
             tables = Tables(settings.warehouse)
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pyarrow as pa
 
@@ -42,6 +44,13 @@ ARROW_SCHEMA = pa.schema(
 )
 
 PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
+
+
+def to_batches(rows: Iterable[tuple[int, str, bytes]]) -> Iterator[pa.RecordBatch]:
+    """Yields rows, as `split` returns them, each as a record batch of ARROW_SCHEMA."""
+    for row in rows:
+        columns = [pa.array([value], field.type) for value, field in zip(row, ARROW_SCHEMA, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
 
 def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, str, bytes]]:

@@ -8,13 +8,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
 from py4j.protocol import Py4JNetworkError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
@@ -43,7 +42,40 @@ _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
 
 class JobError(DelayLakeError):
-    """The job can't start, or can't go on. The message is one line."""
+    """The job can't go on. The message is one line."""
+
+
+def start_query(
+    spark: SparkSession,
+    settings: Settings,
+    source: type[DelayedDeliverySource],
+    options: Mapping[str, str],
+    keys: list[int],
+    sink: Callable[[DataFrame, int], None],
+    checkpoint: Path,
+) -> StreamingQuery:
+    """Starts a query: a source's rows through the stateful operator to a sink.
+
+    Args:
+        options: the source's.
+        keys: for each shard the key of its rows.
+        sink: is called with each batch's output and number.
+        checkpoint: Spark's folder.
+    """
+    spark.dataSource.register(source)
+    processor = DelayedDeliveryProcessor(keys, settings.tracker.model_dump_json(), settings.warehouse)
+    return (
+        spark.readStream.format(source.name())
+        .options(**options)
+        .load()
+        .groupBy("shard")
+        .transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
+        .writeStream.queryName(source.name())
+        .foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
 
 
 class DelayedDelivery:
@@ -52,30 +84,27 @@ class DelayedDelivery:
     Args:
         spark: made by `create_session`.
         settings: with at least one route.
+        stopping: ends `run` after the current batch.
         on_batch: called after every batch, in the query's thread.
         on_deliveries: called with the rows that were written to the table `deliveries`, in the releaser's threads.
         troubles: is told of what is wrong.
-
-    Raises:
-        JobError: the settings have no routes.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         settings: Settings,
+        stopping: threading.Event,
         on_batch: Callable[[BatchStatus], None] = lambda status: None,
         on_deliveries: Callable[[pa.Table], None] = lambda rows: None,
         troubles: Troubles | None = None,
     ) -> None:
-        if not settings.routes:
-            raise JobError("no routes in the settings: name at least one source topic under `routes`")
         self._spark = spark
         self._settings = settings
         self._on_batch = on_batch
         self._on_deliveries = on_deliveries
         self._troubles = troubles or Troubles()
-        self._stopping = threading.Event()
+        self._stopping = stopping
         self._ready = threading.Event()
 
     @property
@@ -84,34 +113,20 @@ class DelayedDelivery:
         return self._ready.is_set()
 
     def run(self) -> None:
-        """Runs until `stop` is called; goes on from the checkpoint after a failure.
+        """Runs until `stopping` is set; goes on from the checkpoint after a failure. The caller has its lock.
 
         Raises:
-            JobError: another job has the checkpoint, Spark's JVM has ended, or the query fails again and again.
+            JobError: Spark's JVM has ended, or the query fails again and again.
             StartError, CheckpointError, NewClusterError, WarehouseError: settings, checkpoint, tables and broker do
                 not go together.
             FencedError: somebody else has taken the warehouse over.
         """
-        checkpoint = Path(local_path(self._settings.checkpoint))
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(checkpoint / "delaylake.lock")
-        try:
-            with lock.acquire(timeout=5):
-                self._run_until_stopped(checkpoint)
-        except Timeout:
-            raise JobError(f"another job runs on the checkpoint {checkpoint}") from None
-
-    def stop(self) -> None:
-        """Ends `run` after the current batch."""
-        self._stopping.set()
-
-    def _run_until_stopped(self, folder: Path) -> None:
+        folder = Path(local_path(self._settings.checkpoint))
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         checkpoint = Checkpoint(folder)
         begin(self._settings, tables, checkpoint)
         check_sent(self._settings, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
-        self._spark.dataSource.register(DelayedDeliverySource)
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -132,7 +147,8 @@ class DelayedDelivery:
     def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:
         """Runs the query until it ends; returns the error that ended it, in one line; None: it was told to stop."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
-            feedback = FeedbackFile(Path(folder) / "feedback.json")
+            feedback_file = Path(folder) / "feedback.json"
+            feedback = FeedbackFile(feedback_file)
             app_id = checkpoint.app_id
             releaser = Releaser(
                 self._spark,
@@ -148,7 +164,17 @@ class DelayedDelivery:
             run_id = uuid.uuid4().hex[:12]
             self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
             sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done)
-            query = self._start(checkpoint.folder, Path(folder), keys, run_id, checkpoint.epoch, sink)
+            options = {
+                "settings": self._settings.model_dump_json(),
+                "run": run_id,
+                "feedback": str(feedback_file),
+                "troubles": str(Path(folder) / _SOURCE_TROUBLES),
+                "shard_keys": json.dumps(keys),
+                "epoch": str(checkpoint.epoch),
+            }
+            query = start_query(
+                self._spark, self._settings, DelayedDeliverySource, options, keys, sink, checkpoint.folder / "query"
+            )
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
@@ -161,33 +187,6 @@ class DelayedDelivery:
                 self._end(query, releaser, is_fenced=tables.is_fenced)
                 outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
-
-    def _start(
-        self, checkpoint: Path, folder: Path, keys: list[int], run_id: str, epoch: int, sink: BatchSink
-    ) -> StreamingQuery:
-        source = (
-            self._spark.readStream.format(DelayedDeliverySource.name())
-            .option("settings", self._settings.model_dump_json())
-            .option("run", run_id)
-            .option("feedback", str(folder / "feedback.json"))
-            .option("troubles", str(folder / _SOURCE_TROUBLES))
-            .option("shard_keys", json.dumps(keys))
-            .option("epoch", str(epoch))
-            .load()
-        )
-        processor = DelayedDeliveryProcessor(
-            keys,
-            self._settings.tracker.model_dump_json(),
-            self._settings.warehouse,
-        )
-        outputs = source.groupBy("shard").transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
-        return (
-            outputs.writeStream.queryName("delaylake")
-            .foreachBatch(sink)
-            .option("checkpointLocation", str(checkpoint / "query"))
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
 
     def _batch_done(self, status: BatchStatus) -> None:
         self._ready.set()

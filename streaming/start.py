@@ -28,6 +28,23 @@ class StartError(DelayLakeError):
     """The job can't start. The message is one line, and says what to do."""
 
 
+def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Makes sure that this program and its settings can go on from a checkpoint. Changes nothing.
+
+    Raises:
+        StartError: it has another number of shards: messages would be looked for in a state that lacks them.
+        CheckpointError: another version has written it, or it is damaged.
+    """
+    checkpoint.check_version()
+    rebuilt, shards = PreparedState(checkpoint.folder), settings.tracker.shards
+    known = checkpoint.shards or (rebuilt.shards if rebuilt.offset is not None else shards)
+    if known != shards:
+        raise StartError(
+            f"the checkpoint is of {known} shards, and tracker.shards is {shards}: set it back, or change it with "
+            "`delaylake rebuild --discard-checkpoint`"
+        )
+
+
 def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     """Makes sure that the checkpoint and the tables go together, and takes the warehouse over.
 
@@ -36,12 +53,10 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
             were missing and are there now.
         FencedError: somebody else has taken the warehouse over in the meantime.
     """
-    checkpoint.check_version()
+    check_checkpoint(settings, checkpoint)
     tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
-    rebuilt = PreparedState(checkpoint.folder)
-    if not checkpoint.has_query and rebuilt.offset is None:
+    if not checkpoint.has_query and PreparedState(checkpoint.folder).offset is None:
         _require_empty(tables)
-    _check_shards(checkpoint, rebuilt, settings.tracker.shards)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
     checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id, _targets(settings, newest)), epoch)
     # In the checkpoint before the tables: after a crash in between it is not taken for one that is behind.
@@ -90,16 +105,6 @@ def _require_empty(tables: Tables) -> None:
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
     ):
         raise StartError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
-
-
-def _check_shards(checkpoint: Checkpoint, rebuilt: PreparedState, shards: int) -> None:
-    """Raises StartError for another number of shards: messages would be looked for in a state that lacks them."""
-    known = checkpoint.shards or (rebuilt.shards if rebuilt.offset is not None else shards)
-    if known != shards:
-        raise StartError(
-            f"the checkpoint is of {known} shards, and tracker.shards is {shards}: set it back, or change it with "
-            "`delaylake rebuild --discard-checkpoint`"
-        )
 
 
 def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:

@@ -64,6 +64,7 @@ SLOWEST = (
     "test_reschedule",
     "test_sender",
     "test_odd_messages",
+    "test_standby",
 )
 
 

@@ -85,17 +85,20 @@ class Job:
     def log(self) -> str:
         return "\n".join(f.read_text(errors="replace")[-6000:] for f in (self.folder / "job.log",) if f.exists())
 
-    def start(self, program: Sequence[str] = (str(PROGRAM),)) -> Job:
+    def start(self, program: Sequence[str] = (str(PROGRAM),), is_standby: bool = False) -> Job:
+        """Starts the job, and waits until it is ready, or could take over."""
         started = time.monotonic()
         with open(self.folder / "job.log", "a") as log:
             self.process = subprocess.Popen(
-                [*program, "--config", str(self.file), "run", "--output", "json", "--report-every", "1"],
+                [*program, "--config", str(self.file), "run", "--output", "json", "--report-every", "1"]
+                + ["--standby"] * is_standby,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 start_new_session=True,
             )
-        is_ready = threading.Event()
+        self.ready = is_ready = threading.Event()
+        stands_by = threading.Event()
         process = self.process
 
         def read() -> None:
@@ -107,11 +110,17 @@ class Job:
                     event = json.loads(line)
                     if event["event"] == "ready":
                         is_ready.set()
+                    elif event["event"] == "standby":
+                        stands_by.set()
                     else:
                         self.progress.append(event)
 
         threading.Thread(target=read, daemon=True).start()
-        wait_until(lambda: is_ready.is_set() or process.poll() is not None, START_SECONDS, f"ready\n{self.log}")
+        wait_until(
+            lambda: is_ready.is_set() or stands_by.is_set() or process.poll() is not None,
+            START_SECONDS,
+            f"ready\n{self.log}",
+        )
         assert process.poll() is None, self.log
         self.pace = max(1.0, (time.monotonic() - started) / _USUAL_START_SECONDS)
         return self

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,8 @@ from jobs.options import Output, OutputOption, global_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from filelock import FileLock
+    from pyspark.sql import SparkSession
 
     from conf.settings import Settings
     from status.batch_status import BatchStatus
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 10.0
+_LOCK_SECONDS = 5  # a job that ends has the checkpoint for some seconds more
+_STANDBY_SECONDS = 0.5  # a standby looks this often whether it is told to stop; for the lock, ten times as often
 
 
 def run(
@@ -40,17 +44,26 @@ def run(
     report_every: Annotated[float, typer.Option(help="Seconds between two lines of progress; 0 for none.")] = (
         _REPORT_SECONDS
     ),
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Start Spark, then wait until no other job runs on the checkpoint, and take over."
+        ),
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Run the delivery job until SIGTERM or SIGINT. Prints `ready` once it reads; progress goes to stderr.
 
+    With --standby it prints `standby` when it could take over.
+
     What has changed in the settings' routes since the last run is a line each before that. With --output json stdout
-    has one object a line: {"event": "changed", "text": ...}, {"event": "ready"}, then {"event": "progress", ...}.
+    has one object a line: {"event": "standby"}, {"event": "changed", "text": ...}, {"event": "ready"}, then
+    {"event": "progress", ...}.
     """
     options = global_options(context)
     configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
     reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
-    run_job(options.settings, reporter, keeps_spark_log=not options.verbose)
+    run_job(options.settings, reporter, keeps_spark_log=not options.verbose, is_standby=standby)
 
 
 class Reporter:
@@ -72,6 +85,10 @@ class Reporter:
         self._is_ready = False
         self._status: dict[str, int] = {}
         self._begin()
+
+    def standby(self) -> None:
+        """Says that the job waits, and could take over."""
+        self._print("standby", {}, "standby", sys.stdout)
 
     def changed(self, lines: Sequence[str]) -> None:
         """Prints the changes of the settings' routes since the last run, a line each."""
@@ -140,35 +157,120 @@ class Reporter:
             print(text, file=stream, flush=True)
 
 
-def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True) -> None:
+def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True, is_standby: bool = False) -> None:
     """Runs the job in this process until SIGTERM or SIGINT.
 
     Args:
         settings: the job's.
         reporter: prints its progress.
         keeps_spark_log: Spark's output goes to `spark.log` in the checkpoint's folder; else to that of this process.
+        is_standby: starts Spark, then waits until no other job has the checkpoint.
 
     Raises:
-        JobError: the job can't start or go on.
+        StartError, CheckpointError: the job can't start.
+        JobError: it can't go on.
         RoutesError: the settings' routes don't fit the checkpoint.
     """
+    from filelock import Timeout
+
+    from conf.settings import local_path
+    from streaming.checkpoint.checkpoint import checkpoint_lock
+
+    if not settings.routes:
+        from streaming.start import StartError
+
+        raise StartError("no routes in the settings: name at least one source topic under `routes`")
+    warn_without_deduplication(settings)
+    folder = Path(local_path(settings.checkpoint))
+    lock, stopping = checkpoint_lock(folder), threading.Event()
+    with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
+        spark = None
+        if is_standby:
+            spark = sessions.enter_context(_spark(settings, keeps_spark_log, stopping))
+            if not _stand_by(spark, settings, reporter, lock, stopping):
+                return
+        else:
+            try:
+                lock.acquire(timeout=_LOCK_SECONDS)
+            except Timeout:
+                from streaming.start import StartError
+
+                raise StartError(f"another job runs on the checkpoint {folder}") from None
+        try:
+            with _reporting(settings) as (status, troubles):
+                spark = spark or sessions.enter_context(_spark(settings, keeps_spark_log, stopping))
+                _deliver(spark, settings, reporter, status, troubles, stopping)
+        finally:
+            lock.release()
+
+
+@contextmanager
+def _spark(settings: Settings, keeps_log: bool, stopping: threading.Event) -> Iterator[SparkSession]:
+    """Runs Spark while the block runs; SIGTERM and SIGINT set an event from then on."""
+    from py4j.protocol import Py4JError
+
+    from conf.settings import local_path
+    from streaming.session import create_session
+
+    log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_log else None
+    with _output_of_children(log), ThreadPoolExecutor(1) as thread:
+        thread.submit(importlib.import_module, "streaming.query")  # takes a second, in which Spark's JVM starts
+        spark = create_session(settings, "delaylake")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        yield spark
+    finally:
+        with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more
+            spark.stop()
+
+
+def _stand_by(
+    spark: SparkSession, settings: Settings, reporter: Reporter, lock: FileLock, stopping: threading.Event
+) -> bool:
+    """Waits until no other job has the checkpoint; returns whether it has its lock now, else it was told to stop."""
+    from filelock import Timeout
+
+    from conf.settings import local_path
+    from streaming.checkpoint.checkpoint import Checkpoint
+    from streaming.start import check_checkpoint
+    from streaming.warm_up import warm_up
+
+    check_checkpoint(settings, Checkpoint(Path(local_path(settings.checkpoint))))
+    warm_up(spark, settings)
+    reporter.standby()
+    while not stopping.is_set():
+        spark.sparkContext.defaultParallelism  # noqa: B018  asks the JVM: a standby without one is none
+        with suppress(Timeout):
+            lock.acquire(timeout=_STANDBY_SECONDS)
+            return True
+    return False
+
+
+@contextmanager
+def _reporting(settings: Settings) -> Iterator[tuple[StatusWriter, Troubles]]:
+    """Writes the job's status, and serves its metrics, while the block runs."""
     from status.job_status import StatusWriter
     from status.troubles import Troubles
 
     troubles = Troubles()
     status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages, troubles.current)
     with status, _metrics_server(settings, status):
-        _run_job(settings, reporter, status, troubles, keeps_spark_log)
+        yield status, troubles
 
 
-def _run_job(
-    settings: Settings, reporter: Reporter, status: StatusWriter, troubles: Troubles, keeps_spark_log: bool
+def _deliver(
+    spark: SparkSession,
+    settings: Settings,
+    reporter: Reporter,
+    status: StatusWriter,
+    troubles: Troubles,
+    stopping: threading.Event,
 ) -> None:
-    from py4j.protocol import Py4JError
-
-    from conf.settings import local_path
+    """Runs the job until an event is set."""
     from jobs.background_maintenance import BackgroundMaintenance
-    from streaming.session import archive_classes, create_session
+    from streaming.query import DelayedDelivery
+    from streaming.session import archive_classes
     from warehouse.missing_routes import MissingRoutesWatch
 
     def on_batch(batch: BatchStatus) -> None:
@@ -179,15 +281,8 @@ def _run_job(
         status.deliveries(rows)
         reporter.deliveries(rows)
 
-    warn_without_deduplication(settings)
-    log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_spark_log else None
-    with _output_of_children(log), ThreadPoolExecutor(1) as thread:
-        thread.submit(importlib.import_module, "streaming.query")  # takes a second, in which Spark's JVM starts
-        spark = create_session(settings, "delaylake")
-    from streaming.query import DelayedDelivery
-
     missing = _take_on_routes(settings, reporter, status)
-    job = DelayedDelivery(spark, settings, on_batch, on_deliveries, troubles)
+    job = DelayedDelivery(spark, settings, stopping, on_batch, on_deliveries, troubles)
     failure: list[BaseException] = []
 
     def work() -> None:
@@ -196,8 +291,6 @@ def _run_job(
         except BaseException as error:
             failure.append(error)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: job.stop())
     # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
     worker = threading.Thread(target=work, name="job")
     worker.start()
@@ -208,8 +301,6 @@ def _run_job(
         archive_classes(spark)
         while worker.is_alive():
             worker.join(0.2)
-    with suppress(ConnectionError, Py4JError):  # there may be no JVM to stop any more
-        spark.stop()
     if failure:
         raise failure[0]
 

@@ -13,6 +13,8 @@ import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from filelock import FileLock
+
 from conf.errors import DelayLakeError
 from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
@@ -24,6 +26,15 @@ VERSION = 2
 _REPAIR = (
     "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
 )
+
+
+def checkpoint_lock(folder: Path) -> FileLock:
+    """Returns the lock that the one job, or rebuild, that works on a checkpoint folder holds. Makes the folder.
+
+    It is the process's, whichever thread releases it, and gone with the process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / "delaylake.lock", thread_local=False)
 
 
 class CheckpointError(DelayLakeError):

@@ -21,7 +21,7 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import ARROW_SCHEMA, InputKind, split
+from streaming.operator_input import InputKind, split, to_batches
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
@@ -129,7 +129,7 @@ class SourceReader:
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a part, each as a record batch of ARROW_SCHEMA."""
+        """Returns the rows of a part, each as a record batch of ARROW_SCHEMA."""
         if isinstance(partition, SegmentPart):
             rows = read_segment(self._tables, partition.version, partition.start, partition.end)
             parts = split(rows, InputKind.SEGMENT, self._shard_keys)
@@ -146,10 +146,7 @@ class SourceReader:
         else:
             assert isinstance(partition, Parts)
             parts = partition.rows
-        for part in parts:
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([v], f.type) for v, f in zip(part, ARROW_SCHEMA, strict=True)], schema=ARROW_SCHEMA
-            )
+        return to_batches(parts)
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)

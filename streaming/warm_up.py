@@ -1,0 +1,96 @@
+"""Runs some empty batches on a Spark session, so that the job's first batch on it is as quick as later ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
+
+from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
+from streaming.entry_points import DelayedDeliveryReader, DelayedDeliverySource
+from streaming.operator_input import InputKind, shard_keys, to_batches
+from streaming.query import start_query
+from streaming.source.reader import Parts, SourceReader
+
+_log = logging.getLogger(__name__)
+
+_BATCHES = 3
+_SECONDS = 60  # for all of them
+
+
+class WarmUpSource(DelayedDeliverySource):
+    """A source of batches that have a tick and nothing else, with the options of the job's."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The source's name: the format of `spark.readStream`."""
+        return "delaylake-warm-up"
+
+    def streamReader(self, schema: Any) -> DelayedDeliveryReader:
+        """Makes a reader with the source's options."""
+        return _WarmUpReader(self.options)
+
+
+class _WarmUpReader(DelayedDeliveryReader):
+    @cached_property
+    def _reader(self) -> SourceReader:
+        return _Ticks(self._options)
+
+
+class _Ticks(SourceReader):
+    """Reads nothing, and writes nothing."""
+
+    def initial_offset(self) -> dict[str, Any]:
+        return Offset().to_json()
+
+    def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
+        tick = Offset.from_json(start).tick + 1
+        return start if tick > _BATCHES else Offset(tick=tick, run_id="warm-up").to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [Parts([(key, InputKind.TICK, json.dumps(end).encode()) for key in self._shard_keys])]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Parts)
+        return to_batches(partition.rows)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def warm_up(spark: SparkSession, settings: Settings) -> None:
+    """Runs the job's query for some batches that have nothing, on a checkpoint of their own.
+
+    Spark's JVM loads its classes, and its Python processes import what the job needs. That it fails is only logged.
+    """
+    keys = shard_keys(settings.tracker.shards)
+    done = threading.Event()
+
+    def sink(batch: Any, batch_id: int) -> None:
+        batch.toArrow()
+        spark.sparkContext.parallelize([batch_id], 1).mapPartitions(list).collect()  # as a release
+        if batch_id == _BATCHES - 1:
+            done.set()
+
+    with tempfile.TemporaryDirectory(prefix="delaylake-", ignore_cleanup_errors=True) as folder:
+        try:
+            query = start_query(
+                spark, settings, WarmUpSource, {"shard_keys": json.dumps(keys)}, keys, sink, Path(folder)
+            )
+            if not done.wait(_SECONDS):
+                _log.warning("the warm-up did not end in time: %s", query.exception())
+            query.stop()
+        except Exception as error:
+            _log.warning("the warm-up failed: %s", error)
