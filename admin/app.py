@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from admin.control.async_client import AsyncControlClient
 from admin.dashboard import pages
 from admin.dashboard.data import Stats
-from admin.dashboard.rendering import error_page
+from admin.dashboard.responses import error_page
 from admin.errors import answer_errors
 from admin.rest import health_api, index_api, pending_api, topics_api
 from admin.rest.metrics import ApiMetrics, CountRequests

@@ -33,7 +33,7 @@ from tracker.commands.control import Control
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
-from tracker.shards import shard_of
+from tracker.sharding import shard_of
 from warehouse.durable import sync, write_durably
 from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.missing_routes import with_missing_routes

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import int64, pack
-from tracker.shards import shard_of
+from tracker.sharding import shard_of
 
 
 class InputKind:

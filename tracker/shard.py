@@ -97,7 +97,7 @@ class TickInput:
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
     rejected: pa.Table = field(default_factory=MESSAGES.empty_table)
     # Topics with a route again, or with a subscription that is new: `payload_rows` has the rows held back for them.
-    back: Collection[str] = ()
+    reinstated: Collection[str] = ()
 
 
 @dataclass
@@ -158,13 +158,15 @@ class Shard:
             StateLost: the store lacks a value that an earlier tick put there.
             SequencesExhausted: the tick has more commands and moves than there are sequences.
         """
-        last_seal_epoch, released, last_run_id, ahead = self._last()
+        last_seal_epoch, released, last_run_id, highest_cutoff = self._last()
         ends_seal_epoch = tick.seal_epoch != last_seal_epoch
         if tick_input.rebuilt is not None:
             released = tick_input.rebuilt.released
         moment = Moment(tick.tick, tick.now, released, tick.ingested_through)
-        if released < ahead and tick_input.commands.num_rows:
-            moment = replace(moment, ahead=ahead, waiting=self._tracker.waiting(released + 1, ahead))
+        if released < highest_cutoff and tick_input.commands.num_rows:
+            moment = replace(
+                moment, highest_cutoff=highest_cutoff, waiting=self._tracker.waiting(released + 1, highest_cutoff)
+            )
         effects = Effects()
         self._control.unwritable = self._unwritable(tick)
         open_releases = self._open_releases(tick)
@@ -182,9 +184,9 @@ class Shard:
             self._control.rebuild(tick_input.rebuilt, tick.now)
             self._control.release_held(held(tick_input.payload_rows), moment)
 
-        if tick_input.back:
+        if tick_input.reinstated:
             rows = concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
-            self._control.come_back(tick_input.back, rows, moment)
+            self._control.reinstate(tick_input.reinstated, rows, moment)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         messages = tick_input.messages
@@ -360,12 +362,12 @@ class Shard:
 
     def _last(self) -> tuple[int, int, str, int]:
         """Returns the last tick's seal epoch, cutoff and run id, and the highest cutoff so far."""
-        seal_epoch, cutoff, run_id, *ahead = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
-        return int(seal_epoch), int(cutoff), run_id, int(ahead[0] if ahead else cutoff)
+        seal_epoch, cutoff, run_id, *highest = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
+        return int(seal_epoch), int(cutoff), run_id, int(highest[0] if highest else cutoff)
 
     def _save(self, tick: Tick) -> None:
-        ahead = max(tick.cutoff, self._last()[3])
-        last = f"{tick.seal_epoch} {tick.cutoff} {tick.run_id} {ahead}".encode()
+        highest_cutoff = max(tick.cutoff, self._last()[3])
+        last = f"{tick.seal_epoch} {tick.cutoff} {tick.run_id} {highest_cutoff}".encode()
         if last != self._store.get("shard", (0, 0)):
             self._store.put("shard", (0, 0), last)
         self._tracker.save()

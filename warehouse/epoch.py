@@ -32,9 +32,9 @@ class PauseWatch:
     """Notices that this process has stood still (SIGSTOP, a paused machine) between two iterations of a loop.
 
     Args:
-        after_pause: called by the first `turn` after a pause.
-        seconds: what takes longer than this between two turns is a pause.
-        since: the time of the turn before the first one, by the last of the clocks, such as that of the last check of
+        after_pause: called by the first `check` after a pause.
+        seconds: what takes longer than this between two checks is a pause.
+        since: the time of the check before the first one, by the last of the clocks, such as that of the last check of
             the epoch; None: now.
         clocks: return seconds. There are two since a paused machine's monotonic clock may stand still, too, and its
             wall clock is set afterwards.
@@ -54,7 +54,7 @@ class PauseWatch:
         if since is not None:
             self._last[-1] = since
 
-    def turn(self) -> None:
+    def check(self) -> None:
         """Looks at the clocks; called at the beginning of each iteration of the loop."""
         now = [clock() for clock in self._clocks]
         is_after_pause = max(new - old for new, old in zip(now, self._last, strict=True)) > self._seconds

@@ -129,7 +129,7 @@ class KnownRoutes:
         every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
         return frozenset(every.difference(self._open()))
 
-    def back_since(self, before: KnownRoutes) -> list[tuple[str, str]]:
+    def reinstated_since(self, before: KnownRoutes) -> list[tuple[str, str]]:
         """Returns the (topic, subscription) pairs to which messages go out now, and did not in `before`."""
         earlier = set(before._open())
         return [pair for pair in self._open() if pair not in earlier]

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import ValidationError
 
 from admin.dashboard.data import control_log, history_of, message_of, refusals, storage
-from admin.dashboard.rendering import COOKIE, page, part, static_file
+from admin.dashboard.responses import COOKIE, page, part, static_file
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
 from broker.message_ids import MessageIdError, MessageRef

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from warehouse.audit.accounts import Audit, run_audit
 if TYPE_CHECKING:
     from warehouse.audit.broker_comparison import Comparison
 
+
+# The names in the printed JSON of those fields of `ComparedTopic` that are called otherwise there.
+_PRINTED_AS = {"durable": "booked", "not_durable": "not_booked"}
 
 # Width of the printed table, in characters: so wide that no topic's name is cut short.
 _WIDTH = 1_000
@@ -33,9 +36,15 @@ def audit(
     """
     now = time.time_ns() // 1_000_000 if strict_now else None
     result = run_audit(global_options(context).settings, now)
-    show(output, asdict(result) | {"ok": result.is_clean}, _text(result) if output is Output.TEXT else "")
+    show(output, _json(result), _text(result) if output is Output.TEXT else "")
     if not result.is_clean:
         raise typer.Exit(1)
+
+
+def _json(result: Audit) -> dict[str, Any]:
+    found = asdict(result) | {"ok": result.is_clean}
+    topics = [{_PRINTED_AS.get(name, name): n for name, n in t.items()} for t in found["comparison"]["topics"]]
+    return found | {"comparison": found["comparison"] | {"topics": topics}}
 
 
 def _text(result: Audit) -> str:
@@ -71,11 +80,11 @@ def _compared_text(comparison: Comparison) -> str:
         return f"compared with the tables alone: {comparison.problem}"
     sums = {
         name: sum(getattr(topic, name) for topic in comparison.topics)
-        for name in ("entries", "booked", "not_booked", "no_message", "not_seen", "not_known", "trimmed")
+        for name in ("entries", "durable", "not_durable", "no_message", "not_seen", "not_known", "trimmed")
     }
     parts = [
-        f"{sums['booked']:,} are durable",
-        f"{sums['not_booked']:,} not read or not durable yet",
+        f"{sums['durable']:,} are durable",
+        f"{sums['not_durable']:,} not read or not durable yet",
         *(
             f"{sums[name]:,} {text}"
             for name, text in (

@@ -12,7 +12,13 @@ from warehouse.known_routes import KnownRoutes
 
 # The names in Spark's offset log of those fields of `Offset` that are called otherwise there: a checkpoint outlives a
 # renaming.
-_STORED_AS = {"seal_epoch": "turn", "run_id": "run", "durable_through": "booked", "ingested_through": "passed"}
+_STORED_AS = {
+    "seal_epoch": "turn",
+    "run_id": "run",
+    "durable_through": "booked",
+    "ingested_through": "passed",
+    "reinstated": "back",
+}
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: it could never be looked up
@@ -50,11 +56,11 @@ class Offset:
     lanes: int = 1
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
-    back: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
+    reinstated: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
     held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
     rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
-    rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `back`
+    rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # subscriptions, as `warehouse.tenure.Changes`
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 

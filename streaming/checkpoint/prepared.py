@@ -14,7 +14,7 @@ from streaming.operator_input import InputKind
 from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER
 from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import int64, typed
-from tracker.shards import shard_of
+from tracker.sharding import shard_of
 
 # Inside the query's folder, so that it is removed with it, and never taken for a later query's.
 FOLDER = Path("query/rebuild")

@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from conf.settings import TrackerSettings
 from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
-from streaming.operator.state_store import SparkStore
+from streaming.operator.spark_store import SparkStore
 from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.cancelled import Compression
@@ -141,7 +141,7 @@ class Operator:
             ),
             rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
             first_answers=first_answers,
-            back={topic for topic, _ in offset.back},
+            reinstated={topic for topic, _ in offset.reinstated},
             rejected=concat(tables[InputKind.REJECTED]),
         )
         effects = shard.apply(offset.to_tick(), tick_input)

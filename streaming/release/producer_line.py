@@ -354,7 +354,7 @@ def send_on_time(
         sent_at[i] = now
 
     while done < len(sends) or any(not line.has_failed and (line.waiting or not _has_ended(line)) for line in lines):
-        watch.turn()
+        watch.check()
         now = time.time_ns() // 1_000_000
         for line in lines:
             line.look_after()

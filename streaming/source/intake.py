@@ -360,12 +360,12 @@ class Intake:
         if self._settings.release.unwritable == "wait":
             offset = replace(offset, unwritable=_waiting(offset.unwritable))
         offset = self._barriers.advance(last, offset, ends)
-        back = _pairs(last.unwritable) - _pairs(offset.unwritable)
-        if back:
-            back |= {(topic, name) for topic, name in offset.back}
+        reinstated = _pairs(last.unwritable) - _pairs(offset.unwritable)
+        if reinstated:
+            reinstated |= {(topic, name) for topic, name in offset.reinstated}
             versions = self._tables.version("delayed_index"), self._tables.version("rejects")
-            pairs = [list(pair) for pair in sorted(back)]
-            offset = replace(offset, back=pairs, held_version=versions[0], rejects_version=versions[1])
+            pairs = [list(pair) for pair in sorted(reinstated)]
+            offset = replace(offset, reinstated=pairs, held_version=versions[0], rejects_version=versions[1])
         held = [topic for topic, names in offset.unwritable.items() if "" in names]
         offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
         if offset.seal_epoch != last.seal_epoch:
@@ -378,13 +378,13 @@ class Intake:
             return {"routes": last.routes}
         before = last.known_routes
         routes = before.taken_on(self._settings)
-        back = [list(pair) for pair in routes.back_since(before)] if before.routes else []
+        reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
         # After a rebuild (no run yet) what is due from the load horizon on is handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = tenure.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
         changed = changed if last.run_id else last.changed | changed
-        return {"routes": routes.to_json(), "back": back, "changed": changed}
+        return {"routes": routes.to_json(), "reinstated": reinstated, "changed": changed}
 
     def _receiver(self, name: str, after: Position) -> Receiver:
         """Returns the receiver of a topic partition; where there is none yet, begins one after an entry."""

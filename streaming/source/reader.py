@@ -116,10 +116,12 @@ class SourceReader:
         rebuilt = self._rebuilt.offset
         if rebuilt is not None and first.tick == rebuilt.tick:
             parts.append(RebuiltPart(last.index_version, last.routes))
-        elif last.back:
-            parts.append(HeldPart(last.held_version or last.index_version, last.back))
+        elif last.reinstated:
+            parts.append(HeldPart(last.held_version or last.index_version, last.reinstated))
         since = {
-            topic: first.rejects_since[topic] for topic, name in last.back if not name and topic in first.rejects_since
+            topic: first.rejects_since[topic]
+            for topic, name in last.reinstated
+            if not name and topic in first.rejects_since
         }
         if since:
             parts.append(RejectsPart(last.rejects_version, since))

@@ -147,7 +147,7 @@ class Watched:
         assert audit.comparison.problem is None
         [t] = audit.comparison.topics
         assert t.not_known == t.trimmed == 0
-        return audit, (t.entries, t.booked, t.not_booked, t.no_message, t.not_seen)
+        return audit, (t.entries, t.durable, t.not_durable, t.no_message, t.not_seen)
 
     def rejects(self) -> list[tuple[Position, str, bytes | None]]:
         rows = self.tables.query("rejects", "SELECT * FROM rejects ORDER BY ledger_id, entry_id").to_pylist()
@@ -282,10 +282,10 @@ def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: Em
     watched.watch.decide_gaps()
     assert (watched.rejects(), watched.troubles.current()) == ([], [])
     watched.book(receiver, START, last[0])
-    audit, (entries, booked, not_booked, no_message, _) = watched.audit()
+    audit, (entries, durable, not_durable, no_message, _) = watched.audit()
     # The first entry of all was not taken in by this receiver: the tables begin after it.
-    assert (audit.findings, booked, not_booked) == ({}, 5, 0)
-    assert no_message == entries - booked > 9
+    assert (audit.findings, durable, not_durable) == ({}, 5, 0)
+    assert no_message == entries - durable > 9
 
 
 def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(

@@ -24,16 +24,16 @@ class Executor:
         subscriptions: those of each source topic.
         remaining: which subscriptions each message still goes to.
         operations: to which rows of type CANCEL, RESTORE and MOVE are added.
-        margin_millis: how long a message is remembered as cancelled beyond its time, ms.
+        remembered_millis: how long a message is remembered as cancelled beyond its time, ms.
     """
 
     def __init__(
-        self, subscriptions: Subscriptions, remaining: Remaining, operations: Operations, margin_millis: int
+        self, subscriptions: Subscriptions, remaining: Remaining, operations: Operations, remembered_millis: int
     ) -> None:
         self._subscriptions = subscriptions
         self._remaining = remaining
         self._operations = operations
-        self._margin = margin_millis
+        self._remembered_millis = remembered_millis
 
     def apply(
         self, commands: pa.Table, known: pa.Table, is_released: BoolArray, payload_rows: pa.Table, moment: Moment
@@ -107,26 +107,26 @@ class Executor:
             # Of a message that was moved before, one more row is unwanted; by a restore one less.
             self._remaining.unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
-            collapsed, starts = entry_results(command[chosen], is_whole[chosen], result)
+            is_shared, starts = entry_results(command[chosen], is_whole[chosen], result)
             now = chosen[applied]
             times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
-            until = np.maximum(due[chosen], moved_to) + self._margin
+            until = np.maximum(due[chosen], moved_to) + self._remembered_millis
             if kind == RESTORE:
                 self._remaining.cancelled.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
             elif kind == RESCHEDULE:
                 moving = pairs.payload_rows.take(pa.array(pairs.payload_row[row[now]]))
                 self._operations.move(moving, subscription, times[applied], sequence)
             else:
-                as_entry = (collapsed[applied] | (indexes[now] < 0)).astype(np.bool_)
+                as_entry = (is_shared[applied] | (indexes[now] < 0)).astype(np.bool_)
                 whole, single = now[as_entry], now[~as_entry]
                 ends = until[applied]
                 self._remaining.cancelled.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
                 self._remaining.cancelled.add_messages(
                     subscription, ledgers[single], entries[single], indexes[single], sizes[single], ends[~as_entry]
                 )
-            answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, collapsed, starts, subscription)
+            answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, is_shared, starts, subscription)
             is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-            new_times = times[np.flatnonzero(starts | ~collapsed)] if kind == RESCHEDULE else None
+            new_times = times[np.flatnonzero(starts | ~is_shared)] if kind == RESCHEDULE else None
             outcomes.append(
                 with_columns(
                     answers,

@@ -63,15 +63,17 @@ class Control:
     ) -> None:
         self._store = store
         self._subscriptions = Subscriptions.of(subscriptions)
-        self._margin = 2 * tick_time_millis
+        self._remembered_millis = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
         # What earlier versions did not save is empty.
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
         cancels, (unwanted_moves, paused, unwanted, numbers) = meta[:2], [*meta[2:], {}, {}][:4]
         self._remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
-        self._operations = Operations(store, cancels, self._remaining.moved, self._subscriptions, self._margin)
-        self._holding = Holding(self._subscriptions, self._remaining, self._operations, self._margin, paused)
-        self._executor = Executor(self._subscriptions, self._remaining, self._operations, self._margin)
+        self._operations = Operations(
+            store, cancels, self._remaining.moved, self._subscriptions, self._remembered_millis
+        )
+        self._holding = Holding(self._subscriptions, self._remaining, self._operations, self._remembered_millis, paused)
+        self._executor = Executor(self._subscriptions, self._remaining, self._operations, self._remembered_millis)
         self._waiting = WaitingCommands(store)
         self._requests = RequestLog(store)
         self.cancelled = self._remaining.cancelled
@@ -153,7 +155,7 @@ class Control:
         """Returns rows to be sealed for the messages of a release that have not arrived: see `Holding.keep_open`."""
         return self._holding.keep_open(rows, moment)
 
-    def come_back(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
+    def reinstate(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
         """Goes on with topics that have a route again, or a subscription that they did not have before.
 
         Messages published before now may not have been read yet: the topics' waiting commands go on waiting for them.
@@ -264,7 +266,7 @@ class Control:
 
         def is_expired(rows: pa.Table) -> BoolArray:
             is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
-            is_past = int64(rows, "deliver_at") + self._margin <= moment.released
+            is_past = int64(rows, "deliver_at") + self._remembered_millis <= moment.released
             return (
                 (int64(rows, "tick") <= moment.ingested_through)
                 & (~is_cancel | is_past)
@@ -322,7 +324,7 @@ class Control:
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
         taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
         index, names = each_subscription(taking, self._subscriptions.names)
-        due = np.maximum(int64(taking, "deliver_at") - self._margin, moment.now)[index]
+        due = np.maximum(int64(taking, "deliver_at") - self._remembered_millis, moment.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
         self._operations.add("CANCEL", rows, self.next_sequence(moment), due)
         return outcomes

@@ -35,7 +35,7 @@ class Holding:
         subscriptions: those of each source topic.
         remaining: which subscriptions each message still goes to.
         operations: to which moves are added.
-        margin_millis: how long a move is remembered beyond the last time of its message, ms.
+        remembered_millis: how long a move is remembered beyond the last time of its message, ms.
         paused: by topic a mask of the subscriptions that are paused.
 
     Attributes:
@@ -48,13 +48,13 @@ class Holding:
         subscriptions: Subscriptions,
         remaining: Remaining,
         operations: Operations,
-        margin_millis: int,
+        remembered_millis: int,
         paused: dict[str, int],
     ) -> None:
         self._subscriptions = subscriptions
         self._remaining = remaining
         self._operations = operations
-        self._margin = margin_millis
+        self._remembered_millis = remembered_millis
         self.paused = paused
         self.unwritable: Mapping[str, int] = {}
 
@@ -119,18 +119,22 @@ class Holding:
         """
         if not rows.num_rows:
             return
-        own = self._remaining.own(rows) & by_topic(rows, self._subscriptions.wanted) & ~by_topic(rows, self._held_back)
+        masks = (
+            self._remaining.addressed_to(rows)
+            & by_topic(rows, self._subscriptions.wanted)
+            & ~by_topic(rows, self._held_back)
+        )
         sequences = int64(rows, "sequence")
-        for subscription in range(int(own.max(initial=0)).bit_length()):
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
             last, _, until = self._remaining.moved.find(subscription, *message_ids(rows))
             # What was cancelled, too: it may be restored.
-            released = np.flatnonzero((own >> subscription & 1 > 0) & (last == sequences))
+            released = np.flatnonzero((masks >> subscription & 1 > 0) & (last == sequences))
             if len(released):
                 _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
                 released = released[np.sort(first)]
-                chosen, due = rows.take(pa.array(released)), until[released] - self._margin
+                chosen, due = rows.take(pa.array(released)), until[released] - self._remembered_millis
                 # All were due by the last cutoff. A later time is how long a rebuild keeps the move: sequences order.
-                last_due = max(moment.released, moment.ahead)
+                last_due = max(moment.released, moment.highest_cutoff)
                 order_known = np.where(due > last_due, sequences[released], 0)
                 due = np.minimum(due, last_due)
                 order = np.lexsort([*message_ids(chosen)[::-1], order_known, due])

@@ -18,9 +18,9 @@ class Moment:
     now: int  # time
     released: int  # time: messages due then or before have been handed out, unless they came in only in this tick
     ingested_through: int  # a tick's number: all messages published before the commands up to it have come in
-    # Where the clock has been set back: messages due up to `ahead`, a time, had been handed out before that, except
-    # those in `waiting`.
-    ahead: int = 0
+    # Where the clock has been set back: messages due up to `highest_cutoff`, a time, had been handed out before that,
+    # except those in `waiting`.
+    highest_cutoff: int = 0
     waiting: pa.Table = field(default_factory=MESSAGES.empty_table)
 
 
@@ -36,7 +36,7 @@ def is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, momen
     Returns:
         bool, (rows,).
     """
-    is_out = (times > moment.released) & (times <= moment.ahead)
+    is_out = (times > moment.released) & (times <= moment.highest_cutoff)
     if is_out.any():
         ids = ["ledger_id", "entry_id", "batch_index"]
         waiting = moment.waiting.select([*ids, "sequence"])

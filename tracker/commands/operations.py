@@ -32,16 +32,16 @@ class Operations:
         counts: the property of that name when the store was last saved.
         moved: the last move of each message.
         subscriptions: those of each source topic.
-        margin_millis: how long a move is remembered beyond the last time of its message, ms.
+        remembered_millis: how long a move is remembered beyond the last time of its message, ms.
     """
 
     def __init__(
-        self, store: Store, counts: Sequence[int], moved: Moved, subscriptions: Subscriptions, margin_millis: int
+        self, store: Store, counts: Sequence[int], moved: Moved, subscriptions: Subscriptions, remembered_millis: int
     ) -> None:
         self._cancels = Chunks(store, "cancels", CANCEL_ROWS, *counts)
         self._moved = moved
         self._subscriptions = subscriptions
-        self._margin = margin_millis
+        self._remembered_millis = remembered_millis
         self._moves: list[pa.Table] = []
         self._sequence = 0
 
@@ -82,7 +82,7 @@ class Operations:
     def moved(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> pa.Table:
         """Moves messages as `move` does, but returns the new rows, as MESSAGES."""
         position, n = message_ids(rows), rows.num_rows
-        until = int64(rows, "deliver_at") + self._margin
+        until = int64(rows, "deliver_at") + self._remembered_millis
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
         names = self._subscriptions.names_of(rows["topic"], subscription)
         sequences = pa.array(np.full(n, sequence))

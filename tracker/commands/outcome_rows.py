@@ -35,7 +35,7 @@ def outcomes_of(
     chosen: Int64Array,
     result: Int64Array,
     reason: Sequence[str],
-    collapsed: BoolArray,
+    is_shared: BoolArray,
     starts: BoolArray,
     subscription: int | str,
 ) -> pa.Table:
@@ -47,18 +47,18 @@ def outcomes_of(
         chosen: int64, (n,): indexes of pairs, those of one command adjacent.
         result: int64, (n,): numbers of the enum Result.
         reason: n reasons, one line each, or empty.
-        collapsed: bool, (n,): the pair shares one result with its entry, which is that of the command's first pair.
+        is_shared: bool, (n,): the pair shares one result with its entry, which is that of the command's first pair.
         starts: bool, (n,): the pair is the first of its command.
         subscription: its number, or ALSO_LATER.
 
     Returns:
         OUTCOME_ROWS without deliver_at and sequence; batch_index is -1 where a row is for a whole entry.
     """
-    answered = np.flatnonzero(starts | ~collapsed)
+    answered = np.flatnonzero(starts | ~is_shared)
     of_command = pairs.commands.take(pa.array(pairs.command[chosen[answered]]))
     of_row = pairs.known.take(pa.array(pairs.row[chosen[answered]]))
     # A client counts an entry that it named whole as one: its messages are not summed up where their results differ.
-    is_named = collapsed[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
+    is_named = is_shared[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
     values = {
         **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
         "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
@@ -66,7 +66,7 @@ def outcomes_of(
         "partition": of_row["partition"],
         "ledger_id": of_row["ledger_id"],
         "entry_id": of_row["entry_id"],
-        "batch_index": pa.array(np.where(collapsed[answered], -1, int64(of_row, "batch_index")), pa.int32()),
+        "batch_index": pa.array(np.where(is_shared[answered], -1, int64(of_row, "batch_index")), pa.int32()),
         "result": pa.array(result[answered], pa.int32()),
         "reason": pa.array([reason[i] for i in answered.tolist()], pa.string()),
     }

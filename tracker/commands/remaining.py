@@ -95,7 +95,7 @@ class Remaining:
         sequence = np.zeros(rows.num_rows, np.int64)
         if "sequence" in rows.column_names:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
-            masks &= self.own(rows)
+            masks &= self.addressed_to(rows)
         for subscription in range(int(masks.max()).bit_length()):
             is_left = self.cancelled.contains(subscription, *position)
             is_left |= self.moved.find(subscription, *position)[0] != sequence
@@ -123,7 +123,7 @@ class Remaining:
                 left[is_done] &= ~(1 << subscription)
         return np.asarray(left == 0, np.bool_)
 
-    def own(self, rows: pa.Table) -> Int64Array:
+    def addressed_to(self, rows: pa.Table) -> Int64Array:
         """Returns a mask of the subscriptions that each row is for, int64, (rows,): all, or the one that it names.
 
         A row that names a subscription which its topic does not have is for none.
@@ -131,9 +131,9 @@ class Remaining:
         if rows["subscription"].null_count == rows.num_rows:
             return np.full(rows.num_rows, -1, dtype=np.int64)
         numbers = subscription_numbers(rows, self._subscriptions.names)
-        own = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
-        own[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
-        return own
+        masks = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
+        masks[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
+        return masks
 
     def moved_to(self, known: pa.Table) -> set[int]:
         """Returns the times that messages have been moved to, ms since the epoch, for any subscription.

@@ -40,8 +40,8 @@ class ComparedTopic:
         topic: the source topic, as the route names it.
         partition: its number; -1: the topic is not partitioned.
         entries: those that the broker has stored.
-        booked: those of them that the table `entries` has.
-        not_booked: those after the durable ones, which are still to be read or written down.
+        durable: those of them that the table `entries` has.
+        not_durable: those after the durable ones, which are still to be read or written down.
         no_message: markers, entries of aborted transactions, and chunks of chunked messages but for their last one.
         not_seen: those between durable ones, or acknowledged, that were not taken in.
         not_known: those missing in the tables and in the broker, or that the broker was not asked about; a gap too many
@@ -52,8 +52,8 @@ class ComparedTopic:
     topic: str
     partition: int
     entries: int = 0
-    booked: int = 0
-    not_booked: int = 0
+    durable: int = 0
+    not_durable: int = 0
     no_message: int = 0
     not_seen: int = 0
     not_known: int = 0
@@ -139,7 +139,7 @@ def _compare(
     if durable.last == START:
         # Nothing is in the tables: what is acknowledged was so before they began.
         n = _entries(broker.ledgers, acknowledged)
-        return ComparedTopic(source.topic, source.partition, entries=n, not_booked=n), []
+        return ComparedTopic(source.topic, source.partition, entries=n, not_durable=n), []
     gaps = durable.gaps
     if acknowledged > durable.last:
         gaps.append(Gap(durable.last, Position(acknowledged.ledger_id, acknowledged.entry_id + 1)))
@@ -149,14 +149,14 @@ def _compare(
     # Retention forgets rows by their publish time, here and there between others.
     not_seen = [r for r in rows if not r["reason"].endswith(GONE) and r["publish_time"] >= horizon]
     n_in_broker = sum(n for ledger, n in durable.by_ledger.items() if ledger in broker.ledgers)
-    not_booked = _entries(broker.ledgers, max(durable.last, acknowledged))
+    not_durable = _entries(broker.ledgers, max(durable.last, acknowledged))
     compared = ComparedTopic(
         source.topic,
         source.partition,
         # The tables may have entries that came after the broker was asked.
-        entries=max(_entries(broker.ledgers, durable.before), n_in_broker + not_booked),
-        booked=n_in_broker,
-        not_booked=not_booked,
+        entries=max(_entries(broker.ledgers, durable.before), n_in_broker + not_durable),
+        durable=n_in_broker,
+        not_durable=not_durable,
         no_message=sum(missing.passed for missing in found),
         not_seen=len(not_seen),
         not_known=len(rows) - len(not_seen) + max(0, len(gaps) - _MAX_GAPS),

@@ -28,7 +28,7 @@ from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
-from tracker.shards import shard_of
+from tracker.sharding import shard_of
 from tracker.store import MemoryStore
 from warehouse.known_routes import subscription_names
 from warehouse.queries.index_rows import find_held

@@ -95,7 +95,7 @@ class Job:
         back: list[list[str]] = []
         if last.run_id != run_id:
             known = (before or KnownRoutes({})).taken_on(self.settings)
-            routes, back = known.to_json(), [list(p) for p in known.back_since(before)] if before else []
+            routes, back = known.to_json(), [list(p) for p in known.reinstated_since(before)] if before else []
         version = self.tables.version("delayed_index")
         self.offset = Offset(
             tick=last.tick + 1,
@@ -109,7 +109,7 @@ class Job:
             index_version=version,
             lookup_versions=[version, self.tables.version("entries")] if commands else [],
             routes=routes,
-            back=back,
+            reinstated=back,
             ingested_through=last.tick + 1,
         )
         reader = SourceReader({"settings": self.settings.model_dump_json(), "shard_keys": f"[{KEY}]", "epoch": "0"})

@@ -7,7 +7,7 @@ import pytest
 
 from tracker.commands.cancelled import CancelledMessages, Compression
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
-from tracker.shards import shard_of
+from tracker.sharding import shard_of
 from tracker.store import MemoryStore
 
 

@@ -85,7 +85,7 @@ class ShardModel(RuleBasedStateMachine):
         before = self.routes
         # As an offset keeps them.
         self.routes = KnownRoutes.from_json(before.taken_on(made).to_json())
-        return self.routes.back_since(before)
+        return self.routes.reinstated_since(before)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -270,7 +270,7 @@ class ShardModel(RuleBasedStateMachine):
             known_messages=self.found(rows),
             payload_rows=self.payload_rows(rows, pause_changes, stored, back),
             pause_changes=pause_changes,
-            back={topic for topic, _ in back},
+            reinstated={topic for topic, _ in back},
         )
         state = dict(self.store.values)
         effects = self.shard(self.store).apply(tick, tick_input)

@@ -213,18 +213,18 @@ def test_a_pause_is_noticed_by_either_clock(stands_still: int) -> None:
     watch = PauseWatch(lambda: paused.append(1), 5, None, (lambda: clocks[0], lambda: clocks[1]))
     for _ in range(3):
         clocks[:] = clocks[0] + 4.9, clocks[1] + 4.9
-        watch.turn()
+        watch.check()
     assert not paused
     clocks[1 - stands_still] += 5.1
-    watch.turn()
-    watch.turn()
+    watch.check()
+    watch.check()
     assert len(paused) == 1
 
 
 def test_a_pause_between_the_drivers_look_at_the_epoch_and_the_task_counts() -> None:
     paused: list[Any] = []
     clocks = (lambda: 7.0, lambda: 1000.0)
-    PauseWatch(lambda: paused.append(1), 5, 996.0, clocks).turn()
+    PauseWatch(lambda: paused.append(1), 5, 996.0, clocks).check()
     assert not paused
-    PauseWatch(lambda: paused.append(1), 5, 994.0, clocks).turn()
+    PauseWatch(lambda: paused.append(1), 5, 994.0, clocks).check()
     assert paused

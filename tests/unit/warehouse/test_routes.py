@@ -70,8 +70,8 @@ def test_a_route_that_is_missing_keeps_its_subscriptions_and_is_named() -> None:
     back = gone.taken_on(settings("b", "a", **{OTHER: ["c"]}))
     assert not back.missing
     assert numbers(back) == {"a": 0, "b": 1}
-    assert sorted(back.back_since(gone)) == [(TOPIC, "a"), (TOPIC, "b")]
-    assert back.back_since(back) == []
+    assert sorted(back.reinstated_since(gone)) == [(TOPIC, "a"), (TOPIC, "b")]
+    assert back.reinstated_since(back) == []
 
 
 def test_the_type_is_the_one_of_the_settings_when_the_batch_was_made() -> None:

@@ -129,8 +129,8 @@ def test_an_older_offset_lacks_what_was_added_since() -> None:
 
 
 def test_an_offset_has_in_the_log_the_names_that_checkpoints_have() -> None:
-    stored = {"turn": 7, "run": "r", "booked": 5, "passed": 3}
-    offset = Offset(seal_epoch=7, run_id="r", durable_through=5, ingested_through=3)
+    stored = {"turn": 7, "run": "r", "booked": 5, "passed": 3, "back": [["t", "a"]]}
+    offset = Offset(seal_epoch=7, run_id="r", durable_through=5, ingested_through=3, reinstated=[["t", "a"]])
     assert Offset.from_json(stored) == offset
     assert {name: offset.to_json()[name] for name in stored} == stored
     assert offset.to_json().keys() == Offset.from_json(offset.to_json()).to_json().keys()

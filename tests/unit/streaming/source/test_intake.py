@@ -156,11 +156,11 @@ def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Clie
     intake = start(settings(orders=["new", "a"], other=["b"]), "now")
     new = intake.next_offset(last)
     wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read again")
-    assert sorted(new.back) == [[ORDERS, "a"], [ORDERS, "new"]]
+    assert sorted(new.reinstated) == [[ORDERS, "a"], [ORDERS, "new"]]
     assert new.known_routes.subscriptions.names[ORDERS] == ["a", "new"]
     assert intake._receivers[ORDERS]._last_received == Position(1, 5)
     again = intake.next_offset(new)
-    assert (again.back, again.routes) == ([], new.routes)
+    assert (again.reinstated, again.routes) == ([], new.routes)
 
 
 def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client) -> None:
@@ -405,14 +405,14 @@ def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_th
         return new
 
     first = after(offset(settings(orders=["a"])), {"": waits, "a": waits})
-    assert (first.back, first.rejects_since) == ([], {ORDERS: first.tick})
+    assert (first.reinstated, first.rejects_since) == ([], {ORDERS: first.tick})
     second = after(first, {"": waits, "a": {**waits, "open": [[3, 1]]}})
-    assert (second.back, second.rejects_since) == ([], {ORDERS: first.tick})
+    assert (second.reinstated, second.rejects_since) == ([], {ORDERS: first.tick})
     # One can be written again, and for the other it is rejected from now on: what was held back of both goes out.
     third = after(second, {"a": {**waits, "rejects": "gone"}})
-    assert (third.back, third.rejects_since) == ([[ORDERS, ""], [ORDERS, "a"]], {})
+    assert (third.reinstated, third.rejects_since) == ([[ORDERS, ""], [ORDERS, "a"]], {})
     fourth = after(third, {})
-    assert fourth.back == []
+    assert fourth.reinstated == []
 
 
 def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(start: Any) -> None:
@@ -423,7 +423,7 @@ def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(star
     intake = start(orders, "now")
     first = intake.next_offset(offset(orders, unwritable=unwritable))
     assert first.unwritable == {ORDERS: {"a": {"since": 1, "open": []}, "b": waits}}
-    assert first.back == []
+    assert first.reinstated == []
 
 
 def test_with_all_settled_and_nothing_due_soon_there_is_no_batch(

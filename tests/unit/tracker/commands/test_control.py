@@ -659,7 +659,7 @@ def test_a_command_for_a_topic_without_a_route_waits_until_it_has_been_read_agai
 
     desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
     desk.at(3, 61_000, ingested_through=2)
-    desk.control.come_back([TOPIC], MESSAGES.empty_table(), desk.moment)
+    desk.control.reinstate([TOPIC], MESSAGES.empty_table(), desk.moment)
     assert desk.expire() == []
     late = messages([(1, 7, 3_000)])
     assert desk.arrive(late) == [("a", Result.APPLIED)]

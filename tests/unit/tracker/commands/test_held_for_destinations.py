@@ -84,7 +84,7 @@ def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it
     assert sent(again) == [(0, 2), (1, 2)]
     assert again.releases[0].rows[PLACE].to_pylist() == [0, 1]
 
-    back = service.step(42, confirmed=4, back={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(42, confirmed=4, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
     assert sent(back) == [(2, 2), (3, 2)]
     assert sent(service.step(43, confirmed=5, run_id="run3")) == []
 
@@ -95,7 +95,7 @@ def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
     service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=stuck)
     for cutoff in range(5, 70, 5):
         service.step(cutoff, unwritable=stuck)
-    back = service.step(100, back={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(100, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
     later = service.step(200)
     order = [entry for entry, _ in sent(back) + sent(later)]
     assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
@@ -106,7 +106,7 @@ def test_nothing_that_was_held_back_comes_before_its_time() -> None:
     service = Service()
     service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable={"b": {"open": []}})
     assert sent(service.step(1_050, now=200, unwritable={"b": {"open": []}})) == [(1, 1), (0, 1)]
-    back = service.step(1_050, now=300, back={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(1_050, now=300, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
     assert sent(back) == [(1, 2), (0, 2)]
     assert back.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]
 
@@ -122,7 +122,7 @@ def test_what_several_shards_held_back_is_in_order_together_also_what_came_late(
         shard.step(70, late[n], unwritable=stuck)
     rows = []
     for shard in shards:
-        effects = shard.step(100, back={TOPIC}, payload_rows=held(concat(shard.stored)))
+        effects = shard.step(100, reinstated={TOPIC}, payload_rows=held(concat(shard.stored)))
         rows += [row for release in effects.releases for row in release.rows.to_pylist()]
     rows.sort(key=lambda row: (row["deliver_at"], row["was_due"], row["entry_id"]))
     due = {entry: 10 + entry * 7 % 50 for entry in range(50)} | {100: 7, 101: 8}
@@ -136,7 +136,7 @@ def test_the_order_outlives_long_outages() -> None:
     entries = [3, 2, 6, 1, 0, 5, 4]
     for entry, time in zip(entries, times, strict=True):
         service.step(time, messages([(1, entry, time)]), unwritable=stuck)
-    back = service.step(90_000_000, back={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(90_000_000, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
     assert [entry for entry, _ in sent(back)] == entries
 
 
@@ -157,7 +157,7 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
     )
     results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
     assert results == {0: Result.TOO_LATE, 1: Result.APPLIED}
-    assert sent(service.step(32, back={TOPIC}, payload_rows=held(concat(service.stored)), confirmed=2)) == []
+    assert sent(service.step(32, reinstated={TOPIC}, payload_rows=held(concat(service.stored)), confirmed=2)) == []
 
 
 def test_one_that_is_paused_too_stays_so() -> None:
@@ -169,7 +169,7 @@ def test_one_that_is_paused_too_stays_so() -> None:
         1, unwritable=stuck, commands=pause, request_ids={"p": 0}, pause_changes=[PauseChange("p", TOPIC, 2, True)]
     )
     service.step(5, unwritable=stuck)
-    assert sent(service.step(6, back={TOPIC}, payload_rows=held(concat(service.stored)))) == []
+    assert sent(service.step(6, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))) == []
     assert positions(held(concat(service.stored))) == [(1, 0)]
 
 
@@ -199,7 +199,7 @@ def test_what_is_rejected_after_a_while_is_what_was_handed_out_held_back_and_com
     assert sent(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
 
     effects = service.step(
-        40, confirmed=confirmed, unwritable=REJECTS, back={TOPIC}, payload_rows=held(concat(service.stored))
+        40, confirmed=confirmed, unwritable=REJECTS, reinstated={TOPIC}, payload_rows=held(concat(service.stored))
     )
     assert sorted(rejected(effects)) == [0, 1, 2]
     assert [pair for pair in sent(effects) if pair[1]] == [(2, 1)]

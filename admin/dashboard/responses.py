@@ -1,4 +1,4 @@
-"""Templates and static files, and the headers that keep a page from being misused."""
+"""The answers to a browser: pages of templates and static files, with headers that keep them from being misused."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streaming.operator_input import _spark_hash, shard_keys
-from tracker.shards import ENTRIES_TOGETHER, shard_of
+from tracker.sharding import ENTRIES_TOGETHER, shard_of
 
 
 def test_a_position_keeps_its_shard_from_release_to_release() -> None:
