@@ -1,11 +1,11 @@
 """Measures how late messages of nine destinations are while a tenth is unwritable, and when that one has its own.
 
-usage: isolation.py [RATE [SECONDS]]
+usage: isolation.py [RATE [SECONDS [OUTAGE]]]
 
 RATE (1,000) messages a second over ten routes, 100 bytes each, are due 5 to 10 seconds after they are sent. After 30
-seconds to warm up come SECONDS (120) with all ten destinations, and SECONDS with one of them terminated; then that one
-is made anew, and gets the messages that it missed. Lateness is taken at the consumer of the other nine. Prints one JSON
-object.
+seconds to warm up come SECONDS (120) with all ten destinations, and OUTAGE (as many) seconds with one of them
+terminated; then that one is made anew, and gets the messages that it missed. Lateness is taken at the consumer of the
+other nine. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def lateness(found: Any, begin: float, end: float) -> dict[str, float]:
 def main() -> None:
     rate = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 120
-    total = MOST_DELAY_SECONDS + WARM_UP_SECONDS + 2 * seconds
+    outage = float(sys.argv[3]) if len(sys.argv) > 3 else seconds
+    total = MOST_DELAY_SECONDS + WARM_UP_SECONDS + seconds + outage
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder) / "broker")
         broker.start(port=0, http_port=0)
@@ -109,7 +110,7 @@ def main() -> None:
         try:
             job.start()
             well = Consumer(broker.settings, WELL, int(rate * total * 0.9), 2 * total + 60)
-            before = Consumer(broker.settings, [DEAD], int(rate * total), total - seconds + 5)
+            before = Consumer(broker.settings, [DEAD], int(rate * total), total - outage + 5)
             begin = time.time() + MOST_DELAY_SECONDS + WARM_UP_SECONDS
             producer = multiprocessing.Process(target=produce, args=(broker.settings, rate, total))
             producer.start()
@@ -128,13 +129,14 @@ def main() -> None:
             job.stop()
             broker.kill()
     numbers = np.concatenate([earlier, late])[:, 2]
-    parts = [lateness(found, begin, died_at), lateness(found, died_at, died_at + seconds)]
+    parts = [lateness(found, begin, died_at), lateness(found, died_at, died_at + outage)]
     print(
         json.dumps(
             {
                 "benchmark": "isolation",
                 "rate": rate,
                 "seconds": seconds,
+                "outage_seconds": outage,
                 "late_millis": {"before": parts[0], "with_one_dead": parts[1]},
                 "p99_ratio": round(parts[1]["p99"] / parts[0]["p99"], 3),
                 "lost_of_others": int(rate * total * 0.9) - len(found),
