@@ -1,12 +1,12 @@
-"""What a task is given to send, and what it reports."""
+"""What a task is given to send, what it reports, and what has arrived by several reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from conf.settings import MOST_LANES
-from streaming.release.naming import Target
+from streaming.release.naming import ROW_BITS, Target
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,25 @@ class Sent:
     # By release (tick, is planned) the messages that the client does not take, packed, with the subscription and the
     # reason: they are not delivered.
     refused: Mapping[tuple[int, bool], bytes] = field(default_factory=dict)
+
+
+def note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:
+    """Notes up to which sequence id messages of producers that failed have arrived."""
+    for one in failed:
+        key = (one.topic, one.producer)
+        arrived_to[key] = max(arrived_to.get(key, -1), one.arrived_to)
+
+
+def note_done(arrived_to: dict[tuple[str, str], int], done: Iterable[tuple[int, str, str]]) -> None:
+    """Notes producers whose messages of a tick have all arrived: up to the last sequence id that it can have."""
+    for tick, topic, producer in done:
+        arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), ((tick + 1) << ROW_BITS) - 1)
+
+
+def merged(arrived_to: Iterable[Mapping[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
+    """Returns by topic and producer's name the last of the sequence ids up to which messages have arrived."""
+    found: dict[tuple[str, str], int] = {}
+    for of_part in arrived_to:
+        for key, sequence_id in of_part.items():
+            found[key] = max(found.get(key, -1), sequence_id)
+    return found

@@ -9,45 +9,37 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from broker.admin_rest import AdminClient
 from broker.client import PulsarError
 from conf.settings import Settings, rejects_topic
 from status.troubles import Troubles
-from streaming.release.attempt import Assignment, Attempt, Failed, Sent
+from streaming.release.attempt import Assignment, Attempt, Failed, Sent, merged, note_arrived, note_done
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.job import Job, job_of
-from streaming.release.naming import ROW_BITS, Target
+from streaming.release.lookahead import Lookahead
+from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
-from streaming.release.sender import can_write, send_releases
+from streaming.release.spark_jobs import SparkJobs
 from streaming.release.unwritable import Part, Unwritable
-from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
-from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
-from tracker.messages import MESSAGES, concat, is_among, unpack, where
+from streaming.release.written_down import WrittenDown, of_target
+from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
-from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
-from warehouse.tables import DELIVERIES, Tables, literal
+from warehouse.tables import DELIVERIES, Tables
 
 _log = logging.getLogger(__name__)
 
 _ROWS_A_TASK = 4_000  # a release of no more rows is sent by one task, a larger one by a task for each shard
-_FIRST_LEAD_MILLIS = 800  # how long before its first row is due a job starts, until that has been measured
-_MESSAGE = ["ledger_id", "entry_id", "batch_index"]  # names a message of a topic
 
 _WRITE_SECONDS = 0.5  # deliveries are written down this often
 _RETRY_SECONDS = 1.0
-_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: a job that is fenced sends nothing more
 _PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
-_MEASURED = 30  # how many of the last jobs decide how far to look ahead
 
 
 @dataclass
@@ -92,9 +84,7 @@ class Releaser:
     ) -> None:
         troubles = troubles or Troubles()
         routes = (routes or KnownRoutes({})).taken_on(settings)
-        self._spark = spark
         self._settings = settings
-        self._settings_json = settings.model_dump_json()
         self._tables = tables
         self._feedback_file = feedback
         self._app_id = app_id
@@ -105,11 +95,11 @@ class Releaser:
         self._accepted: set[tuple[int, bool]] = set()  # releases that were submitted in this run
         self._cutoffs: deque[tuple[int, int]] = deque()  # (tick, cutoff) of ticks that are not confirmed
         self._feedback = Feedback(lookahead_millis=settings.release.lookahead_millis)
-        self._last_batch: tuple[int, int] | None = None  # the time it looked ahead from, and its cutoff
-        self._lags: deque[int] = deque(maxlen=_MEASURED)
-        self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
         self._finished: queue.Queue[_Done | None] = queue.Queue()
         self._stopped = threading.Event()
+        self._lookahead = Lookahead(settings.release)
+        self._written_down = WrittenDown(tables, self._stopped)
+        self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
         self._admin = AdminClient(settings.pulsar)
         self._names = ProducerNames(settings, troubles)
         self._unwritable = Unwritable(
@@ -117,7 +107,7 @@ class Releaser:
             settings.release.retry_max_millis / 1000,
             self._settle,
             self._send_parts,
-            self._probe,
+            self._spark_jobs.probe,
             self._is_on_its_way,
             self._confirm_now,
             troubles,
@@ -185,10 +175,8 @@ class Releaser:
                 self._accepted.add(release)
                 self._enqueue(job)
             planned = self._outstanding.get((tick, True))
-            if planned is not None:
-                self._measure(now, planned.first_due)
+            self._lookahead.note_batch(now, cutoff, None if planned is None else planned.first_due)
             self._cutoffs.append((tick, cutoff))
-            self._last_batch = now, cutoff
             self._feedback = replace(self._feedback, next_due=next_due)
             self._confirm()
 
@@ -236,7 +224,7 @@ class Releaser:
         return thread
 
     def _run_lane(self, lane: str) -> None:
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        self._spark_jobs.use_pool()
         written = self._tables.written("deliveries", self._writer_name(lane))
         while not self._stopped.is_set():
             with self._lock:
@@ -249,7 +237,7 @@ class Releaser:
                 self._finished.put(_Done(job, DELIVERIES.empty_table()))
                 continue
             is_far = job.first_due > self._soon()
-            self._wait_until(job.first_due - self._lead())
+            self._wait_until(job.first_due - self._lookahead.lead_millis)
             if is_far:
                 self._confirm_now()  # its messages count as in flight from now on
             if (done := self._send(job)) is not None:
@@ -262,7 +250,7 @@ class Releaser:
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
         while not self._stopped.is_set():
-            checked_at = self._check_epoch()
+            checked_at = self._spark_jobs.check_epoch()
             attempt = Attempt(
                 skipped=self._unwritable.targets,
                 done=arrived,
@@ -275,7 +263,7 @@ class Releaser:
             is_first = False
             try:
                 tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
-                sent = self._run(job.assignments, tasks, attempt, checked_at)
+                sent = self._spark_jobs.run(job.assignments, tasks, attempt, checked_at)
             except Exception as error:
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", job.tick, _cause(error))
@@ -285,7 +273,7 @@ class Releaser:
             result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
             result.refused = concat([result.refused, _refused(sent, (job.tick, job.is_planned))])
             failed = [one for s in sent for one in s.failed]
-            _note_arrived(arrived_to, failed)
+            note_arrived(arrived_to, failed)
             others = self._names.renew(failed, max(job.tick, job.sent_to))
             given_up = self._given_up(others)
             left = {target: "" for one in sent for target in one.skipped}
@@ -302,39 +290,9 @@ class Releaser:
                 return result
         return None
 
-    def _check_epoch(self) -> float:
-        """Checks that this job may still send; returns when it was checked, seconds since the epoch.
-
-        Raises:
-            FencedError: somebody else has taken the warehouse over.
-        """
-        at = time.time()
-        try:
-            self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
-        except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
-            _log.debug("the warehouse's epoch: %s", error)
-        return at
-
     @property
     def _has_stopped(self) -> bool:
         return self._stopped.is_set()
-
-    def _run(self, assignments: Sequence[Assignment], tasks: int, attempt: Attempt, checked_at: float) -> list[Sent]:
-        started = time.time_ns() // 1_000_000
-        sent: list[Sent] = (
-            self._spark.sparkContext.parallelize(assignments, tasks)
-            .mapPartitions(
-                functools.partial(
-                    send_releases, self._settings_json, attempt, epoch=self._tables.epoch, checked_at=checked_at
-                )
-            )
-            .collect()
-        )
-        ready = [one.ready_at for one in sent if one.ready_at]
-        if ready and not any(one.failed for one in sent):
-            with self._lock:
-                self._leads.append(max(ready) - started)
-        return sent
 
     def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
         """Returns the destinations that are not waited for any more, and why; none while the broker is away."""
@@ -371,7 +329,7 @@ class Releaser:
         Returns:
             why not all of it has arrived; an empty text: it has.
         """
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+        self._spark_jobs.use_pool()
         [target] = {part.target for part in parts}
         names = {part.release: f"{self._writer_name(part.job.lane)}:{target[0]}:{target[1]}" for part in parts}
         written = {name: self._tables.written("deliveries", name) for name in set(names.values())}
@@ -380,49 +338,34 @@ class Releaser:
             return ""
         if self._has_stopped:
             return "stopped"
-        checked_at = self._check_epoch()
+        checked_at = self._spark_jobs.check_epoch()
         sent_to = max(part.job.sent_to for part in parts)
         attempt = Attempt(
             only=frozenset({target}),
             done=frozenset().union(*(part.done for part in parts)),
-            arrived_to=_merged(part.arrived_to for part in parts),
+            arrived_to=merged(part.arrived_to for part in parts),
             generations=self._names.generations,
             sent_to=sent_to,
         )
-        sent = self._run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
+        sent = self._spark_jobs.run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]
         if failed:
             for part in parts:
-                _note_arrived(part.arrived_to, failed)
-                _note_done(part.arrived_to, [line for one in sent for line in one.done])
+                note_arrived(part.arrived_to, failed)
+                note_done(part.arrived_to, [line for one in sent for line in one.done])
             self._names.renew(failed, max(parts[-1].job.tick, sent_to))
             return failed[0].reason
         for part in parts:
             writer, resumed = names[part.release], target if part.is_resumed else None
-            if not self._write_refused(_refused(sent, part.release), writer, part.job.tick, resumed):
+            if not self._written_down.refuse(_refused(sent, part.release), writer, part.job.tick, resumed):
                 return "stopped"
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
         if ticks := [part.job.tick for part in parts if part.is_resumed]:
-            rows = self._not_written("deliveries", rows, ticks, *_of(target))
+            rows = self._written_down.missing("deliveries", rows, ticks, *of_target(target))
         if rows.num_rows:
             self._tables.append("deliveries", rows, {names[part.release]: part.job.tick for part in parts})
             self._on_deliveries(rows)
         return ""
-
-    def _not_written(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
-        """Returns the messages that a table does not have: of a resumed part a run before may have written some down.
-
-        Args:
-            rows: of one target.
-            ticks: of the resumed parts.
-            conditions: SQL, which the rows of the target in the table meet.
-        """
-        of_ticks = f"batch_id IN ({', '.join(map(str, ticks))})"
-        written = self._tables.query(
-            table,
-            f"SELECT {', '.join(_MESSAGE)} FROM {table} WHERE {' AND '.join([of_ticks, *conditions])}",  # noqa: S608
-        )
-        return where(rows, ~is_among(rows, written, _MESSAGE))
 
     def _is_on_its_way(self, target: Target) -> bool:
         """Whether a lane may still have messages for a subscription that were handed out before it was held back."""
@@ -439,19 +382,6 @@ class Releaser:
         What is in flight and due later was handed out before the clock was set back: its lane waits for long.
         """
         return time.time_ns() // 1_000_000 + self._settings.release.lookahead_ceiling_millis
-
-    def _probe(self, topic: str) -> str:
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
-        probed: list[str] = (
-            self._spark.sparkContext.parallelize([topic], 1)
-            .mapPartitions(functools.partial(can_write, self._settings_json))
-            .collect()
-        )
-        return probed[0]
-
-    def _lead(self) -> int:
-        """Returns how long before its first row is due a job has to start, ms."""
-        return int(np.percentile(list(self._leads), 95) * 1.3) + 50
 
     def _wait_until(self, millis: int) -> None:
         while (left := millis / 1000 - time.time()) > 0 and not self._stopped.wait(min(left, 1)):
@@ -509,12 +439,12 @@ class Releaser:
         versions: dict[str, int] = {}
         for one in done:
             # Before its deliveries: once these are written down, the release counts as done.
-            if not self._write_refused(one.refused, self._writer_name(one.job.lane), one.job.tick):
+            if not self._written_down.refuse(one.refused, self._writer_name(one.job.lane), one.job.tick):
                 return
             if one.deliveries.num_rows:
                 name = self._writer_name(one.job.lane)
                 versions[name] = max(versions.get(name, 0), one.job.tick)
-        if not self._append("deliveries", rows, versions):
+        if not self._written_down.append("deliveries", rows, versions):
             return
         if rows.num_rows:
             self._on_deliveries(rows)
@@ -523,61 +453,6 @@ class Releaser:
                 self._outstanding.pop((one.job.tick, one.job.is_planned), None)
             self._confirm()
             self._lock.notify_all()
-
-    def _write_refused(self, refused: pa.Table, writer: str, tick: int, resumed: Target | None = None) -> bool:
-        """Writes down messages that no producer takes: as rejects, and as cancelled for their subscription.
-
-        Args:
-            resumed: the target of a part of which a run before may have written some down; None: none has.
-
-        Returns:
-            whether that is done; False: told to stop.
-        """
-        if not refused.num_rows:
-            return True
-        now, version = time.time_ns() // 1_000_000, {f"{writer}:refused": tick}
-        outcomes = []
-        for row in range(refused.num_rows):
-            one = refused.slice(row, 1)
-            name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
-            outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
-        rejects = to_rejects(refused, tick)
-        cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
-        if resumed is not None:
-            of_topic, of_subscription = _of(resumed)
-            reason = literal(f"{NOT_DELIVERED}{resumed[1]}{NOT_TAKEN}")
-            rejects = self._not_written("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
-            request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
-            cancels = self._not_written("outcomes", cancels, [tick], of_topic, of_subscription, request)
-        return self._append("rejects", rejects, version) and self._append("outcomes", cancels, version)
-
-    def _append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
-        """Appends rows, if there are any, again and again until it works; returns false when told to stop."""
-        while rows.num_rows:
-            try:
-                self._tables.append(table, rows, versions)
-                return True
-            except OSError as error:
-                _log.warning("%s are written again: %s", table, error)
-                if self._stopped.wait(_RETRY_SECONDS):
-                    return False
-        return True
-
-    def _measure(self, now: int, first_due: int) -> None:
-        """Notes how far ahead the last batch should have looked for this one's releases to be at hand on time.
-
-        A message that is due just beyond the last batch's cutoff was released by this one.
-
-        Args:
-            now: the time from which this batch looked ahead, ms since the epoch.
-            first_due: when the first of its planned rows is due, ms since the epoch.
-        """
-        submitted = time.time_ns() // 1_000_000
-        lag = submitted - now
-        if self._last_batch is not None:  # else the time without a job would count
-            last_now, last_cutoff = self._last_batch
-            lag = max(lag, submitted - first_due + last_cutoff - last_now)
-        self._lags.append(lag)
 
     def _confirm_now(self) -> None:
         with self._lock:
@@ -599,20 +474,11 @@ class Releaser:
             self._feedback,
             confirmed=confirmed,
             settled=settled,
-            lookahead_millis=self._lookahead(),
+            lookahead_millis=self._lookahead.millis,
             in_flight=sum(job.rows_due(soon) for job in self._outstanding.values()),
             unwritable=self._unwritable.recorded,
         )
         self._publish()
-
-    def _lookahead(self) -> int:
-        """Returns how long it takes from a batch to the first send of its job, as measured, with some to spare, ms."""
-        limits = self._settings.release
-        if len(self._lags) < 5:
-            return limits.lookahead_millis
-        # The slowest batch counts, not the usual one: one that seals takes longer than the ticks between.
-        needed = max(self._lags) + self._lead() + SLOT_MILLIS
-        return int(min(max(needed, limits.min_lookahead_millis), limits.lookahead_ceiling_millis))
 
     def _publish(self) -> None:
         self._feedback_file.write(self._feedback)
@@ -621,33 +487,8 @@ class Releaser:
         return f"{self._app_id}:{lane}"
 
 
-def _note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:
-    for one in failed:
-        key = (one.topic, one.producer)
-        arrived_to[key] = max(arrived_to.get(key, -1), one.arrived_to)
-
-
-def _note_done(arrived_to: dict[tuple[str, str], int], done: Iterable[tuple[int, str, str]]) -> None:
-    """Notes producers whose messages of a tick have all arrived: up to the last sequence id that it can have."""
-    for tick, topic, producer in done:
-        arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), ((tick + 1) << ROW_BITS) - 1)
-
-
-def _merged(arrived_to: Iterable[Mapping[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {}
-    for of_part in arrived_to:
-        for key, sequence_id in of_part.items():
-            found[key] = max(found.get(key, -1), sequence_id)
-    return found
-
-
 def _refused(sent: Iterable[Sent], release: tuple[int, bool]) -> pa.Table:
     return concat(unpack(one.refused[release]) for one in sent if release in one.refused)
-
-
-def _of(target: Target) -> tuple[str, str]:
-    """SQL conditions: a row is of a target's topic, and of its subscription."""
-    return f"topic = {literal(target[0])}", f"subscription = {literal(target[1])}"
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:

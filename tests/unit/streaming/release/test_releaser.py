@@ -15,8 +15,7 @@ import pytest
 
 from conf.settings import Settings
 from status.troubles import Troubles
-from streaming.release import releaser as release
-from streaming.release import unwritable
+from streaming.release import spark_jobs, unwritable
 from streaming.release.attempt import Assignment, Attempt, Failed, Sent
 from streaming.release.feedback import Feedback
 from streaming.release.naming import ROW_BITS
@@ -226,8 +225,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     def one(tables: Tables | None = None, names: Sequence[str] = NAMES, **changes: Any) -> Job:
         job = Job(tmp_path, tables, names, **changes)
         made.append(job)
-        monkeypatch.setattr(release, "send_releases", job.send)
-        monkeypatch.setattr(release, "can_write", job.probe)
+        monkeypatch.setattr(spark_jobs, "send_releases", job.send)
+        monkeypatch.setattr(spark_jobs, "can_write", job.probe)
         return job
 
     yield one

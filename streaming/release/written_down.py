@@ -1,0 +1,93 @@
+"""What the driver writes down of releases: deliveries, and messages that no producer takes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from streaming.release.naming import Target
+from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
+from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
+from tracker.messages import concat, is_among, where
+from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
+from warehouse.tables import Tables, literal
+
+_log = logging.getLogger(__name__)
+
+_MESSAGE = ["ledger_id", "entry_id", "batch_index"]  # names a message of a topic
+_RETRY_SECONDS = 1.0
+
+
+class WrittenDown:
+    """The rows of releases in the tables.
+
+    Args:
+        stopped: ends waiting for a table that can't be written.
+    """
+
+    def __init__(self, tables: Tables, stopped: threading.Event) -> None:
+        self._tables = tables
+        self._stopped = stopped
+
+    def append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
+        """Appends rows, if there are any, again and again until it works; returns false when told to stop."""
+        while rows.num_rows:
+            try:
+                self._tables.append(table, rows, versions)
+                return True
+            except OSError as error:
+                _log.warning("%s are written again: %s", table, error)
+                if self._stopped.wait(_RETRY_SECONDS):
+                    return False
+        return True
+
+    def refuse(self, refused: pa.Table, writer: str, tick: int, resumed: Target | None = None) -> bool:
+        """Writes down messages that no producer takes: as rejects, and as cancelled for their subscription.
+
+        Args:
+            resumed: the target of a part of which a run before may have written some down; None: none has.
+
+        Returns:
+            whether that is done; False: told to stop.
+        """
+        if not refused.num_rows:
+            return True
+        now, version = time.time_ns() // 1_000_000, {f"{writer}:refused": tick}
+        outcomes = []
+        for row in range(refused.num_rows):
+            one = refused.slice(row, 1)
+            name, reason = one["subscription"][0].as_py(), one["reason"][0].as_py()
+            outcomes.append(cancelled(one, name, reason, tick << SEQUENCE_BITS, tick, now))
+        rejects = to_rejects(refused, tick)
+        cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
+        if resumed is not None:
+            of_topic, of_subscription = of_target(resumed)
+            reason = literal(f"{NOT_DELIVERED}{resumed[1]}{NOT_TAKEN}")
+            rejects = self.missing("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
+            request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
+            cancels = self.missing("outcomes", cancels, [tick], of_topic, of_subscription, request)
+        return self.append("rejects", rejects, version) and self.append("outcomes", cancels, version)
+
+    def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
+        """Returns the messages that a table lacks: of a resumed part a run before may have written some down.
+
+        Args:
+            rows: of one target.
+            ticks: of the resumed parts.
+            conditions: SQL, which the rows of the target in the table meet.
+        """
+        of_ticks = f"batch_id IN ({', '.join(map(str, ticks))})"
+        written = self._tables.query(
+            table,
+            f"SELECT {', '.join(_MESSAGE)} FROM {table} WHERE {' AND '.join([of_ticks, *conditions])}",  # noqa: S608
+        )
+        return where(rows, ~is_among(rows, written, _MESSAGE))
+
+
+def of_target(target: Target) -> tuple[str, str]:
+    """SQL conditions: a row is of a target's topic, and of its subscription."""
+    return f"topic = {literal(target[0])}", f"subscription = {literal(target[1])}"
