@@ -37,7 +37,8 @@ from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
 from tests.harness import Job, now
-from warehouse.queries.waiting import Pending, PendingFilter
+from warehouse.queries.listing import PendingFilter
+from warehouse.queries.waiting import Pending
 
 FILE_ROWS = 1_000_000
 YEAR_MILLIS = 365 * 86_400_000

@@ -18,7 +18,8 @@ from conf.settings import Settings, Subscription
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
 from tracker.schedule import MAX_TIME_MILLIS
-from warehouse.queries.waiting import WAITS, Pending, PendingError, PendingFilter, State
+from warehouse.queries.listing import PendingError, PendingFilter, State
+from warehouse.queries.waiting import WAITS, Pending
 from warehouse.tables import DELAYED_INDEX
 
 # The columns of messages that are to be changed.

@@ -26,7 +26,8 @@ from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
 from status.job_status import read_status
 from status.troubles import Trouble
-from warehouse.queries.waiting import Pending, PendingError, PendingFilter, State
+from warehouse.queries.listing import PendingError, PendingFilter, State
+from warehouse.queries.waiting import Pending
 
 _PAGE = 50
 _LOGGED = 200

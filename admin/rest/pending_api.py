@@ -49,17 +49,16 @@ from conf.settings import Settings
 from status.job_status import read_status
 from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
-from warehouse.queries.waiting import (
-    MAX_LIMIT,
+from warehouse.queries.listing import (
     CursorError,
     NoTablesError,
-    Pending,
     PendingError,
     PendingFilter,
     State,
     UnknownTopicError,
     VersionGoneError,
 )
+from warehouse.queries.waiting import MAX_LIMIT, Pending
 
 _PAGE = 100  # messages, where no limit is given
 _SHOWN = 100  # messages of a dry run

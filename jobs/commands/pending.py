@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from admin.control.client import ControlClient
     from admin.control.rest_client import RestClient
     from conf.settings import Settings
-    from warehouse.queries.waiting import Pending, PendingFilter
+    from warehouse.queries.listing import PendingFilter
+    from warehouse.queries.waiting import Pending
 
 _SHOWN = 20  # messages, of those that are about to be changed
 _MAX_PURGED = 20_000_000  # by one call: their ids take 2 GB
@@ -55,7 +56,7 @@ Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait fo
 
 
 class Listed(StrEnum):
-    """Which messages to list, as `warehouse.queries.waiting.State`."""
+    """Which messages to list, as `warehouse.queries.listing.State`."""
 
     WAITING = "waiting"
     HELD = "held"
@@ -145,7 +146,7 @@ def purge(
     from conf.settings import SubscriptionType
     from tracker.commands.decode import full_name
     from warehouse.missing_routes import settings_with
-    from warehouse.queries.waiting import PendingFilter
+    from warehouse.queries.listing import PendingFilter
 
     options = global_options(context)
     settings, is_missing = settings_with(options.settings, topic)
@@ -260,7 +261,7 @@ def _filter(
 ) -> PendingFilter:
     from pydantic import ValidationError
 
-    from warehouse.queries.waiting import PendingFilter, State
+    from warehouse.queries.listing import PendingFilter, State
 
     try:
         return PendingFilter(

@@ -16,7 +16,8 @@ from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
 from tests.unit.admin.rest.test_admin_app import served
-from warehouse.queries.waiting import Pending, PendingFilter
+from warehouse.queries.listing import PendingFilter
+from warehouse.queries.waiting import Pending
 
 
 def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
 
 from broker.message_ids import MessageRef
-from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
+from warehouse.queries.listing import (
+    ORDER,
+    Cursor,
+    NoTablesError,
+    Page,
+    PendingFilter,
+    PendingMessage,
+    State,
+    UnknownTopicError,
+    VersionGoneError,
+)
 from warehouse.tables import Snapshot, any_of, literal, ranges_of
 from warehouse.tenure import Tenures
 
@@ -38,12 +43,10 @@ OVERDUE_MILLIS = 15 * 60 * 1000
 # Ms; by the names that `Pending.stats` gives the counts.
 _HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
 
-# The columns by which a listing, of one topic, is ordered, all ascending.
-_ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
 # Those of them that name an entry and a time at which messages of it are due.
 _ENTRY = ["deliver_at", "ledger_id", "entry_id", "partition"]
 _SHOWN = (
-    *_ORDER,
+    *ORDER,
     "subscription",
     "batch_size",
     "key",
@@ -64,173 +67,6 @@ _GROWTH = 8
 _MAX_CANDIDATES = 1_000_000
 
 _MAX_RANGES = 20  # ranges of times that a query is narrowed to
-
-_Int64 = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class PendingError(DelayLakeError):
-    """The question can't be answered."""
-
-
-class CursorError(PendingError):
-    """The text is no cursor, or the cursor of another listing."""
-
-
-class VersionGoneError(PendingError):
-    """The version of the tables that a listing reads has been removed."""
-
-
-class NoTablesError(PendingError):
-    """There are no tables: the job has not run yet."""
-
-
-class UnknownTopicError(PendingError):
-    """No route has the topic, or the topic has no such subscription."""
-
-
-class State(StrEnum):
-    """The state of a message that is not delivered yet."""
-
-    WAITING = "waiting"  # to be delivered, or held back
-    HELD = "held"  # held back, because the subscription was paused when it came due
-    CANCELLED = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
-
-
-class PendingFilter(BaseModel):
-    """A filter for a topic's pending messages: all conditions given must hold. Times are ms since the epoch."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
-
-    subscription: str | None = None  # pending for this one; else for any of the topic's
-    key: str | None = None
-    properties: dict[str, str] = {}
-    due_from: _Int64 | None = None
-    due_before: _Int64 | None = None
-    producer_name: str | None = None
-    ledger_id: _Int64 | None = None
-    entry_id: _Int64 | None = None
-    state: State = State.WAITING
-
-    @model_validator(mode="after")
-    def _entry_of_a_ledger(self) -> PendingFilter:
-        if self.entry_id is not None and self.ledger_id is None:
-            raise ValueError("an entry id needs a ledger id")
-        return self
-
-    @property
-    def is_selective(self) -> bool:
-        """Whether the filter has other conditions than the subscription."""
-        return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
-
-    @property
-    def conditions(self) -> list[str]:
-        """The conditions on a row of the delayed index, in SQL, but for `due_from`; to be joined by AND."""
-        texts = {"key": self.key, "producer_name": self.producer_name}
-        texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
-        conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
-        numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
-        if self.state is State.HELD:
-            numbers["deliver_at ="] = HELD_DELIVER_AT
-        return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
-
-
-@dataclass(frozen=True)
-class PendingMessage:
-    """A message that was found, and the subscriptions for which it is pending. Times are ms since the epoch."""
-
-    ref: MessageRef
-    deliver_at: int
-    subscriptions: tuple[str, ...]
-    batch_size: int
-    key: str | None
-    ordering_key: str | None
-    properties: dict[str, str]
-    sequence: int  # of the command that moved the message to this time; 0: it is where it came
-    event_time: int  # 0: not set
-    publish_time: int
-    producer_name: str
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it is due, and held back because its subscription was paused."""
-        return self.deliver_at >= HELD_DELIVER_AT
-
-    def to_json(self) -> dict[str, Any]:
-        """The message as JSON, as the admin API and `--json` give it."""
-        return {
-            "messageId": str(self.ref),
-            "ledgerId": self.ref.ledger_id,
-            "entryId": self.ref.entry_id,
-            "partitionIndex": self.ref.partition,
-            "batchIndex": self.ref.batch_index,
-            "deliverAt": None if self.is_held else self.deliver_at,
-            "isHeld": self.is_held,
-            "subscriptions": list(self.subscriptions),
-            "key": self.key,
-            "orderingKey": self.ordering_key,
-            "properties": self.properties,
-            "eventTime": self.event_time,
-            "publishTime": self.publish_time,
-            "producerName": self.producer_name,
-        }
-
-
-@dataclass(frozen=True)
-class Page:
-    """A part of a listing.
-
-    Attributes:
-        version: of the delayed index; the same for all pages of a listing.
-        as_of: when the listing began, ms since the epoch.
-        messages: soonest first.
-        cursor: with it `Pending` goes on with the next page; None: this is the last one.
-    """
-
-    version: int
-    as_of: int
-    messages: list[PendingMessage]
-    cursor: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The page as JSON, as the admin API gives it."""
-        return {
-            "version": self.version,
-            "asOf": self.as_of,
-            "messages": [message.to_json() for message in self.messages],
-            "nextCursor": self.cursor,
-        }
-
-
-class _Cursor(BaseModel):
-    """Where a listing goes on, and the versions of the tables that it reads.
-
-    Attributes:
-        index, deliveries: the tables' versions.
-        as_of: ms since the epoch.
-        asked: a hash of the topic and the filter.
-        last: the last message's values of _ORDER.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    index: _Int64
-    deliveries: _Int64
-    as_of: _Int64
-    asked: str
-    last: tuple[_Int64, _Int64, _Int64, int, int, _Int64]
-
-    def encode(self) -> str:
-        return urlsafe_b64encode(self.model_dump_json().encode()).decode().rstrip("=")
-
-    @staticmethod
-    def decode(text: str, asked: str) -> _Cursor:
-        try:
-            cursor = _Cursor.model_validate_json(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        except (ValueError, ValidationError):
-            raise CursorError("the cursor is none of a listing: begin the listing again without one") from None
-        if cursor.asked != asked:
-            raise CursorError("the cursor is of a listing with another topic or filter: begin again without one")
-        return cursor
 
 
 class Pending:
@@ -263,7 +99,7 @@ class Pending:
         self.topic, self._partition, subscriptions = _of_route(settings, topic, self._filter.subscription)
         self.subscriptions = subscriptions
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
-        self._cursor = _Cursor.decode(cursor, self._asked) if cursor else None
+        self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
         self._tables = self._open(settings.warehouse)
         self.version = self._tables.versions["delayed_index"]
@@ -283,12 +119,12 @@ class Pending:
         cursor = None
         if len(found) > limit:
             del found[limit:]
-            cursor = _Cursor(
+            cursor = Cursor(
                 index=self.version,
                 deliveries=self._tables.versions["deliveries"],
                 as_of=self.as_of,
                 asked=self._asked,
-                last=_key(found[-1]),
+                last=found[-1].place,
             ).encode()
         return Page(self.version, self.as_of, found, cursor)
 
@@ -316,7 +152,7 @@ class Pending:
         """
         after = self._cursor.last if self._cursor else None
         before: tuple[int, ...] | None = None
-        rows = self._rows(rows_at_once, _ORDER, after)
+        rows = self._rows(rows_at_once, ORDER, after)
         while rows.num_rows:
             keys = [rows[name].to_numpy() for name in _ENTRY]
             is_new = np.ones(rows.num_rows, np.bool_)
@@ -327,14 +163,14 @@ class Pending:
             if rows.num_rows < rows_at_once:
                 return
             last = rows.slice(rows.num_rows - 1).to_pylist()[0]
-            rows = self._rows(rows_at_once, _ORDER, tuple(last[name] for name in _ORDER))
+            rows = self._rows(rows_at_once, ORDER, tuple(last[name] for name in ORDER))
 
     def _rows(self, limit: int, columns: Sequence[str], after: tuple[int, ...] | None) -> pa.Table:
-        """Returns the next messages after one, which is given by its values of _ORDER; None: from the beginning."""
+        """Returns the next messages after one, which is given by its values of ORDER; None: from the beginning."""
         found: list[pa.Table] = []
-        read = dict.fromkeys((*_ORDER, *columns, "subscription"))
+        read = dict.fromkeys((*ORDER, *columns, "subscription"))
         left = candidates = limit
-        order, shown = ", ".join(_ORDER), ", ".join(columns)
+        order, shown = ", ".join(ORDER), ", ".join(columns)
         while True:
             # The soonest rows are quick to find, and only for these the tables are asked which are still pending.
             source = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
@@ -362,7 +198,7 @@ class Pending:
 
     def count(self) -> int:
         """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""
-        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        rows = self._waiting(self._delayed((*ORDER, "subscription")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
     def histogram(self, width_millis: int) -> list[tuple[int, int]]:
@@ -374,7 +210,7 @@ class Pending:
         Returns:
             (start, number) of each span that has messages, ascending; the start in ms since the epoch.
         """
-        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        rows = self._waiting(self._delayed((*ORDER, "subscription")))
         bins = self._sql(
             f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
             f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY bin ORDER BY bin"
@@ -402,7 +238,7 @@ class Pending:
                 f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_DELIVER_AT}) AS {f}_{i}"
                 for f in ("min", "max")
             ]
-        rows = self._waiting(self._delayed((*_ORDER, "subscription")))
+        rows = self._waiting(self._delayed((*ORDER, "subscription")))
         counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
         counts_of_cancelled = self._sql(
             "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
@@ -461,7 +297,7 @@ class Pending:
     def _delayed(
         self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
     ) -> str:
-        """SQL for the topic's DELAY rows that match the filter, and come after a row with these values of _ORDER."""
+        """SQL for the topic's DELAY rows that match the filter, and come after a row with these values of ORDER."""
         conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
         if self._partition is not None:
             conditions.append(f"partition = {self._partition}")
@@ -610,14 +446,9 @@ def _is_left(i: int, name: str, of_cancelled: bool) -> str:
     )
 
 
-def _key(message: PendingMessage) -> tuple[int, int, int, int, int, int]:
-    ref = message.ref
-    return message.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition, message.sequence
-
-
 def _comes_after(key: Sequence[int]) -> str:
-    """SQL condition: a row comes after the one with these values of the last columns of _ORDER."""
-    column, value = _ORDER[-len(key)], key[0]
+    """SQL condition: a row comes after the one with these values of the last columns of ORDER."""
+    column, value = ORDER[-len(key)], key[0]
     column = _SEQUENCE if column == "sequence" else column
     if len(key) == 1:
         return f"{column} > {value}"
@@ -625,4 +456,4 @@ def _comes_after(key: Sequence[int]) -> str:
 
 
 def _descending() -> str:
-    return ", ".join(f"{column} DESC" for column in _ORDER)
+    return ", ".join(f"{column} DESC" for column in ORDER)

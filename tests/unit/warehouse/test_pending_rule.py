@@ -32,7 +32,8 @@ from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, positions, to_index
-from warehouse.queries.waiting import WAITS, Pending, PendingFilter, State
+from warehouse.queries.listing import PendingFilter, State
+from warehouse.queries.waiting import WAITS, Pending
 from warehouse.tables import DELIVERIES, SCHEMAS, Tables
 from warehouse.views import Warehouse
 

@@ -20,7 +20,8 @@ from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import KnownRoutes
 from warehouse.maintenance.retention import Retention
-from warehouse.queries.waiting import Pending, PendingFilter
+from warehouse.queries.listing import PendingFilter
+from warehouse.queries.waiting import Pending
 from warehouse.tables import Tables
 from warehouse.tenure import Changes, Tenures, changes, write_changes
 from warehouse.views import Warehouse

@@ -1,0 +1,201 @@
+"""What is asked of a topic's pending messages, and what is answered: filter, messages, pages, cursors and errors."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from broker.message_ids import MessageRef
+from conf.errors import DelayLakeError
+from tracker.commands.moves import HELD_DELIVER_AT
+from warehouse.tables import literal
+
+# The columns by which a listing, of one topic, is ordered, all ascending.
+ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
+
+_Int64 = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class PendingError(DelayLakeError):
+    """The question can't be answered."""
+
+
+class CursorError(PendingError):
+    """The text is no cursor, or the cursor of another listing."""
+
+
+class VersionGoneError(PendingError):
+    """The version of the tables that a listing reads has been removed."""
+
+
+class NoTablesError(PendingError):
+    """There are no tables: the job has not run yet."""
+
+
+class UnknownTopicError(PendingError):
+    """No route has the topic, or the topic has no such subscription."""
+
+
+class State(StrEnum):
+    """The state of a message that is not delivered yet."""
+
+    WAITING = "waiting"  # to be delivered, or held back
+    HELD = "held"  # held back, because the subscription was paused when it came due
+    CANCELLED = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
+
+
+class PendingFilter(BaseModel):
+    """A filter for a topic's pending messages: all conditions given must hold. Times are ms since the epoch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
+
+    subscription: str | None = None  # pending for this one; else for any of the topic's
+    key: str | None = None
+    properties: dict[str, str] = {}
+    due_from: _Int64 | None = None
+    due_before: _Int64 | None = None
+    producer_name: str | None = None
+    ledger_id: _Int64 | None = None
+    entry_id: _Int64 | None = None
+    state: State = State.WAITING
+
+    @model_validator(mode="after")
+    def _entry_of_a_ledger(self) -> PendingFilter:
+        if self.entry_id is not None and self.ledger_id is None:
+            raise ValueError("an entry id needs a ledger id")
+        return self
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether the filter has other conditions than the subscription."""
+        return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions on a row of the delayed index, in SQL, but for `due_from`; to be joined by AND."""
+        texts = {"key": self.key, "producer_name": self.producer_name}
+        texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
+        conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
+        numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
+        if self.state is State.HELD:
+            numbers["deliver_at ="] = HELD_DELIVER_AT
+        return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
+
+
+@dataclass(frozen=True)
+class PendingMessage:
+    """A message that was found, and the subscriptions for which it is pending. Times are ms since the epoch."""
+
+    ref: MessageRef
+    deliver_at: int
+    subscriptions: tuple[str, ...]
+    batch_size: int
+    key: str | None
+    ordering_key: str | None
+    properties: dict[str, str]
+    sequence: int  # of the command that moved the message to this time; 0: it is where it came
+    event_time: int  # 0: not set
+    publish_time: int
+    producer_name: str
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is due, and held back because its subscription was paused."""
+        return self.deliver_at >= HELD_DELIVER_AT
+
+    @property
+    def place(self) -> tuple[int, int, int, int, int, int]:
+        """Its values of ORDER."""
+        ref = self.ref
+        return self.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition, self.sequence
+
+    def to_json(self) -> dict[str, Any]:
+        """The message as JSON, as the admin API and `--json` give it."""
+        return {
+            "messageId": str(self.ref),
+            "ledgerId": self.ref.ledger_id,
+            "entryId": self.ref.entry_id,
+            "partitionIndex": self.ref.partition,
+            "batchIndex": self.ref.batch_index,
+            "deliverAt": None if self.is_held else self.deliver_at,
+            "isHeld": self.is_held,
+            "subscriptions": list(self.subscriptions),
+            "key": self.key,
+            "orderingKey": self.ordering_key,
+            "properties": self.properties,
+            "eventTime": self.event_time,
+            "publishTime": self.publish_time,
+            "producerName": self.producer_name,
+        }
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a listing.
+
+    Attributes:
+        version: of the delayed index; the same for all pages of a listing.
+        as_of: when the listing began, ms since the epoch.
+        messages: soonest first.
+        cursor: with it `Pending` goes on with the next page; None: this is the last one.
+    """
+
+    version: int
+    as_of: int
+    messages: list[PendingMessage]
+    cursor: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The page as JSON, as the admin API gives it."""
+        return {
+            "version": self.version,
+            "asOf": self.as_of,
+            "messages": [message.to_json() for message in self.messages],
+            "nextCursor": self.cursor,
+        }
+
+
+class Cursor(BaseModel):
+    """Where a listing goes on, and the versions of the tables that it reads.
+
+    Attributes:
+        index, deliveries: the tables' versions.
+        as_of: ms since the epoch.
+        asked: a hash of the topic and the filter.
+        last: the last message's values of ORDER.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    index: _Int64
+    deliveries: _Int64
+    as_of: _Int64
+    asked: str
+    last: tuple[_Int64, _Int64, _Int64, int, int, _Int64]
+
+    def encode(self) -> str:
+        """Returns the cursor as text, for the caller of a page."""
+        return urlsafe_b64encode(self.model_dump_json().encode()).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str, asked: str) -> Cursor:
+        """Reads what `encode` returned.
+
+        Args:
+            asked: the hash that the cursor is to have.
+
+        Raises:
+            CursorError: the text is no cursor, or the cursor of another listing.
+        """
+        try:
+            cursor = Cursor.model_validate_json(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, ValidationError):
+            raise CursorError("the cursor is none of a listing: begin the listing again without one") from None
+        if cursor.asked != asked:
+            raise CursorError("the cursor is of a listing with another topic or filter: begin again without one")
+        return cursor
