@@ -1,30 +1,18 @@
-"""`delaylake pending` lists the messages that wait; `topics purge`, `cancel-by-filter` and the like change them."""
+"""`delaylake pending` lists the messages that wait."""
 
 from __future__ import annotations
 
-import getpass
-from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.errors import DelayLakeError
-from jobs.commands.produce import parse_duration, parse_property, parse_time
+from jobs.commands.produce import parse_property, parse_time
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 
 if TYPE_CHECKING:
-    from admin.control.bulk import Change, Plan, Tally
-    from admin.control.client import ControlClient
-    from admin.control.rest_client import RestClient
-    from conf.settings import Settings
     from warehouse.queries.listing import PendingFilter
-    from warehouse.queries.waiting import Pending
-
-_SHOWN = 20  # messages, of those that are about to be changed
-_MAX_PURGED = 20_000_000  # by one call: their ids take 2 GB
 
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The source topic, or one of its partitions.", show_default=False)
@@ -32,14 +20,14 @@ Topic = Annotated[
 SubscriptionOption = Annotated[
     str | None, typer.Option("-s", "--subscription", help="The subscription; none: all.", show_default=False)
 ]
-_TIME = "ISO 8601 with a zone, or ms since the epoch."
+TIME = "ISO 8601 with a zone, or ms since the epoch."
 DueBefore = Annotated[
     int | None,
-    typer.Option(parser=parse_time, metavar="TIME", help=f"Due before: {_TIME}", show_default=False),
+    typer.Option(parser=parse_time, metavar="TIME", help=f"Due before: {TIME}", show_default=False),
 ]
 DueAfter = Annotated[
     int | None,
-    typer.Option(parser=parse_time, metavar="TIME", help=f"Due at this time or later: {_TIME}", show_default=False),
+    typer.Option(parser=parse_time, metavar="TIME", help=f"Due at this time or later: {TIME}", show_default=False),
 ]
 Key = Annotated[str | None, typer.Option(help="The messages' key.", show_default=False)]
 Properties = Annotated[
@@ -49,10 +37,6 @@ Properties = Annotated[
 Producer = Annotated[str | None, typer.Option("--producer-name", help="Who sent them.", show_default=False)]
 Ledger = Annotated[int | None, typer.Option("-l", "--ledgerId", min=0, help="Of this ledger.", show_default=False)]
 Entry = Annotated[int | None, typer.Option("-e", "--entryId", min=0, help="Of this entry.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many there are, and show the first.")]
-Max = Annotated[int, typer.Option("--max", min=1, help="Do nothing where there are more than this many.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for answers.")]
 
 
 class Listed(StrEnum):
@@ -61,10 +45,6 @@ class Listed(StrEnum):
     WAITING = "waiting"
     HELD = "held"
     CANCELLED = "takenBack"
-
-
-class BulkError(DelayLakeError):
-    """A change by filter, or a purge, was not made, or not to all of its messages."""
 
 
 def pending(
@@ -90,12 +70,12 @@ def pending(
     A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis), and one that is due sooner
     than about 10 seconds after that never.
     """
-    wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id, state)
+    wanted = filter_of(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id, state)
     found = _listed(global_options(context), topic, wanted, limit, stats)
     if stats:
         show(output, found, _stats_text(found) if output is Output.TEXT else "")
         return
-    lines = _messages_text(found["messages"]) if output is Output.TEXT else ""
+    lines = messages_text(found["messages"]) if output is Output.TEXT else ""
     if found.get("isWithoutRoute"):
         lines = f"{topic} is without a route: what comes due is held back until the settings have it again\n{lines}"
     if found["nextCursor"]:
@@ -129,126 +109,7 @@ def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: in
         return found
 
 
-def purge(
-    context: typer.Context,
-    topic: Topic,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    timeout: Timeout = 60,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Cancel all that waits of a source topic that has no route any more, for all of its subscriptions.
-
-    The job has to run, on settings without the route. What is unread in Pulsar stays there: delete the topic or the
-    job's subscription to it.
-    """
-    from admin.control.bulk import Action, Change
-    from conf.settings import SubscriptionType
-    from tracker.commands.decode import full_name
-    from warehouse.missing_routes import settings_with
-    from warehouse.queries.listing import PendingFilter
-
-    options = global_options(context)
-    settings, is_missing = settings_with(options.settings, topic)
-    if not is_missing:
-        routed = any(route.source == full_name(topic) for route in settings.routes)
-        raise BulkError(
-            f"{topic} has a route: take it out of the settings and start the job again, then purge what waits"
-            if routed
-            else f"{topic} is not known: no job on {settings.warehouse} has had a route for it"
-        )
-    # Where nobody consumes, single messages can be cancelled whatever the type.
-    routes = [
-        route.model_copy(
-            update={
-                "subscriptions": tuple(
-                    s.model_copy(update={"type": SubscriptionType.SHARED}) for s in route.subscriptions
-                )
-            }
-        )
-        for route in settings.routes
-    ]
-    purged = settings.model_copy(update={"routes": tuple(routes)})
-    _apply(purged, None, topic, PendingFilter(), Change(Action.CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
-
-
-def by_filter(action: str, text: str) -> Callable[..., None]:
-    """Makes a command that applies an action to all messages matching a filter.
-
-    Args:
-        action: a value of `admin.control.bulk.Action`, or "deliver now".
-        text: the command's help.
-    """
-
-    def command(
-        context: typer.Context,
-        topic: Topic,
-        subscription: SubscriptionOption = None,
-        due_before: DueBefore = None,
-        due_after: DueAfter = None,
-        key: Key = None,
-        properties: Properties = None,
-        producer_name: Producer = None,
-        ledger_id: Ledger = None,
-        entry_id: Entry = None,
-        dry_run: DryRun = False,
-        max_matched: Max = 10_000,
-        yes: Yes = False,
-        timeout: Timeout = 60,
-        output: OutputOption = Output.TEXT,
-    ) -> None:
-        from admin.control.bulk import Action, Change
-
-        wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
-        change = Change(Action.RESCHEDULE, deliver_at=0) if action == "deliver now" else Change(Action(action))
-        _change(context, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
-
-    command.__doc__ = text
-    return command
-
-
-def reschedule_by_filter(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption = None,
-    due_before: DueBefore = None,
-    due_after: DueAfter = None,
-    key: Key = None,
-    properties: Properties = None,
-    producer_name: Producer = None,
-    ledger_id: Ledger = None,
-    entry_id: Entry = None,
-    deliver_at: Annotated[
-        int | None, typer.Option(parser=parse_time, metavar="TIME", help=f"When: {_TIME}", show_default=False)
-    ] = None,
-    later: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_duration, metavar="DELAY", help="So much later: 10s, 5m, 2h, 1d.", show_default=False
-        ),
-    ] = None,
-    earlier: Annotated[
-        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="So much earlier.", show_default=False)
-    ] = None,
-    dry_run: DryRun = False,
-    max_matched: Max = 10_000,
-    yes: Yes = False,
-    timeout: Timeout = 60,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Deliver the pending messages to which all options given apply at a time, or each so much later or earlier."""
-    from admin.control.bulk import Action, Change
-
-    given = [value for value in (deliver_at, later, earlier) if value is not None]
-    if len(given) != 1:
-        raise typer.BadParameter("one of --deliver-at, --later and --earlier is needed")
-    wanted = _filter(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
-    shift = None if deliver_at is not None else later if later is not None else -(earlier or 0)
-    change = Change(Action.RESCHEDULE, deliver_at, shift)
-    _change(context, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
-
-
-def _filter(
+def filter_of(
     subscription: str | None,
     due_before: int | None,
     due_after: int | None,
@@ -259,6 +120,11 @@ def _filter(
     entry_id: int | None,
     state: Listed = Listed.WAITING,
 ) -> PendingFilter:
+    """Returns the filter that options describe.
+
+    Raises:
+        typer.BadParameter: they contradict each other, or a value is not allowed.
+    """
     from pydantic import ValidationError
 
     from warehouse.queries.listing import PendingFilter, State
@@ -280,159 +146,8 @@ def _filter(
         raise typer.BadParameter(" ".join([*map(str, first["loc"]), first["msg"]])) from None
 
 
-def _change(
-    context: typer.Context,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    yes: bool,
-    timeout: float,
-    output: Output,
-) -> None:
-    """Changes the messages matching a filter, and prints counts of the results.
-
-    Raises:
-        BulkError: the change was not made, or not to all messages.
-        typer.BadParameter: the filter has no condition on messages.
-    """
-    if not wanted.is_selective:
-        raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
-    options = global_options(context)
-    _apply(options.settings, options, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
-
-
-def _apply(
-    settings: Settings,
-    options: GlobalOptions | None,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    yes: bool,
-    timeout: float,
-    output: Output,
-) -> None:
-    """Does the work of `_change`: by the admin API where options name one, else by the control topic and the tables.
-
-    Raises:
-        BulkError: the change was not made, or not to all messages.
-    """
-    from rich.console import Console
-
-    console = Console(stderr=True)
-
-    def confirm(n: int, listed: Callable[[], list[dict[str, Any]]]) -> None:
-        if n and not yes:
-            if not console.is_terminal:
-                raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
-            console.print(_messages_text(listed()), highlight=False, markup=False, emoji=False)
-            typer.confirm(f"{change.action} {n:,} messages?", abort=True, err=True)
-
-    if options is not None and options.api_url is not None:
-        with rest_client(options, options.api_url) as client:
-            found = _by_rest(client, topic, wanted, change, dry_run, max_matched, confirm, timeout)
-    else:
-        found = _by_control_topic(settings, topic, wanted, change, dry_run, max_matched, confirm, timeout, console)
-    if dry_run:
-        text = [f"{found['matched']:,} messages match", *([_messages_text(found["messages"][:_SHOWN])])]
-        show(output, found, "\n".join(text if found["matched"] else text[:1]))
-        return
-    counts = {name: n for name, n in found.items() if name != "matched" and n}
-    show(
-        output,
-        found,
-        "\n".join([f"{found['matched']:,} messages matched", *(f"{n:,} {name}" for name, n in counts.items())]),
-    )
-    if left := sum(n for name, n in counts.items() if name not in ("applied", "alreadyApplied", "waiting")):
-        late = f", {counts['tooLate']:,} of them too late" if counts.get("tooLate") else ""
-        raise BulkError(f"{left:,} of {sum(counts.values()):,} were not done{late}")
-
-
-def _by_rest(
-    client: RestClient,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    confirm: Callable[[int, Callable[[], list[dict[str, Any]]]], None],
-    timeout: float,
-) -> dict[str, Any]:
-    stats = client.delayed(topic, {"subscription": wanted.subscription} if wanted.subscription else {}, is_stats=True)
-    names = [row["subscription"] for row in stats["subscriptions"]]
-    content: dict[str, Any] = {
-        "filter": wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"subscription"}, mode="json"),
-        "max": max_matched,
-    }
-    if change.action == "reschedule":
-        content |= (
-            {"deliverAt": change.deliver_at} if change.shift_millis is None else {"shiftMillis": change.shift_millis}
-        )
-
-    def call(name: str, **more: bool) -> dict[str, Any]:
-        answer: dict[str, Any] = client.by_filter(topic, name, str(change.action), content | more, timeout)
-        return answer
-
-    matching = [call(name, dryRun=True) for name in names]
-    most = max(matching, key=lambda found: found["matched"])
-    if dry_run:
-        return most
-    confirm(most["matched"], lambda: most["messages"][:_SHOWN])
-    counts: Counter[str] = Counter()
-    for name in names:
-        counts.update(call(name))
-    return {**counts, "matched": most["matched"]}
-
-
-def _by_control_topic(
-    settings: Settings,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    confirm: Callable[[int, Callable[[], list[dict[str, Any]]]], None],
-    timeout: float,
-    console: Any,
-) -> dict[str, Any]:
-    from admin.control.bulk import check, matching, meant, plan
-    from admin.control.client import ControlClient
-    from warehouse.queries.waiting import Pending
-
-    question = Pending(settings, topic, meant(wanted, change.action))
-    check(question, change.action)
-    if dry_run:
-        return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
-    rows = matching(question, max_matched)
-    confirm(rows.num_rows, lambda: question.page(_SHOWN).to_json()["messages"])
-    steps = plan(question.subscriptions, rows, change)
-    with ControlClient(settings, getpass.getuser()) as client:
-        tally = _run(client, question, steps, timeout, console)
-    return {"matched": rows.num_rows, **tally.to_json()}
-
-
-def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, console: Any) -> Tally:
-    from rich.progress import Progress
-
-    from admin.control.bulk import Tally
-    from admin.control.requests import ControlError
-
-    tally = Tally(steps)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("messages", total=steps.total)
-        try:
-            for outcome in client.run(question.topic, steps.calls, timeout):
-                tally.add(outcome)
-                progress.update(task, completed=tally.results.total())
-        except ControlError as error:
-            raise BulkError(f"{tally.done:,} of {steps.total:,} were done, then: {error}") from error
-    return tally
-
-
-def _messages_text(messages: list[dict[str, Any]]) -> str:
+def messages_text(messages: list[dict[str, Any]]) -> str:
+    """Returns messages, as the JSON of a listing has them, as lines of text."""
     rows = [
         [
             "held back" if m["isHeld"] else _time(m["deliverAt"]),

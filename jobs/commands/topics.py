@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands import pending
+from jobs.commands import by_filter
 from jobs.commands.produce import parse_duration, parse_time
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 
@@ -120,9 +120,9 @@ _MEANT = """
 Meant are those that `delaylake pending` lists. Exit status 1 where some were not done, as those that are handed out
 already."""
 for _action, _text in _BY_FILTER.items():
-    app.command(f"{_action.replace(' ', '-')}-by-filter")(pending.by_filter(_action, _text + _MEANT))
-app.command("reschedule-by-filter")(pending.reschedule_by_filter)
-app.command("purge")(pending.purge)
+    app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
+app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
+app.command("purge")(by_filter.purge)
 
 
 @app.command("skip-messages")
