@@ -8,6 +8,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
+CLIENT := clients/python
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
@@ -39,6 +40,8 @@ lint: setup ## ruff, mypy, and who imports whom
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
+	@$(PY) -m mypy --config-file $(CLIENT)/pyproject.toml
+	@PYTHONPATH=$(CLIENT)/src $(VENV)/bin/lint-imports --no-logo --config $(CLIENT)/pyproject.toml
 
 bench: setup ## each benchmark prints one JSON object
 	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done
@@ -58,6 +61,8 @@ lock: setup ## requirements.lock anew from pyproject.toml
 
 proto: setup ## the Python code of proto/*.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire proto/*.proto
+	@$(PY) -m grpc_tools.protoc -Iproto --python_out=$(CLIENT)/src/delaylake/wire --pyi_out=$(CLIENT)/src/delaylake/wire \
+	  proto/delaylake.proto
 
 # One line that names all that is missing.
 tools:

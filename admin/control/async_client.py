@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -52,7 +53,8 @@ class AsyncControlClient:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._waiting: dict[str, _Coming] = {}  # by request id
+        # By request id: who asks again before there is an answer waits beside the first.
+        self._waiting: defaultdict[str, list[_Coming]] = defaultdict(list)
         self._client: pulsar.Client | None = None
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
@@ -117,7 +119,7 @@ class AsyncControlClient:
                     producer = self._producer
                     if producer is None or not self.is_connected:
                         raise ControlUnavailable(f"no connection to the broker: {self._trouble}")
-                    self._waiting[request.request_id] = coming
+                    self._waiting[request.request_id].append(coming)
                     producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
                     await asyncio.sleep(0)  # lets others run: a command of a thousand messages takes some ms to make
                 if not window.waiting:
@@ -128,7 +130,7 @@ class AsyncControlClient:
                     raise published
                 outcome = window.take(published)
                 if published.request_id not in window.waiting:
-                    self._waiting.pop(published.request_id, None)
+                    self._forget(published.request_id, coming)
                 if outcome is not None:
                     yield outcome
         except pulsar.PulsarException as error:
@@ -137,7 +139,7 @@ class AsyncControlClient:
             raise NoAnswer(window.no_answer(timeout_seconds)) from None
         finally:
             for request_id in window.waiting:
-                self._waiting.pop(request_id, None)
+                self._forget(request_id, coming)
 
     def _sent(self, coming: _Coming, result: Any, _: object) -> None:
         """Called by the client's own thread; an exception here would hang the process."""
@@ -148,8 +150,15 @@ class AsyncControlClient:
 
     def _take(self, data: bytes) -> None:
         published = ControlOutcome.FromString(data)
-        if coming := self._waiting.get(published.request_id):
+        for coming in self._waiting.get(published.request_id, ()):
             coming.put_nowait(published)
+
+    def _forget(self, request_id: str, coming: _Coming) -> None:
+        others = self._waiting.get(request_id, [])
+        if coming in others:
+            others.remove(coming)
+        if not others:
+            self._waiting.pop(request_id, None)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

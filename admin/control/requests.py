@@ -213,6 +213,8 @@ class RequestFactory:
         topic: a source topic or a partition of it.
         subscriptions: their names; none: all of the topic's.
         sum_up: whether the messages of a command that share a result have one outcome together.
+        request_id: of the first command, chosen by who asks, so that asking again changes nothing more; further
+            commands of the call have a number behind it. "": each has an id of its own.
     """
 
     settings: Settings
@@ -220,6 +222,7 @@ class RequestFactory:
     topic: str
     subscriptions: Sequence[str] = ()
     sum_up: bool = False
+    request_id: str = ""
 
     def cancel(self, cancel: Cancel) -> ControlRequest:
         """Makes a request to cancel a delayed message, as PIP-423's cancelDelayedMessage."""
@@ -229,8 +232,8 @@ class RequestFactory:
 
     def cancel_entries(self, cancels: Sequence[Cancel], batch_size: int = 1) -> Iterator[ControlRequest]:
         """Makes requests to cancel many entries, each of `batch_size` messages."""
-        for part in _parts(cancels):
-            command = self._command()
+        for number, part in enumerate(_parts(cancels)):
+            command = self._command(number)
             command.cancels.messages.extend(map(_cancel_message, part))
             yield self._request(command, [cancel.message for cancel in part], CANCELLED, batch_size)
 
@@ -240,23 +243,24 @@ class RequestFactory:
         Args:
             times: when each message is due, ms since the epoch, by which it is found sooner; none: not known.
         """
-        for part, known in zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True):
-            command = self._command()
+        parts = zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True)
+        for number, (part, known) in enumerate(parts):
+            command = self._command(number)
             command.skip.entries.extend(map(_skip_entry, part, known))
             yield self._request(command, part, SKIPPED)
 
     def reschedule(self, messages: Sequence[MessageRef], deliver_at: int) -> Iterator[ControlRequest]:
         """Makes requests to deliver pending messages at another time, ms since the epoch; one that is past: at once."""
-        for part in _parts(messages):
-            command = self._command()
+        for number, part in enumerate(_parts(messages)):
+            command = self._command(number)
             command.reschedule.entries.extend(map(_skip_entry, part))
             command.reschedule.deliver_at = deliver_at
             yield self._request(command, part, SKIPPED)
 
     def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
         """Makes requests to undo cancels and skips of messages that are not due yet."""
-        for part in _parts(messages):
-            command = self._command()
+        for number, part in enumerate(_parts(messages)):
+            command = self._command(number)
             command.restore.entries.extend(map(_skip_entry, part))
             yield self._request(command, part, SKIPPED)
 
@@ -270,9 +274,10 @@ class RequestFactory:
         # There is an outcome for each subscription, with no position.
         return self._request(command, [MessageRef(-1, -1)], SKIPPED)
 
-    def _command(self) -> ControlCommand:
+    def _command(self, number: int = 0) -> ControlCommand:
+        chosen = f"{self.request_id}.{number}" if number else self.request_id
         return ControlCommand(
-            request_id=uuid.uuid4().hex,
+            request_id=chosen if self.request_id else uuid.uuid4().hex,
             topic=self.topic,
             subscriptions=self.subscriptions,
             issued_at=time.time_ns() // 1_000_000,

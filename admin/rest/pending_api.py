@@ -35,6 +35,7 @@ from admin.rest.target import Target, TargetTopic
 from admin.rest.topics_schema import (
     CALLER_ERRORS,
     CHANGE_ERRORS,
+    IDEMPOTENCY_KEY,
     SKIP_NEXT_RESPONSES,
     SKIP_NEXT_TEXT,
     TOPIC_PATH,
@@ -286,6 +287,7 @@ async def by_filter(
         ControlUnavailable, NoAnswer: as of `AsyncControlClient.send_ahead`.
     """
     target.check_subscriptions([subscription])
+    _refuse_key(request)
     wanted = body.filter
     if not wanted.is_selective:
         raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
@@ -332,6 +334,7 @@ async def skip_next(
     if await request.body():
         raise AdminError(400, "a number of messages goes without a body; message ids go to skip/0 or skipByMessageIds")
     target.check_subscriptions([subscription])
+    _refuse_key(request)
     try:
         question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
         check(question, Action.SKIP)
@@ -373,6 +376,12 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
         if tally.results["APPLIED"] > before:
             deadline = time.monotonic() + timeout_seconds
     return tally
+
+
+def _refuse_key(request: Request) -> None:
+    """Raises an AdminError (400) where the caller relies on an id: which messages are meant changes with the tables."""
+    if IDEMPOTENCY_KEY in request.headers:
+        raise AdminError(400, f"{IDEMPOTENCY_KEY} is for calls that name messages by their ids")
 
 
 def _check_partition(target: Target, rows: pa.Table) -> None:

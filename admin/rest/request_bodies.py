@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 from admin.control.requests import Cancel
 from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
+from tracker.commands.schema import MAX_REQUEST_ID_BYTES
 from tracker.schedule import MAX_TIME_MILLIS
 
+MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: further commands have a number behind it
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
 
 
@@ -68,6 +70,19 @@ def parse_count(given: str) -> int:
         BadRequest: it is no number, or negative.
     """
     return _int64({"the number of messages": given}, "the number of messages", 0)
+
+
+def parse_request_id(given: str | None) -> str:
+    """Reads the header Idempotency-Key: the id that a caller gives its request; "" where there is none.
+
+    Raises:
+        BadRequest: it is empty, too long, or has other characters than those of printable ASCII without the space.
+    """
+    if given is None:
+        return ""
+    if not (0 < len(given) <= MAX_KEY_CHARACTERS and all("!" <= character <= "~" for character in given)):
+        raise BadRequest(f"Idempotency-Key must be 1 to {MAX_KEY_CHARACTERS} characters of ASCII without spaces")
+    return given
 
 
 def parse_subscriptions(given: object) -> list[str]:

@@ -20,6 +20,7 @@ from admin.rest.request_bodies import (
     parse_cancel,
     parse_json,
     parse_message,
+    parse_request_id,
     parse_reschedule,
     parse_skip,
     parse_skip_map,
@@ -34,6 +35,7 @@ from admin.rest.topics_schema import (
     CANCEL_TEXT,
     DELIVER_NOW_TEXT,
     FILTER_BODY,
+    IDEMPOTENCY_KEY,
     PAUSE_TEXT,
     RESCHEDULE_BODY,
     RESCHEDULE_TEXT,
@@ -256,7 +258,11 @@ async def _skip(
 
 
 def _factory(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> RequestFactory:
-    return RequestFactory(request.app.state.settings, role, target.name, subscriptions)
+    try:
+        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
+    except BadRequest as error:
+        raise AdminError(400, str(error)) from error
+    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
 
 
 async def _has_filter(request: Request) -> bool:

@@ -73,9 +73,13 @@ class MessageIdOfIndex(BaseModel):
     partitionIndex: int
 
 
-_PREFER = (
+IDEMPOTENCY_KEY = "Idempotency-Key"
+
+_HEADERS = (
     "\n\nWith the header `Prefer: return=representation` success is 200 and tells what became of each message and"
     " subscription as `outcomes`; so do errors beside their reason, where something was tried."
+    f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, the call can be made again without doing"
+    " anything twice: it is the command's request id, and answered as the first time. Another call with it is INVALID."
 )
 _DONE: dict[int | str, dict[str, Any]] = {
     200: {"model": _Outcomes, "description": "Done; the outcomes were asked for."},
@@ -90,7 +94,7 @@ CHANGE_ERRORS = CALLER_ERRORS | {
 
 CANCEL_TEXT = (
     "Cancels a delayed message, on all subscriptions or those named. A cancel for a message that has not come yet is"
-    " kept until two ticks after the time that it names." + _PREFER
+    " kept until two ticks after the time that it names." + _HEADERS
 )
 CANCEL_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
@@ -100,7 +104,7 @@ CANCEL_RESPONSES = _DONE | error_responses(
     " out already (TOO_LATE). What could be cancelled on other subscriptions was.",
 )
 
-ACKNOWLEDGE_TEXT = "Skips one entry that waits, on all subscriptions or those named." + _PREFER
+ACKNOWLEDGE_TEXT = "Skips one entry that waits, on all subscriptions or those named." + _HEADERS
 ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
     _404="No such topic, subscription or message.",
@@ -112,7 +116,7 @@ ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
 SKIP_TEXT = (
     "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was,"
     " it is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that"
-    " none of the messages will be delivered. Where some could be skipped and some not, the former are." + _PREFER
+    " none of the messages will be delivered. Where some could be skipped and some not, the former are." + _HEADERS
 )
 SKIP_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
@@ -141,21 +145,21 @@ _OR_FILTER = (
 )
 RESCHEDULE_TEXT = (
     "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
-    " They keep their ids. What was cancelled or skipped has to be restored first." + _OR_FILTER + _PREFER
+    " They keep their ids. What was cancelled or skipped has to be restored first." + _OR_FILTER + _HEADERS
 )
-DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _PREFER
+DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _HEADERS
 RESTORE_TEXT = (
     "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time."
     + _OR_FILTER
-    + _PREFER
+    + _HEADERS
 )
 PAUSE_TEXT = (
     "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
-    " delivered now, or the pause ends. What was handed out already still comes." + _PREFER
+    " delivered now, or the pause ends. What was handed out already still comes." + _HEADERS
 )
 RESUME_TEXT = (
     "What was held back is delivered now, 5,000 messages a second and shard, and what comes due from now on at its"
-    " time." + _PREFER
+    " time." + _HEADERS
 )
 ACTION_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,

@@ -26,6 +26,8 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     there = {path.name: path.read_text() for path in (ROOT / "tracker/wire").glob("*_pb2.py*")}
     assert made == there, "run `make proto`"
+    clients = {path.name: path.read_text() for path in (ROOT / "clients/python/src/delaylake/wire").glob("*_pb2.py*")}
+    assert clients == {name: made[name] for name in ("delaylake_pb2.py", "delaylake_pb2.pyi")}, "run `make proto`"
 
 
 def test_a_delayed_index_of_pulsar_is_one_of_ours() -> None:

@@ -1,17 +1,66 @@
-"""The API's connection to the broker, where there is none."""
+"""The API's connection to the broker: callers wait side by side for their outcomes; or there is no broker."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
+from typing import Any
 
 import pytest
 
-from admin.control.async_client import AsyncControlClient
+from admin.control.async_client import AsyncControlClient, NoAnswer
+from admin.control.requests import ControlRequest, RequestFactory
+from broker.message_ids import MessageRef
 from conf.settings import Settings
+from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
+
+TOPIC = "persistent://public/default/orders"
+SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}])  # type: ignore[arg-type]
 
 RUN = AsyncControlClient._run  # what it is where no fixture has replaced it
+
+
+class FakePulsar:
+    """In place of the producer and the reader."""
+
+    def __init__(self) -> None:
+        self.sent: list[ControlCommand] = []
+
+    def is_connected(self) -> bool:
+        return True
+
+    def send_async(self, data: bytes, _: Any) -> None:
+        self.sent.append(ControlCommand.FromString(data))
+
+
+def skip(request_id: str) -> ControlRequest:
+    factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id=request_id)
+    return next(factory.skip([MessageRef(1, 2)]))
+
+
+def outcome(request_id: str) -> bytes:
+    return ControlOutcome(
+        request_id=request_id, subscription="a", ledger_id=1, entry_id=2, batch_index=-1, result=Result.APPLIED
+    ).SerializeToString()
+
+
+def test_who_asks_again_and_who_asked_first_are_both_answered() -> None:
+    async def ask() -> list[list[Any]]:
+        async with AsyncControlClient(SETTINGS) as client:
+            pulsar: Any = FakePulsar()
+            client._reader = client._producer = pulsar
+            first, again = (asyncio.create_task(client.send([skip("x")], 5)) for _ in range(2))
+            while len(pulsar.sent) < 2:
+                await asyncio.sleep(0)
+            with pytest.raises(NoAnswer):  # whoever gives up leaves the others their answers
+                await client.send([skip("x")], 0.01)
+            client._take(outcome("x"))
+            answers = [await first, await again]
+            assert not client._waiting
+            return answers
+
+    assert [[o.result for o in answer] for answer in asyncio.run(ask())] == [["APPLIED"], ["APPLIED"]]
 
 
 def test_it_ends_at_once_while_it_waits_for_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

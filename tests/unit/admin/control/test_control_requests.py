@@ -165,3 +165,12 @@ def test_a_window_has_so_many_messages_under_way() -> None:
         assert window.take(answer) is not None
     last = [window.next(), window.next(), window.next()]
     assert [request and request.n_messages for request in last] == [1_000, 500, None]
+
+
+def test_commands_under_a_chosen_id_have_the_same_ids_again() -> None:
+    factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
+    messages = [MessageRef(1, i) for i in range(2_001)]
+    for again in range(2):
+        assert [r.request_id for r in factory.skip(messages)] == ["mine", "mine.1", "mine.2"], again
+    assert next(factory.restore(messages[:1])).request_id == "mine"
+    assert factory.pause(True).request_id == "mine"

@@ -183,6 +183,19 @@ def test_skip_bodies(client: httpx.Client) -> None:
         reason(client.post(SKIP, content=content), 400)
 
 
+def test_the_id_of_a_request_must_be_one_and_is_for_calls_that_name_messages(client: httpx.Client) -> None:
+    actions = f"{ORDERS}/subscription/a"
+    for key, code in (("0b7e~!", 503), ("k" * 128, 503), ("k" * 129, 400), ("a b", 400), ("\xe9", 400), ("", 400)):
+        for path, content in ((f"{CANCEL}{MESSAGE}&deliverAt=3", None), (SKIP, ["1:2"]), (f"{actions}/pause", None)):
+            headers = {b"Idempotency-Key": key.encode("latin-1")}
+            assert client.post(path, json=content, headers=headers).status_code == code, (key, path)
+    named = {"Idempotency-Key": "x"}
+    for path in (f"{actions}/cancel", f"{actions}/deliverNow"):
+        refused = client.post(path, json={"filter": {"key": "k"}, "dryRun": True}, headers=named)
+        assert "by their ids" in reason(refused, 400)
+    assert "by their ids" in reason(client.post(f"{actions}/skip/5", headers=named), 400)
+
+
 def test_too_much_is_413(client: httpx.Client) -> None:
     assert "10" in reason(client.post(SKIP, json=[f"1:{i}" for i in range(11)]), 413)
     large = json.dumps(["1:2:3"] * 1_000).encode()

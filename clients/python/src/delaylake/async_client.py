@@ -1,0 +1,167 @@
+"""The client for programs with an event loop: the same methods, to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timedelta
+
+import httpx
+
+from delaylake import commands, rest
+from delaylake.commands import Command
+from delaylake.connections import Connections
+from delaylake.errors import NoAnswer, Unavailable
+from delaylake.listing import MessageState, PendingMessage
+from delaylake.message_ids import MessageId, Outcome
+
+
+class AsyncClient(Connections[httpx.AsyncClient]):
+    """As `Client`, for asyncio. An asynchronous context manager.
+
+    ```python
+    async with AsyncClient("http://127.0.0.1:8081", broker="pulsar://localhost:6650") as lake:
+        message = await lake.schedule("orders", b"ship it", after=timedelta(minutes=10))
+        await lake.cancel("orders", message)
+    ```
+    """
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        if self._is_own_http:
+            await self._http.aclose()
+        if self._broker:
+            await asyncio.to_thread(self._broker.close)
+
+    async def schedule(
+        self,
+        topic: str,
+        payload: bytes | str,
+        *,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        key: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+    ) -> MessageId:
+        """See `Client.schedule`."""
+        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time)
+        sent = await asyncio.to_thread(self._pulsar().schedule, message)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(sent), self._timeout_seconds)
+        except asyncio.TimeoutError:
+            raise NoAnswer(f"{message.topic}: the broker has not confirmed the message") from None
+
+    async def cancel(
+        self,
+        topic: str,
+        message: MessageId | str,
+        *,
+        deliver_at: datetime | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Outcome]:
+        """See `Client.cancel`."""
+        return await self._do(commands.cancel(topic, message, subscription, request_id, deliver_at))
+
+    async def skip(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.skip`."""
+        return await self._do(commands.command("skip", topic, message, subscription, request_id))
+
+    async def reschedule(
+        self,
+        topic: str,
+        message: MessageId | str,
+        *,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Outcome]:
+        """See `Client.reschedule`."""
+        return await self._do(commands.reschedule(topic, message, subscription, request_id, at, after))
+
+    async def deliver_now(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.deliver_now`."""
+        return await self._do(commands.command("deliverNow", topic, message, subscription, request_id))
+
+    async def restore(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.restore`."""
+        return await self._do(commands.command("restore", topic, message, subscription, request_id))
+
+    def pending(
+        self,
+        topic: str,
+        *,
+        subscription: str | None = None,
+        key: str | None = None,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        properties: Mapping[str, str] | None = None,
+        state: str = "waiting",
+        limit: int | None = None,
+    ) -> AsyncIterator[PendingMessage]:
+        """See `Client.pending`: what `async for` goes through."""
+        return self._pages(rest.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
+
+    async def get(self, topic: str, message: MessageId | str) -> MessageState:
+        """See `Client.get`."""
+        meant = MessageId.of(message)
+        waiting = [one async for one in self._pages(rest.entry_listing(topic, meant, "waiting"))]
+        cancelled = [one async for one in self._pages(rest.entry_listing(topic, meant, "cancelled"))]
+        return rest.state_of(meant, waiting, cancelled)
+
+    def _make_http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient()
+
+    async def _do(self, command: Command) -> list[Outcome]:
+        if self._url is not None:
+            return rest.outcomes(command, await self._call(rest.call(command)))
+        told = await asyncio.to_thread(self._pulsar().send, command)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(told), self._timeout_seconds)
+        except asyncio.TimeoutError:
+            raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
+
+    async def _pages(self, listing: rest.Listing) -> AsyncIterator[PendingMessage]:
+        n = 0
+        call: rest.Call | None = listing.first()
+        while call:
+            found, call = listing.read(await self._call(call), n)
+            n += len(found)
+            for one in found:
+                yield one
+
+    async def _call(self, call: rest.Call) -> httpx.Response:
+        attempts = rest.Attempts(call, self._timeout_seconds)
+        url = self._api() + call.path
+        while True:
+            asked = 0.0
+            try:
+                response = await self._http.request(
+                    call.method,
+                    url,
+                    params=call.params,
+                    json=call.content,
+                    headers=call.headers | self._headers(),
+                    timeout=attempts.timeout,
+                )
+                asked = rest.retry_after(response)
+                rest.raise_if_unavailable(response)
+                return response
+            except (httpx.TransportError, Unavailable) as error:
+                pause = attempts.pause_after(error, asked)
+            await asyncio.sleep(pause)

@@ -1,0 +1,275 @@
+"""Pulsar: messages for later are sent there, and commands where there is no admin API. Needs the extra `pulsar`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from delaylake.commands import Command, Scheduled
+from delaylake.errors import DelayLakeError, Forbidden, Invalid, NoAnswer, NotFound, Unavailable
+from delaylake.message_ids import MessageId, Outcome
+
+if TYPE_CHECKING:
+    import pulsar
+
+    from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome
+
+CONTROL_TOPIC = "persistent://public/default/delaylake-control"
+OUTCOME_TOPIC = "persistent://public/default/delaylake-outcomes"
+
+_POLL_MILLIS = 300
+_ISSUED_BY = "delaylake-client"
+
+# With a first number the client goes on counting when a partition is added to the topic; without, it would count anew,
+# and the broker drop as repeated what it sends.
+_FIRST_SEQUENCE_ID = 0
+
+
+class Broker:
+    """A connection to Pulsar, made when it is first used: one made before a fork would hang in the child. Thread-safe.
+
+    Args:
+        url: of the broker: `pulsar://host:6650`, or `pulsar+ssl://host:6651`.
+        timeout_seconds: for connecting, and for the broker to take a message.
+        options: further parameters of `pulsar.Client`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Callable[[], str] | None,
+        timeout_seconds: float,
+        control_topic: str,
+        outcome_topic: str,
+        options: dict[str, Any],
+    ) -> None:
+        try:
+            import pulsar  # noqa: F401
+        except ImportError:
+            raise DelayLakeError("pip install 'delaylake-client[pulsar]' to use a broker") from None
+        self._url = url
+        self._token = token
+        self._timeout_seconds = timeout_seconds
+        self._topics = control_topic, outcome_topic
+        self._options = options
+        self._lock = threading.Lock()
+        self._client: pulsar.Client | None = None
+        self._producers: dict[str, pulsar.Producer] = {}
+        self._waiting: dict[str, list[_Answer]] = {}  # by request id
+        self._reading: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def close(self) -> None:
+        """Sends what is waiting to be sent, and ends the connection."""
+        self._stopped.set()
+        if self._reading is not None:
+            self._reading.join()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def schedule(self, message: Scheduled) -> Future[MessageId]:
+        """Sends a message; the result is its id once the broker has it.
+
+        Raises:
+            Unavailable, NotFound, Forbidden: there is no such broker, or it takes no messages for this topic. The
+                future has these errors, too, and NoAnswer where the message may have arrived.
+        """
+        sent: Future[MessageId] = Future()
+
+        def answered(result: Any, message_id: Any) -> None:
+            # In a thread of Pulsar's client, which an exception would hang.
+            with contextlib.suppress(Exception):
+                if result.name != "Ok":
+                    sent.set_exception(_error(result.name, message.topic, was_sent=True))
+                else:
+                    position = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
+                    sent.set_result(MessageId(*position, message_id.batch_index(), deliver_at=message.deliver_at))
+
+        self._producer(message.topic).send_async(
+            message.payload,
+            answered,
+            properties=message.properties,
+            partition_key=message.key,
+            ordering_key=message.ordering_key,
+            event_timestamp=message.event_time or None,
+        )
+        return sent
+
+    def send(self, command: Command) -> Future[list[Outcome]]:
+        """Publishes a command; the result is what became of its message, or the error of that.
+
+        Raises:
+            ValueError: the command names no subscription.
+            Unavailable, NotFound, Forbidden: as above.
+        """
+        if command.subscription is None:
+            raise ValueError("name a subscription: without an admin API it is not known which the topic has")
+        control_topic, _ = self._topics
+        producer = self._producer(control_topic)
+        self._read_outcomes()
+        answer = _Answer(command)
+        self._waiting.setdefault(command.request_id, []).append(answer)
+        answer.told.add_done_callback(lambda _: self._forget(answer))
+
+        def answered(result: Any, _: Any) -> None:
+            with contextlib.suppress(Exception):
+                if result.name != "Ok":
+                    answer.told.set_exception(_error(result.name, control_topic, True, command.request_id))
+
+        producer.send_async(control_command(command).SerializeToString(), answered)
+        return answer.told
+
+    def _connected(self) -> pulsar.Client:
+        import pulsar
+
+        if self._stopped.is_set():
+            raise DelayLakeError("the client is closed")
+        if self._client is None:
+            given: dict[str, Any] = {
+                "logger": pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+                "operation_timeout_seconds": max(1, int(self._timeout_seconds)),
+            }
+            if self._token is not None:
+                given["authentication"] = pulsar.AuthenticationToken(self._token)
+            if self._url.startswith("pulsar+ssl:"):
+                given["tls_validate_hostname"] = True
+            self._client = pulsar.Client(self._url, **{**given, **self._options})
+        return self._client
+
+    def _producer(self, topic: str) -> pulsar.Producer:
+        import pulsar
+
+        with self._lock:
+            if topic not in self._producers:
+                try:
+                    self._producers[topic] = self._connected().create_producer(
+                        topic,
+                        send_timeout_millis=int(self._timeout_seconds * 1000),
+                        block_if_queue_full=True,
+                        initial_sequence_id=_FIRST_SEQUENCE_ID,
+                    )
+                except pulsar.PulsarException as error:
+                    raise _error(type(error).__name__, topic) from error
+            return self._producers[topic]
+
+    def _read_outcomes(self) -> None:
+        """Reads the outcome topic from now on, in a thread."""
+        import pulsar
+
+        with self._lock:
+            if self._reading is not None:
+                return
+            _, outcome_topic = self._topics
+            try:
+                reader = self._connected().create_reader(outcome_topic, pulsar.MessageId.latest)
+            except pulsar.PulsarException as error:
+                raise _error(type(error).__name__, outcome_topic) from error
+            self._reading = threading.Thread(target=self._read, args=(reader,), name="delaylake-outcomes", daemon=True)
+            self._reading.start()
+
+    def _read(self, reader: pulsar.Reader) -> None:
+        import pulsar
+
+        from delaylake.wire.delaylake_pb2 import ControlOutcome
+
+        while not self._stopped.is_set():
+            try:
+                message = reader.read_next(_POLL_MILLIS)
+            except pulsar.Timeout:
+                continue
+            except pulsar.PulsarException:
+                self._stopped.wait(_POLL_MILLIS / 1000)
+                continue
+            if answers := list(self._waiting.get(message.partition_key(), ())):
+                outcome = ControlOutcome.FromString(message.data())
+                for answer in answers:
+                    answer.take(outcome)
+
+    def _forget(self, answer: _Answer) -> None:
+        others = self._waiting.get(answer.command.request_id, [])
+        if answer in others:
+            others.remove(answer)
+        if not others:
+            self._waiting.pop(answer.command.request_id, None)
+
+
+class _Answer:
+    """The outcomes of a command, which come one by one."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.told: Future[list[Outcome]] = Future()
+        self._outcomes: list[Outcome] = []
+
+    def take(self, published: ControlOutcome) -> None:
+        from delaylake.wire.delaylake_pb2 import Result
+
+        command, message = self.command, self.command.message
+        result = Result.Name(published.result)
+        if result == "WAITING" and not command.is_done_by(result):
+            return  # another will follow
+        if published.subscription not in ("", command.subscription):
+            return
+        position = published.ledger_id, published.entry_id, message.partition, published.batch_index
+        self._outcomes.append(Outcome(published.subscription, MessageId(*position), result, published.reason))
+        is_whole = published.ledger_id < 0 or published.batch_index in (-1, message.batch_index)
+        # Where an entry's messages share no result, each has an outcome.
+        if is_whole or (message.batch_index < 0 and not published.has_more):
+            self._settle()
+
+    def _settle(self) -> None:
+        with contextlib.suppress(Exception):  # nobody waits any more
+            try:
+                self.command.check(self._outcomes)
+                self.told.set_result(self._outcomes)
+            except DelayLakeError as error:
+                self.told.set_exception(error)
+
+
+def control_command(command: Command) -> ControlCommand:
+    """Returns a command as the control topic has it."""
+    from delaylake.wire.delaylake_pb2 import ControlCommand, SkipEntry
+
+    message = command.message
+    made = ControlCommand(
+        request_id=command.request_id,
+        topic=command.topic,
+        subscriptions=[command.subscription] if command.subscription else [],
+        issued_at=time.time_ns() // 1_000_000,
+        issued_by=_ISSUED_BY,
+    )
+    if command.operation == "cancel":
+        made.cancel.ledger_id, made.cancel.entry_id = message.ledger_id, message.entry_id
+        made.cancel.deliver_at = command.deliver_at
+        return made
+    batch_indexes = [message.batch_index] if message.batch_index >= 0 else []
+    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, batch_indexes=batch_indexes)
+    if command.operation == "skip":
+        made.skip.entries.append(entry)
+    elif command.operation == "restore":
+        made.restore.entries.append(entry)
+    else:
+        made.reschedule.entries.append(entry)
+        made.reschedule.deliver_at = command.deliver_at  # 0, which is past, is now
+    return made
+
+
+_KINDS: dict[str, type[DelayLakeError]] = {
+    "TopicNotFound": NotFound,
+    "AuthenticationError": Forbidden,
+    "AuthorizationError": Forbidden,
+    "MessageTooBig": Invalid,
+    "InvalidTopicName": Invalid,
+}
+
+
+def _error(name: str, topic: str, was_sent: bool = False, request_id: str = "") -> DelayLakeError:
+    """Returns the error for a result of Pulsar's client."""
+    unknown = NoAnswer if was_sent and name == "Timeout" else Unavailable
+    return _KINDS.get(name, unknown)(f"{topic}: {name}", request_id=request_id)

@@ -1,0 +1,168 @@
+"""Commands, whichever way they go, and the messages that are sent for later."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from delaylake.errors import gravity, of_result
+from delaylake.message_ids import MessageId, Outcome
+from delaylake.times import due, millis, moment
+
+Operation = Literal["cancel", "skip", "reschedule", "deliverNow", "restore"]
+
+_DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})
+_DELIVER_AT = "deliverAt"
+_RESERVED = (_DELIVER_AT, "deliverAfter")
+_OURS = "delaylake."
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is to be done to one message.
+
+    Attributes:
+        topic: its full name, with the partition of the message.
+        subscription: None: all that the topic has, and those that it is given later.
+        deliver_at: of a cancel, when the message is due; of a reschedule, its new time; ms since the epoch.
+        request_id: a command is applied once under it, however often it is sent.
+    """
+
+    operation: Operation
+    topic: str
+    message: MessageId
+    subscription: str | None
+    deliver_at: int
+    request_id: str
+
+    def is_done_by(self, result: str) -> bool:
+        """Whether the command is done where an outcome has this result."""
+        return result in _DONE or (result == "WAITING" and self.operation == "cancel")
+
+    def check(self, outcomes: Sequence[Outcome]) -> None:
+        """Raises the error of the gravest outcome, where the command is not done, or not for all subscriptions."""
+        if failed := [outcome for outcome in outcomes if not self.is_done_by(outcome.result)]:
+            gravest = min(failed, key=lambda outcome: gravity(outcome.result))
+            raise of_result(gravest.result)(str(gravest), outcomes, self.request_id)
+
+
+def command(
+    operation: Operation,
+    topic: str,
+    message: MessageId | str,
+    subscription: str | None,
+    request_id: str | None,
+    deliver_at: int = 0,
+) -> Command:
+    """Makes a command.
+
+    Raises:
+        ValueError: the topic, the message or the request id can't be one.
+    """
+    meant = MessageId.of(message)
+    if request_id == "" or subscription == "":
+        raise ValueError("a request id and a subscription have at least one character")
+    name = full_name(topic)
+    suffix = f"-partition-{meant.partition}" if meant.partition >= 0 else ""
+    if not name.endswith(suffix):
+        name += suffix
+    return Command(operation, name, meant, subscription, deliver_at, request_id or uuid.uuid4().hex)
+
+
+def cancel(
+    topic: str,
+    message: MessageId | str,
+    subscription: str | None,
+    request_id: str | None,
+    deliver_at: datetime | None,
+) -> Command:
+    """Makes a command to cancel an entry.
+
+    Raises:
+        ValueError: it is not known when the message is due, or it is one of a batch.
+    """
+    meant = MessageId.of(message, deliver_at)
+    if meant.deliver_at is None:
+        raise ValueError("a cancel needs deliver_at, which the id from schedule() has: it may come before the message")
+    if meant.batch_index >= 0:
+        raise ValueError(f"a cancel is of all messages of a batch: skip {meant}")
+    return command("cancel", topic, meant, subscription, request_id, millis(meant.deliver_at))
+
+
+def reschedule(
+    topic: str,
+    message: MessageId | str,
+    subscription: str | None,
+    request_id: str | None,
+    at: datetime | None,
+    after: timedelta | None,
+) -> Command:
+    """Makes a command to deliver a message at another time.
+
+    Raises:
+        ValueError: the time is none, or would be another one when the request is repeated.
+    """
+    if request_id and after is not None:
+        raise ValueError("with a request id of your own, give the time as at: after is another time each time")
+    return command("reschedule", topic, message, subscription, request_id, due(at, after))
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A message to send for later, with the property that says when it is due."""
+
+    topic: str
+    payload: bytes
+    deliver_at: datetime
+    key: str | None
+    ordering_key: str | None
+    properties: dict[str, str]
+    event_time: int  # ms since the epoch; 0: none
+
+
+def scheduled(
+    topic: str,
+    payload: bytes | str,
+    at: datetime | None,
+    after: timedelta | None,
+    key: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+    event_time: datetime | None,
+) -> Scheduled:
+    """Makes a message; a text is sent as UTF-8.
+
+    Raises:
+        ValueError: the time is none, or a property is one that the service sets or reads.
+    """
+    given = dict(properties or {})
+    if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
+        raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
+    deliver_at = due(at, after)
+    return Scheduled(
+        full_name(topic),
+        payload.encode() if isinstance(payload, str) else bytes(payload),
+        moment(deliver_at),
+        key,
+        ordering_key,
+        {**given, _DELIVER_AT: str(deliver_at)},
+        0 if event_time is None else millis(event_time),
+    )
+
+
+def full_name(topic: str) -> str:
+    """Returns the full name of a topic: `orders` is `persistent://public/default/orders`.
+
+    Raises:
+        ValueError: it is no name of a persistent topic.
+    """
+    domain, separator, rest = topic.rpartition("://")
+    parts = rest.split("/", 2)
+    if not separator and len(parts) == 1:
+        parts = ["public", "default", *parts]
+    if len(parts) != 3 or not all(parts) or domain not in ("", "persistent"):
+        raise ValueError(f"no persistent topic: {topic[:300]!r}")
+    return f"persistent://{'/'.join(parts)}"

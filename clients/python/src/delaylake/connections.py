@@ -1,0 +1,76 @@
+"""What both clients are made with: where the admin API and the broker are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from delaylake.broker import CONTROL_TOPIC, OUTCOME_TOPIC, Broker
+
+Token = str | Callable[[], str]
+
+_Http = TypeVar("_Http")
+
+TIMEOUT_SECONDS = 30.0
+
+
+class Connections(Generic[_Http]):
+    """The way to an admin API, to a broker, or to both.
+
+    Args:
+        url: of the admin API. Without it commands go over the control topic, and what waits can't be listed.
+        broker: of Pulsar, such as `pulsar://localhost:6650`: messages are sent there. Needs the extra `pulsar`.
+        token: of Pulsar's, for both; a function is asked for it each time.
+        timeout_seconds: for a call and all its repetitions.
+        http: an httpx client of your own, with proxies or certificates; it is not closed.
+        broker_options: further parameters of `pulsar.Client`.
+        control_topic, outcome_topic: where the service's settings have others.
+
+    Raises:
+        ValueError: neither of both is given, or the URL is none.
+        DelayLakeError: the extra `pulsar` is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        broker: str | None = None,
+        token: Token | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        http: _Http | None = None,
+        broker_options: Mapping[str, Any] | None = None,
+        control_topic: str = CONTROL_TOPIC,
+        outcome_topic: str = OUTCOME_TOPIC,
+    ) -> None:
+        if url is None and broker is None:
+            raise ValueError("an admin API (url) or a broker is needed")
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError(f"the URL of an admin API begins with http:// or https://: {url!r}")
+        get_token = (lambda: token) if isinstance(token, str) else token
+        self._url = url.rstrip("/") if url else None
+        self._token = get_token
+        self._timeout_seconds = timeout_seconds
+        self._is_own_http = http is None
+        self._http = self._make_http() if http is None else http
+        self._broker = (
+            Broker(broker, get_token, timeout_seconds, control_topic, outcome_topic, dict(broker_options or {}))
+            if broker
+            else None
+        )
+
+    def _make_http(self) -> _Http:
+        raise NotImplementedError
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token()}"} if self._token else {}
+
+    def _api(self) -> str:
+        if self._url is None:
+            raise ValueError("what waits is listed by an admin API: give its url")
+        return self._url
+
+    def _pulsar(self) -> Broker:
+        if self._broker is None:
+            raise ValueError("messages are sent to a broker: give its address as broker")
+        return self._broker

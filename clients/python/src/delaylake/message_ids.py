@@ -1,0 +1,75 @@
+"""Which message is meant, and what a command did to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+_ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(-?\d{1,10}))?(?::(-?\d{1,10}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class MessageId:
+    """Names a message of a source topic. As text it is `ledger:entry:partition:batchIndex`.
+
+    That is what `delaylake produce` prints, and what the delivered message has as `delaylake.messageId`.
+
+    Attributes:
+        partition: -1: the topic has none.
+        batch_index: -1: the entry is one message, or all of its messages are meant.
+        deliver_at: when the message is due, where that is known; it does not count in comparisons.
+    """
+
+    ledger_id: int
+    entry_id: int
+    partition: int = -1
+    batch_index: int = -1
+    deliver_at: datetime | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}:{self.partition}:{self.batch_index}"
+
+    @classmethod
+    def parse(cls, text: str, deliver_at: datetime | None = None) -> MessageId:
+        """Reads `ledger:entry`, `ledger:entry:batchIndex` or `ledger:entry:partition:batchIndex`.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        found = _ID.fullmatch(text)
+        if not found:
+            raise ValueError(f"no message id: {text[:80]!r} (ledger:entry[:batchIndex])")
+        ledger, entry, third, fourth = found.groups()
+        partition, batch_index = ("-1", third or "-1") if fourth is None else (third, fourth)
+        return cls(int(ledger), int(entry), max(int(partition), -1), max(int(batch_index), -1), deliver_at)
+
+    @classmethod
+    def of(cls, message: MessageId | str, deliver_at: datetime | None = None) -> MessageId:
+        """Returns an id of what was given as one, with the time where that is given, too.
+
+        Raises:
+            ValueError: it is a text, and no id.
+        """
+        if isinstance(message, str):
+            return cls.parse(message, deliver_at)
+        return message if deliver_at is None else replace(message, deliver_at=deliver_at)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did to a message of one subscription.
+
+    Attributes:
+        subscription: its name; "*": those that are added to the topic later.
+        result: `APPLIED`; `ALREADY_APPLIED`; of a cancel that came before its message `WAITING`; or of an error.
+        reason: of an error, one line.
+    """
+
+    subscription: str
+    message: MessageId
+    result: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (str(self.message), self.subscription, self.result, self.reason)))

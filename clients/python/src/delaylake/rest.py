@@ -1,0 +1,301 @@
+"""The admin API's calls and answers, and when a call is made again; what sends them is elsewhere."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from delaylake.commands import Command, full_name
+from delaylake.errors import (
+    DelayLakeError,
+    Forbidden,
+    Gone,
+    Invalid,
+    NoAnswer,
+    NotAllowed,
+    NotFound,
+    Unavailable,
+)
+from delaylake.listing import PAGE, STATES, MessageState, PendingMessage
+from delaylake.message_ids import MessageId, Outcome
+from delaylake.times import millis
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 3.0
+_CONNECT_SECONDS = 5.0
+
+_OF_STATUS: dict[int, type[DelayLakeError]] = {
+    400: Invalid,
+    401: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    405: NotAllowed,
+    410: Gone,
+    412: Invalid,
+    413: Invalid,
+    421: Invalid,
+    429: Unavailable,
+    502: Unavailable,
+    503: Unavailable,
+    504: NoAnswer,
+}
+
+# With these the API has not got the call, or did nothing.
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the API.
+
+    Attributes:
+        path: from the API's URL on.
+        content: the body; None: there is none.
+        command: None: the call changes nothing.
+    """
+
+    method: str
+    path: str
+    params: Mapping[str, Any]
+    content: Any = None
+    command: Command | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of a command: it can be repeated, and tells what became of each message."""
+        if self.command is None:
+            return {}
+        return {"Prefer": "return=representation", "Idempotency-Key": self.command.request_id}
+
+
+def call(command: Command) -> Call:
+    """Returns the call that gives a command."""
+    message, subscription = command.message, command.subscription or "*"
+    path = _path(command.topic)
+    if command.operation == "cancel":
+        entry = {"ledgerId": message.ledger_id, "entryId": message.entry_id}
+        content: Any = {**entry, "deliverAt": command.deliver_at, "subscriptionNames": [subscription]}
+        return Call("POST", f"{path}/cancelDelayedMessage", {}, content, command)
+    named = f"{message.ledger_id}:{message.entry_id}"
+    ids = [f"{named}:{message.batch_index}" if message.batch_index >= 0 else named]
+    content = {"messageIds": ids, "deliverAt": command.deliver_at} if command.operation == "reschedule" else ids
+    operation = "skipByMessageIds" if command.operation == "skip" else command.operation
+    return Call("POST", f"{path}/subscription/{quote(subscription, safe='')}/{operation}", {}, content, command)
+
+
+def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
+    """Returns what became of a command's message, for each subscription.
+
+    Raises:
+        DelayLakeError: it is not done, or not for all of them.
+    """
+    content = _content(response, command.request_id)
+    found = [
+        Outcome(
+            one["subscription"],
+            MessageId(one["ledgerId"], one["entryId"], command.message.partition, one["batchIndex"]),
+            one["result"],
+            one["reason"],
+        )
+        for one in content.get("outcomes", ())
+    ]
+    command.check(found)
+    _raise_status(response, content, command.request_id)
+    return found
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pages of a topic's messages, each of which says how the next one is called.
+
+    Attributes:
+        topic: its full name.
+        query: the filter, as the API calls its parts; None: that part is not given.
+        limit: the most messages; None: all.
+    """
+
+    topic: str
+    query: Mapping[str, Any]
+    limit: int | None = None
+
+    def first(self) -> Call:
+        """Returns the call for the first page."""
+        return self._page(None, self.limit)
+
+    def read(self, response: httpx.Response, n: int) -> tuple[list[PendingMessage], Call | None]:
+        """Reads a page.
+
+        Args:
+            n: how many messages the pages before had.
+
+        Returns:
+            its messages, and the call for the next one; None: this was the last.
+
+        Raises:
+            DelayLakeError: the API refuses.
+        """
+        content = _content(response)
+        _raise_status(response, content)
+        found = [PendingMessage.of_json(one) for one in content["messages"]]
+        left = None if self.limit is None else self.limit - n - len(found)
+        is_last = content["nextCursor"] is None or (left is not None and left <= 0)
+        return found, None if is_last else self._page(content["nextCursor"], left)
+
+    def _page(self, cursor: str | None, left: int | None) -> Call:
+        size = PAGE if left is None else min(left, PAGE)
+        params = {**self.query, "cursor": cursor, "limit": size}
+        given = {name: value for name, value in params.items() if value is not None}
+        return Call("GET", f"{_path(self.topic)}/delayed", given)
+
+
+def listing(
+    topic: str,
+    subscription: str | None,
+    key: str | None,
+    due_from: datetime | None,
+    due_before: datetime | None,
+    properties: Mapping[str, str] | None,
+    state: str,
+    limit: int | None,
+) -> Listing:
+    """Makes a listing of a topic's pending messages.
+
+    Raises:
+        ValueError: a time has no zone, or the state or the limit is none.
+    """
+    if state not in STATES:
+        raise ValueError(f"state must be one of {', '.join(STATES)}: {state!r}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1: {limit}")
+    query = {
+        "subscription": subscription,
+        "key": key,
+        "dueFrom": None if due_from is None else millis(due_from),
+        "dueBefore": None if due_before is None else millis(due_before),
+        "property": [f"{name}={value}" for name, value in (properties or {}).items()] or None,
+        "state": STATES[state],
+    }
+    return Listing(full_name(topic), query, limit)
+
+
+def entry_listing(topic: str, message: MessageId, state: str) -> Listing:
+    """Makes a listing of the messages of one entry that are in a state."""
+    return Listing(
+        full_name(topic),
+        {"ledgerId": message.ledger_id, "entryId": message.entry_id, "dueFrom": 0, "state": STATES[state]},
+    )
+
+
+def state_of(message: MessageId, waiting: list[PendingMessage], cancelled: list[PendingMessage]) -> MessageState:
+    """Returns the state of a message, of what its entry's listings have.
+
+    Raises:
+        NotFound: they do not have it.
+        Invalid: its entry has several messages, and none of them is named.
+    """
+
+    def meant(listed: list[PendingMessage]) -> list[PendingMessage]:
+        return [one for one in listed if message.batch_index in (-1, one.id.batch_index)]
+
+    waits, taken = meant(waiting), meant(cancelled)
+    if not waits and not taken:
+        raise NotFound(f"{message} does not wait, or has only just come")
+    if len({one.id for one in waits + taken}) > 1:
+        raise Invalid(f"{message} is a batch of several messages: name one by its batch index")
+
+    def subscriptions(listed: list[PendingMessage]) -> tuple[str, ...]:
+        # A message is listed once for each time at which it is due.
+        return tuple(dict.fromkeys(name for one in listed for name in one.subscriptions))
+
+    return MessageState((waits + taken)[0], subscriptions(waits), subscriptions(taken))
+
+
+class Attempts:
+    """When a call that failed is made again, and with which error it is given up.
+
+    Only what is safe to repeat is repeated: that is every call, since a command has an id of its own.
+
+    Args:
+        timeout_seconds: for all attempts together.
+    """
+
+    def __init__(self, call: Call, timeout_seconds: float) -> None:
+        self._request_id = call.command.request_id if call.command else ""
+        self._deadline = time.monotonic() + timeout_seconds
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._may_be_done = False
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        """What is left for the next attempt."""
+        left = max(self._deadline - time.monotonic(), 0.001)
+        return httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+
+    def pause_after(self, error: httpx.TransportError | Unavailable, retry_after: float = 0.0) -> float:
+        """Returns how many seconds to wait before the next attempt.
+
+        Args:
+            retry_after: what the API asks for, seconds.
+
+        Raises:
+            NoAnswer: the time is over, and what was asked may be done.
+            Unavailable: the time is over, and nothing was done.
+        """
+        if isinstance(error, NoAnswer) or not isinstance(error, (Unavailable, *_NOT_SENT)):
+            self._may_be_done = True
+        pause = max(self._pause * random.uniform(0.5, 1), retry_after)
+        if time.monotonic() + pause >= self._deadline:
+            kind = NoAnswer if self._may_be_done else Unavailable
+            raise kind(str(error) or type(error).__name__, request_id=self._request_id) from error
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        return pause
+
+
+def raise_if_unavailable(response: httpx.Response) -> None:
+    """Raises Unavailable, or NoAnswer, where the call can be made again."""
+    kind = _OF_STATUS.get(response.status_code)
+    if kind is not None and issubclass(kind, Unavailable):
+        raise kind(_reason(response, _content_or_none(response)))
+
+
+def retry_after(response: httpx.Response) -> float:
+    """Returns how many seconds the API asks to wait."""
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdigit() else 0.0
+
+
+def _content(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
+    content = _content_or_none(response)
+    if content is None and response.is_success:
+        raise DelayLakeError(f"{response.url.host} answers with no JSON: is it an admin API?", request_id=request_id)
+    return content or {}
+
+
+def _content_or_none(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        content = response.json()
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _raise_status(response: httpx.Response, content: dict[str, Any], request_id: str = "") -> None:
+    if not response.is_success:
+        kind = _OF_STATUS.get(response.status_code, DelayLakeError)
+        raise kind(_reason(response, content), request_id=request_id)
+
+
+def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
+    return str((content or {}).get("reason") or f"{response.status_code} {response.reason_phrase}")
+
+
+def _path(topic: str) -> str:
+    parts = topic.removeprefix("persistent://").split("/", 2)
+    return "/".join(["/admin/v2/persistent", *(quote(part, safe="") for part in parts)])

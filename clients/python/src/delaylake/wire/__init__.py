@@ -1,0 +1,1 @@
+"""The code of proto/delaylake.proto, made by `make proto`."""

@@ -1,0 +1,222 @@
+"""The Python client, the examples and what the docs show of it, with a running job, API and broker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import delayed_tasks
+import fastapi_reminders
+import httpx
+import pulsar
+import pytest
+from delaylake import Client, Invalid, MessageId, NotAllowed, NotFound, TooLate
+
+from broker.standalone import EmbeddedBroker
+from tests.harness import Api, Collector, Job, wait_until
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 150.0  # for each call, on whatever machine
+SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
+
+
+@dataclass(frozen=True)
+class World:
+    job: Job
+    api: Api
+    broker: str
+    topic: str  # of it and of what begins so with `_reminders` and `_tasks` there is a route
+
+    def client(self, **more: Any) -> Client:
+        return Client(self.api.url, broker=self.broker, timeout_seconds=SECONDS, **more)
+
+
+@pytest.fixture(scope="module")
+def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
+    routes = [{"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ("", "_reminders", "_tasks")]
+    tracker = {"max_seal_interval_millis": 1500}
+    job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
+    api = Api(job.file)
+    try:
+        job.start()
+        yield World(job, api, broker.settings.service_url, topic)
+        assert job.terminate() == 0
+    finally:
+        api.stop()
+        job.stop()
+
+
+def shown(file: Path, world: World) -> list[str]:
+    """The Python of a document, for this world's addresses and topic."""
+    own = {
+        '"http://127.0.0.1:8081"': repr(world.api.url),
+        '"pulsar://localhost:6650"': f"{world.broker!r}, timeout_seconds={SECONDS}",
+        '"orders"': repr(world.topic),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", file.read_text(), re.S)
+    for there, here in own.items():
+        assert all(there in block for block in blocks), there
+        blocks = [block.replace(there, here) for block in blocks]
+    return blocks
+
+
+def test_what_the_documents_show_is_done(world: World, collector: Collector) -> None:
+    collector.collect(f"{world.topic}-billing")
+    blocks = shown(ROOT / "docs/clients.md", world) + shown(ROOT / "clients/python/README.md", world)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, {})
+    wait_until(lambda: collector.received[f"{world.topic}-billing"], 20, f"delivered\n{world.job.log}")
+    [message] = collector.received[f"{world.topic}-billing"]
+    assert (message.payload, message.key) == (b"ship it", "customer-7")
+
+
+def test_each_command_over_http(world: World, collector: Collector) -> None:
+    later, at_last = datetime.now(UTC) + timedelta(hours=1), f"{world.topic}-audit"
+    collector.collect(at_last)
+    with world.client() as lake:
+
+        def send(text: str) -> MessageId:
+            return lake.schedule(world.topic, text, at=later, key="here", properties={"region": "eu"})
+
+        ids = {text: send(text) for text in ("cancelled", "skipped", "moved", "restored", "at once")}
+        both = Counter(["billing", "audit"])
+
+        def done(outcomes: list[Any]) -> Counter[str]:
+            assert {one.result for one in outcomes} <= {"APPLIED", "ALREADY_APPLIED"}, outcomes
+            return Counter(one.subscription for one in outcomes if one.subscription != "*")
+
+        key = uuid.uuid4().hex
+        for _ in range(2):
+            assert done(lake.cancel(world.topic, ids["cancelled"], request_id=key)) == both
+        with pytest.raises(Invalid):
+            lake.cancel(world.topic, ids["skipped"], request_id=key)
+        with pytest.raises(NotAllowed) as refused:
+            lake.skip(world.topic, ids["skipped"])
+        results = {one.subscription: one.result for one in refused.value.outcomes}
+        assert (results["billing"], results["audit"]) == ("APPLIED", "NOT_ALLOWED")
+        assert done(lake.cancel(world.topic, str(ids["restored"]), deliver_at=later)) == both
+        assert done(lake.restore(world.topic, ids["restored"], subscription="audit")) == Counter(["audit"])
+        moved = later + timedelta(minutes=1)
+        assert done(lake.reschedule(world.topic, ids["moved"], at=moved)) == both
+        assert done(lake.deliver_now(world.topic, ids["at once"])) == both
+        wait_until(lambda: b"at once" in [m.payload for m in collector.received[at_last]], 20, world.job.log)
+        with pytest.raises(TooLate):
+            lake.cancel(world.topic, ids["at once"])
+        with pytest.raises(NotFound):
+            lake.skip(world.topic, "999999:0", subscription="billing")
+
+        def state(text: str) -> tuple[set[str], set[str]] | None:
+            try:
+                found = lake.get(world.topic, ids[text])
+            except NotFound:
+                return None
+            return set(found.waiting_for), set(found.cancelled_for)
+
+        wait_until(lambda: state("restored") == ({"audit"}, {"billing"}), 20, "restored for one")
+        assert state("cancelled") == (set(), {"billing", "audit"})
+        assert state("skipped") == ({"audit"}, {"billing"})
+        wait_until(lambda: lake.get(world.topic, ids["moved"]).message.deliver_at == _in_millis(moved), 20, "moved")
+
+        def listed(**more: Any) -> set[MessageId]:
+            return {one.id for one in lake.pending(world.topic, key="here", properties={"region": "eu"}, **more)}
+
+        assert listed(subscription="audit") == {ids["skipped"], ids["moved"], ids["restored"]}
+        assert listed(due_from=moved - timedelta(seconds=1)) == {ids["moved"]}
+        assert listed(state="cancelled", subscription="audit") == {ids["cancelled"]}
+
+
+def _in_millis(time: datetime) -> datetime:
+    rounded = -(-time.microsecond // 1000) * 1000
+    return time.replace(microsecond=0) + timedelta(microseconds=rounded)
+
+
+def test_commands_over_the_control_topic(world: World) -> None:
+    control = world.job.settings.control
+    lake = Client(
+        broker=world.broker,
+        timeout_seconds=SECONDS,
+        control_topic=control.topic,
+        outcome_topic=control.outcome_topic,
+    )
+    there: dict[str, Any] = {"subscription": "billing"}
+    with lake:
+        message = lake.schedule(world.topic, b"by hand", after=timedelta(hours=1))
+        key = uuid.uuid4().hex
+        for _ in range(2):
+            [skipped] = lake.skip(world.topic, message, request_id=key, **there)
+            assert (skipped.result, skipped.message) == ("APPLIED", message)
+        with pytest.raises(Invalid):
+            lake.deliver_now(world.topic, message, **there)
+        assert [one.result for one in lake.restore(world.topic, message, **there)] == ["APPLIED"]
+        assert lake.reschedule(world.topic, message, after=timedelta(hours=2), **there)
+        assert lake.deliver_now(world.topic, message, **there)
+        with pytest.raises(TooLate):
+            lake.cancel(world.topic, message, **there)
+        with pytest.raises(NotAllowed):
+            lake.skip(world.topic, message, subscription="audit")
+        assert [one.result for one in lake.cancel(world.topic, message, subscription="audit")] == ["APPLIED"]
+
+
+def test_the_reminders_of_the_example(
+    world: World, monkeypatch: pytest.MonkeyPatch, pulsar_client: pulsar.Client
+) -> None:
+    monkeypatch.setattr(fastapi_reminders, "TOPIC", f"{world.topic}_reminders")
+    monkeypatch.setenv("DELAYLAKE_URL", world.api.url)
+    monkeypatch.setenv("PULSAR_URL", world.broker)
+    app = fastapi_reminders.app
+    later = {"at": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+
+    async def use() -> None:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as http,
+        ):
+            ids = []
+            for text in ("call mother", "water the plants"):
+                made = await http.post("/reminders", params={"text": text, **later})
+                assert made.status_code == 201, made.text
+                ids.append(made.json()["id"])
+            assert (await http.delete(f"/reminders/{ids[0]}", params=later)).status_code == 204
+            soon = {"at": datetime.now(UTC).isoformat()}
+            assert (await http.put(f"/reminders/{ids[1]}", params=soon)).status_code == 200
+            consumer = pulsar_client.subscribe(
+                f"{world.topic}_reminders-billing", "phone", initial_position=pulsar.InitialPosition.Earliest
+            )
+            got = await asyncio.to_thread(consumer.receive, int(SECONDS * 1000))
+            assert got.data() == b"water the plants"
+            assert (await http.delete(f"/reminders/{ids[1]}", params=later)).status_code == 409
+            assert (await http.delete("/reminders/nonsense", params=later)).status_code == 404
+            assert (await http.delete(f"/reminders/{ids[1]}", params={"at": "2030-01-31T12:00"})).status_code == 422
+
+    asyncio.run(use())
+
+
+def test_the_tasks_of_the_example(world: World, pulsar_client: pulsar.Client) -> None:
+    called = []
+    with world.client() as lake:
+        tasks = delayed_tasks.Tasks(lake, f"{world.topic}_tasks")
+
+        @tasks.task
+        def greet(name: str) -> None:
+            called.append(name)
+
+        revoked = greet.apply_async(("nobody",), countdown=3600)
+        greet.apply_async(("world",), countdown=1)
+        greet.apply_async(("past",), eta=datetime.now(UTC) - timedelta(days=1))
+        revoked.revoke()
+        consumer = pulsar_client.subscribe(
+            f"{world.topic}_tasks-billing", "workers", initial_position=pulsar.InitialPosition.Earliest
+        )
+        for _ in range(2):
+            tasks.work(consumer)
+    assert sorted(called) == ["past", "world"]

@@ -1,0 +1,91 @@
+"""The Python client's calls are read by the API as they are meant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from delaylake import AsyncClient, Invalid, NotFound, TooLate
+
+from admin.app import create_app
+from admin.control.requests import ControlRequest, Outcome
+from conf.settings import Settings
+from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
+
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+NOON_MILLIS = 1_896_091_200_000
+TOPIC = "persistent://public/default/orders"
+
+
+class FakeControl:
+    """In place of the control topic: answers each command for each of its subscriptions with one result."""
+
+    def __init__(self, result: Result) -> None:
+        self.commands: list[ControlCommand] = []
+        self._result = result
+
+    async def send(self, requests: Iterable[ControlRequest], _: float) -> list[Outcome]:
+        outcomes = []
+        for request in requests:
+            self.commands.append(request.command)
+            for name in request.command.subscriptions:
+                published = ControlOutcome(subscription=name, ledger_id=7, batch_index=-1, result=self._result)
+                outcomes.append(request.take(published))
+        return [outcome for outcome in outcomes if outcome]
+
+
+def ask(
+    folder: Path, call: Callable[[AsyncClient], Awaitable[Any]], result: Result = Result.APPLIED
+) -> tuple[Any, ControlCommand]:
+    async def run() -> Any:
+        app = create_app(settings)
+        app.state.control = control
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            return await call(AsyncClient("http://127.0.0.1", http=http, timeout_seconds=1))
+
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b%c"}]}]
+    settings = Settings.model_validate({"warehouse": f"file:{folder}", "routes": routes})
+    control = FakeControl(result)
+    return asyncio.run(run()), control.commands[-1]
+
+
+def test_a_cancel(tmp_path: Path) -> None:
+    found, command = ask(tmp_path, lambda lake: lake.cancel("orders", "7:0", deliver_at=NOON, request_id="mine"))
+    assert (command.request_id, command.topic, list(command.subscriptions)) == ("mine", TOPIC, ["*"])
+    cancel = command.cancel
+    assert (cancel.ledger_id, cancel.entry_id, cancel.deliver_at) == (7, 0, NOON_MILLIS)
+    assert [(one.subscription, one.result) for one in found] == [("*", "APPLIED")]
+    waiting, _ = ask(tmp_path, lambda lake: lake.cancel("orders", "7:0", deliver_at=NOON), Result.WAITING)
+    assert [one.result for one in waiting] == ["WAITING"]
+
+
+def test_what_names_a_message_of_a_batch_of_a_partition(tmp_path: Path) -> None:
+    there = ("orders", "7:1:2:3")
+    for call, kind in (
+        (lambda lake: lake.skip(*there, subscription="b%c"), "skip"),
+        (lambda lake: lake.restore(*there, subscription="b%c"), "restore"),
+        (lambda lake: lake.deliver_now(*there, subscription="b%c"), "reschedule"),
+        (lambda lake: lake.reschedule(*there, at=NOON, subscription="b%c"), "reschedule"),
+    ):
+        _, command = ask(tmp_path, call)
+        assert (command.topic, list(command.subscriptions)) == (f"{TOPIC}-partition-2", ["b%c"])
+        assert command.WhichOneof("operation") == kind
+        [entry] = getattr(command, kind).entries
+        assert (entry.ledger_id, entry.entry_id, list(entry.batch_indexes)) == (7, 1, [3])
+    assert command.reschedule.deliver_at == NOON_MILLIS
+
+
+def test_errors_are_those_of_the_outcomes(tmp_path: Path) -> None:
+    with pytest.raises(TooLate, match="TOO_LATE"):
+        ask(tmp_path, lambda lake: lake.skip("orders", "7:0"), Result.TOO_LATE)
+    with pytest.raises(NotFound, match="no such subscription"):
+        ask(tmp_path, lambda lake: lake.skip("orders", "7:0", subscription="nobody"))
+    with pytest.raises(NotFound, match="no such topic"):
+        ask(tmp_path, lambda lake: lake.skip("nothing", "7:0"))
+    with pytest.raises(Invalid, match="Idempotency-Key"):
+        ask(tmp_path, lambda lake: lake.skip("orders", "7:0", request_id="x" * 129))

@@ -1,0 +1,118 @@
+"""What the Python client takes, and what it refuses before anything is sent."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from delaylake import Client, MessageId
+from delaylake.commands import cancel, command, full_name, reschedule, scheduled
+from delaylake.times import due, millis, moment
+
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+NOON_MILLIS = 1_896_091_200_000
+
+
+def test_a_time_has_a_zone_and_is_never_before_the_one_that_was_given() -> None:
+    assert millis(NOON) == millis(NOON.astimezone(timezone(timedelta(hours=9)))) == NOON_MILLIS
+    assert millis(NOON + timedelta(microseconds=1)) == NOON_MILLIS + 1
+    assert moment(NOON_MILLIS) == NOON
+    for wrong, what in (
+        (NOON.replace(tzinfo=None), "no time zone"),
+        (datetime.min.replace(tzinfo=UTC), "1970"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            millis(wrong)
+
+
+def test_a_message_is_due_at_a_time_or_after_one() -> None:
+    before = millis(datetime.now(UTC))
+    assert 10_000 <= due(None, timedelta(seconds=10)) - before < 60_000
+    assert due(NOON, None) == NOON_MILLIS
+    wrong: list[tuple[Any, Any]] = [(None, None), (NOON, timedelta(1)), (None, timedelta(-1))]
+    for at, after in wrong:
+        with pytest.raises(ValueError, match=r"one of at and after|negative"):
+            due(at, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("7:0", MessageId(7, 0)),
+        ("7:0:3", MessageId(7, 0, -1, 3)),
+        ("7:0:2:3", MessageId(7, 0, 2, 3)),
+        ("7:0:-1:-1", MessageId(7, 0)),
+    ],
+)
+def test_a_message_id_as_text(text: str, meant: MessageId) -> None:
+    assert MessageId.parse(text) == MessageId.parse(str(meant)) == meant
+    assert MessageId.parse(text, NOON).deliver_at == NOON
+    assert MessageId.of(text, NOON) == meant == MessageId.of(meant, NOON)
+
+
+@pytest.mark.parametrize("text", ["", "7", "7:", "7:x", "-7:0", "7:0:1:2:3", "\uff17:0", "7:0\n"])
+def test_what_is_no_message_id(text: str) -> None:
+    with pytest.raises(ValueError, match="no message id"):
+        MessageId.parse(text)
+
+
+def test_topics_may_be_short() -> None:
+    assert full_name("orders") == full_name("persistent://public/default/orders")
+    assert full_name("shop/web/orders") == "persistent://shop/web/orders"
+    for wrong in ("", "a/b", "non-persistent://public/default/orders", "persistent://orders", "a//b"):
+        with pytest.raises(ValueError, match="no persistent topic"):
+            full_name(wrong)
+
+
+def test_a_message_of_a_partition_is_looked_for_there() -> None:
+    there = "persistent://public/default/orders-partition-2"
+    assert command("skip", "orders", "7:0:2:3", None, None).topic == there
+    assert command("skip", "orders-partition-2", "7:0:2:3", None, None).topic == there
+    assert command("skip", "orders", "7:0:3", None, None).topic == "persistent://public/default/orders"
+
+
+def test_a_command_has_an_id_of_its_own_unless_one_is_chosen() -> None:
+    first, second = (command("skip", "orders", "7:0", "a", None) for _ in range(2))
+    assert first.request_id != second.request_id
+    assert command("skip", "orders", "7:0", "a", "mine").request_id == "mine"
+    with pytest.raises(ValueError, match="request id"):
+        command("skip", "orders", "7:0", "a", "")
+    with pytest.raises(ValueError, match="at: after"):
+        reschedule("orders", "7:0", None, "mine", None, timedelta(1))
+
+
+def test_a_cancel_needs_a_time_and_is_of_a_whole_entry() -> None:
+    assert cancel("orders", MessageId(7, 0, deliver_at=NOON), None, None, None).deliver_at == NOON_MILLIS
+    assert cancel("orders", "7:0", None, None, NOON).deliver_at == NOON_MILLIS
+    with pytest.raises(ValueError, match="needs deliver_at"):
+        cancel("orders", "7:0", None, None, None)
+    with pytest.raises(ValueError, match="skip"):
+        cancel("orders", "7:0:3", None, None, NOON)
+
+
+def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
+    made = scheduled("orders", "ü", NOON, None, "k", None, {"region": "eu"}, NOON)
+    assert (made.payload, made.properties) == ("ü".encode(), {"region": "eu", "deliverAt": str(NOON_MILLIS)})
+    assert (made.deliver_at, made.event_time) == (NOON, NOON_MILLIS)
+    for name in ("deliverAt", "deliverAfter", "delaylake.source"):
+        with pytest.raises(ValueError, match="own"):
+            scheduled("orders", b"", NOON, None, None, None, {name: "1"}, None)
+
+
+def test_a_client_says_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="needed"):
+        Client()
+    with pytest.raises(ValueError, match="http://"):
+        Client("127.0.0.1:8081")
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ValueError, match="broker"):
+        client.schedule("orders", b"", at=NOON)
+    with Client(broker="pulsar://127.0.0.1:1") as client:
+        with pytest.raises(ValueError, match="admin API"):
+            list(client.pending("orders"))
+        with pytest.raises(ValueError, match="subscription"):
+            client.skip("orders", "7:0")
+    with Client("http://127.0.0.1:1") as client:
+        for wrong in ({"state": "asleep"}, {"limit": 0}):
+            with pytest.raises(ValueError, match="must be"):
+                client.pending("orders", **wrong)

@@ -1,0 +1,238 @@
+"""The Python client over HTTP: when it repeats a call, and which error it raises."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from delaylake import (
+    AsyncClient,
+    Client,
+    DelayLakeError,
+    Forbidden,
+    Gone,
+    Invalid,
+    NoAnswer,
+    NotAllowed,
+    NotFound,
+    TooLate,
+    Unavailable,
+    rest,
+)
+
+URL = "http://api.example"
+
+Answers = list[httpx.Response | Exception]
+
+
+def outcome(result: str, subscription: str = "a") -> dict[str, Any]:
+    return {
+        "subscription": subscription,
+        "ledgerId": 7,
+        "entryId": 0,
+        "batchIndex": -1,
+        "result": result,
+        "reason": "because",
+    }
+
+
+def done(*results: str, status: int = 200) -> httpx.Response:
+    return httpx.Response(status, json={"outcomes": [outcome(result) for result in results]})
+
+
+class Api:
+    """Answers one after another, and keeps what it was asked."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        # Of its own for each call: its content is read once.
+        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+
+
+Ask = Callable[..., tuple[Any, Api]]
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Calls a method of the client, or of the asynchronous one, with the answers that the API will give."""
+    monkeypatch.setattr(rest, "_FIRST_PAUSE_SECONDS", 0.001)
+
+    def call(answers: Answers, method: str, *arguments: Any, timeout: float = 5.0, **more: Any) -> tuple[Any, Api]:
+        api = Api(answers)
+        transport = httpx.MockTransport(api)
+
+        async def call_async() -> Any:
+            async with httpx.AsyncClient(transport=transport) as http:
+                client = AsyncClient(URL, http=http, timeout_seconds=timeout, token="t")
+                if method == "pending":
+                    return [one async for one in client.pending(*arguments, **more)]
+                return await getattr(client, method)(*arguments, **more)
+
+        if request.param == "async":
+            return asyncio.run(call_async()), api
+        with httpx.Client(transport=transport) as http:
+            found = getattr(Client(URL, http=http, timeout_seconds=timeout, token="t"), method)(*arguments, **more)
+            return (list(found) if method == "pending" else found), api
+
+    return call
+
+
+def test_a_command_that_fails_on_its_way_is_repeated_under_its_id(ask: Ask) -> None:
+    answers: Answers = [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("slow"),
+        httpx.RemoteProtocolError("cut"),
+        httpx.Response(503, json={"reason": "no broker"}),
+        httpx.Response(502, text="<html>"),
+        httpx.Response(504, json={"reason": "no answer"}),
+        httpx.Response(429, json={"reason": "too often"}),
+        done("APPLIED", "ALREADY_APPLIED"),
+    ]
+    found, api = ask(answers, "skip", "orders", "7:0")
+    assert [one.result for one in found] == ["APPLIED", "ALREADY_APPLIED"]
+    assert len(api.asked) == 8
+    keys = {request.headers["Idempotency-Key"] for request in api.asked}
+    assert (len(keys), len(keys.pop())) == (1, 32)
+    assert {request.headers["Authorization"] for request in api.asked} == {"Bearer t"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(504, json={"reason": "no answer"}), NoAnswer),
+        (httpx.ReadTimeout("slow"), NoAnswer),
+        (httpx.RemoteProtocolError("cut"), NoAnswer),
+        (httpx.ConnectError("refused"), Unavailable),
+        (httpx.Response(503, json={"reason": "no broker"}), Unavailable),
+        (httpx.Response(429, json={"reason": "too often"}, headers={"Retry-After": "60"}), Unavailable),
+    ],
+)
+def test_when_its_time_is_over_the_error_says_whether_it_may_be_done(
+    ask: Ask, answer: Any, error: type[DelayLakeError]
+) -> None:
+    with pytest.raises(Unavailable) as raised:
+        ask([answer], "restore", "orders", "7:0", request_id="mine", timeout=0.1)
+    assert type(raised.value) is error
+    assert raised.value.request_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "error"),
+    [
+        (["TOO_LATE"], 404, TooLate),
+        (["APPLIED", "TOO_LATE"], 412, TooLate),
+        (["NOT_FOUND", "TOO_LATE"], 404, TooLate),
+        (["NOT_FOUND"], 404, NotFound),
+        (["NOT_ALLOWED", "TOO_LATE"], 405, NotAllowed),
+        (["INVALID", "NOT_ALLOWED"], 400, Invalid),
+        (["A_NEW_ONE"], 500, DelayLakeError),
+    ],
+)
+def test_the_gravest_outcome_is_the_error(ask: Ask, results: list[str], status: int, error: type[Exception]) -> None:
+    with pytest.raises(DelayLakeError, match="because") as raised:
+        ask([done(*results, status=status)], "skip", "orders", "7:0")
+    assert type(raised.value) is error
+    assert [one.result for one in raised.value.outcomes] == results
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, Invalid),
+        (401, Forbidden),
+        (403, Forbidden),
+        (404, NotFound),
+        (405, NotAllowed),
+        (410, Gone),
+        (412, Invalid),
+        (413, Invalid),
+        (418, DelayLakeError),
+        (421, Invalid),
+        (500, DelayLakeError),
+    ],
+)
+def test_without_outcomes_the_status_is_the_error(ask: Ask, status: int, error: type[Exception]) -> None:
+    answers: Answers = [httpx.Response(status, json={"reason": "it says why"})]
+    for method, arguments in (("deliver_now", ("orders", "7:0")), ("pending", ("orders",))):
+        with pytest.raises(DelayLakeError, match="it says why") as raised:
+            ask(answers, method, *arguments)
+        assert type(raised.value) is error
+
+
+def test_what_is_no_admin_api_is_said(ask: Ask) -> None:
+    with pytest.raises(DelayLakeError, match="is it an admin API"):
+        ask([httpx.Response(200, text="<html>")], "skip", "orders", "7:0")
+
+
+def listed(entry: int, *subscriptions: str, batch_index: int = -1) -> dict[str, Any]:
+    return {
+        "messageId": f"7:{entry}:-1:{batch_index}",
+        "ledgerId": 7,
+        "entryId": entry,
+        "partitionIndex": -1,
+        "batchIndex": batch_index,
+        "deliverAt": 1_896_091_200_000,
+        "isHeld": False,
+        "subscriptions": list(subscriptions),
+        "key": None,
+        "orderingKey": None,
+        "properties": {},
+        "eventTime": 0,
+        "publishTime": 1,
+        "producerName": "p",
+    }
+
+
+def page(*messages: dict[str, Any], cursor: str | None = None) -> httpx.Response:
+    return httpx.Response(200, json={"version": 1, "asOf": 1, "messages": messages, "nextCursor": cursor})
+
+
+def test_a_listing_goes_through_its_pages(ask: Ask) -> None:
+    found, api = ask([page(listed(0, "a"), listed(1, "a"), cursor="next"), page(listed(2, "a"))], "pending", "orders")
+    assert [one.id.entry_id for one in found] == [0, 1, 2]
+    assert [request.url.params.get("cursor") for request in api.asked] == [None, "next"]
+    some, api = ask(
+        [page(listed(0, "a"), listed(1, "a"), cursor="next"), page(listed(2, "a"), cursor="more")],
+        "pending",
+        "orders",
+        limit=3,
+    )
+    assert len(some) == 3
+    assert [request.url.params["limit"] for request in api.asked] == ["3", "1"]
+
+
+def test_a_message_may_wait_for_one_subscription_and_be_cancelled_for_another(ask: Ask) -> None:
+    state, _ = ask([page(listed(0, "a")), page(listed(0, "b"))], "get", "orders", "7:0")
+    assert (state.waiting_for, state.cancelled_for) == (("a",), ("b",))
+    batch = page(listed(0, "a", batch_index=0), listed(0, "a", batch_index=1))
+    state, _ = ask([batch, page()], "get", "orders", "7:0:1")
+    assert state.message.id.batch_index == 1
+    with pytest.raises(Invalid, match="batch"):
+        ask([batch, page()], "get", "orders", "7:0")
+    with pytest.raises(NotFound):
+        ask([page()], "get", "orders", "7:0")
+
+
+def test_a_client_serves_several_threads() -> None:
+    api = Api([done("APPLIED")])
+    with ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(transport=httpx.MockTransport(api)))
+        client = stack.enter_context(Client(URL, http=http))
+        threads = [threading.Thread(target=client.skip, args=("orders", "7:0")) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len({request.headers["Idempotency-Key"] for request in api.asked}) == 8
