@@ -58,6 +58,7 @@ SLOWEST = (
     "test_broker",
     "test_pending",
     "test_what_arrives",
+    "test_clients",
     "test_sealed_buckets",
     "test_not_seen",
     "test_tutorial",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ import httpx
 import pulsar
 import pytest
 from delaylake import Client, Invalid, MessageId, NotAllowed, NotFound, TooLate
+from delaylake.times import moment
 
+from broker.jars import jars as broker_jars
 from broker.standalone import EmbeddedBroker
-from tests.harness import Api, Collector, Job, wait_until
+from tests.conftest import RUN_SECONDS
+from tests.harness import Api, Collector, Job, now, wait_until
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 150.0  # for each call, on whatever machine
@@ -32,7 +36,7 @@ class World:
     job: Job
     api: Api
     broker: str
-    topic: str  # of it and of what begins so with `_reminders` and `_tasks` there is a route
+    topic: str  # of it and of what begins so with `_reminders`, `_tasks` and `_java` there is a route
 
     def client(self, **more: Any) -> Client:
         return Client(self.api.url, broker=self.broker, timeout_seconds=SECONDS, **more)
@@ -41,7 +45,9 @@ class World:
 @pytest.fixture(scope="module")
 def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
-    routes = [{"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ("", "_reminders", "_tasks")]
+    routes = [
+        {"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ("", "_reminders", "_tasks", "_java")
+    ]
     tracker = {"max_seal_interval_millis": 1500}
     job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
     api = Api(job.file)
@@ -220,3 +226,41 @@ def test_the_tasks_of_the_example(world: World, pulsar_client: pulsar.Client) ->
         for _ in range(2):
             tasks.work(consumer)
     assert sorted(called) == ["past", "world"]
+
+
+def test_a_java_producer_changes_one_line(world: World, pulsar_client: pulsar.Client, tmp_path: Path) -> None:
+    topic = f"{world.topic}_java"
+    shared = pulsar_client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared)
+    jars = f"{broker_jars('broker')}/*"
+    source, program = ROOT / "clients/java/DeliverAtInterceptor.java", ROOT / "tests/java/Intercepted.java"
+    subprocess.run(
+        ["javac", "-proc:none", "-d", str(tmp_path), "-cp", jars, str(source)], check=True, timeout=RUN_SECONDS
+    )
+    before = now()
+    due = before + int(SECONDS * 1000)
+    command = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{tmp_path}:{jars}",
+        str(program),
+        world.broker,
+        topic,
+        str(due),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=RUN_SECONDS)
+
+    # The broker would keep from a Shared subscription what it delays itself.
+    got: dict[str, dict[str, str]] = {}
+    for _ in range(6):
+        message = shared.receive(int(SECONDS * 1000))
+        got[message.data().decode()] = message.properties()
+    assert got["at"] == {"region": "eu", "deliverAt": str(due)}
+    assert before + 3_600_000 <= int(got["after"]["deliverAt"]) <= now() + 3_600_000
+    assert (got["both"], got["none"]) == ({"deliverAt": str(due + 1)}, {})
+    assert got["batched 1"] == got["batched 2"] == {"deliverAt": str(due)}
+    assert "native" not in got
+    with world.client() as lake:
+        wait_until(
+            lambda: {one.deliver_at for one in lake.pending(topic)} >= {moment(due), moment(due + 1)}, 20, "seen"
+        )
