@@ -1,15 +1,18 @@
-"""Tables of messages and commands for the tracker's tests."""
+"""Tables of messages and commands, ticks and releases for the tracker's tests."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.commands.schema import CANCEL, COMMAND_ROWS, SKIP
+from tracker.in_flight import SENDING, SUBSCRIPTION_MASK
 from tracker.messages import MESSAGES, concat
+from tracker.shard import Effects, Tick
 
 TOPIC = "persistent://public/default/t"
 
@@ -89,6 +92,41 @@ def command(
 
 def commands(rows: Iterable[dict[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=COMMAND_ROWS)
+
+
+def tick_at(number: int, cutoff: int, **others: Any) -> Tick:
+    """A tick that ends a seal epoch, with nothing confirmed and nothing durable, but for what `others` say."""
+    fields: dict[str, Any] = {
+        "tick": number,
+        "cutoff": cutoff,
+        "seal_epoch": number,
+        "load_horizon": cutoff + 1_000,
+        "near_until": cutoff + 500,
+        "run_id": "run",
+        "confirmed": 0,
+        "durable_through": 0,
+        "now": cutoff,
+    }
+    return Tick(**(fields | others))
+
+
+def release_rows(rows: pa.Table, masks: int | Sequence[int] = 1, sending: str = "{}") -> pa.Table:
+    """Messages as the rows of a release.
+
+    Args:
+        masks: the subscriptions that all rows, or each of them, go to, as bits.
+        sending: JSON, as `Tick.sending`.
+    """
+    of_rows = [masks] * rows.num_rows if isinstance(masks, int) else masks
+    rows = rows.append_column(SUBSCRIPTION_MASK, pa.array(of_rows, pa.int64()))
+    return rows.replace_schema_metadata({SENDING: sending})
+
+
+def handed_out(effects: Effects) -> list[tuple[int, int]]:
+    """Entry and subscription mask of each row that is handed out."""
+    return [
+        (row["entry_id"], row[SUBSCRIPTION_MASK]) for release in effects.releases for row in release.rows.to_pylist()
+    ]
 
 
 class Answers:

@@ -24,10 +24,9 @@ from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until
 from tests.integration.test_going_on import begun, made
-from tests.messages import messages
+from tests.messages import messages, release_rows
 from tests.unit.streaming.release.test_releaser import Recorded, Spark
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.in_flight import SENDING
 from tracker.messages import pack
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.known_routes import known_routes
@@ -53,8 +52,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     def body(tick: int, rows: int = N) -> bytes:
         """The first rows of a release; each is in a batch of its own."""
         table = messages([(tick, i, start + 20 * i) for i in range(rows)], topic=topic)
-        table = table.append_column("subscription_mask", pa.array([1] * rows, pa.int64()))
-        return pack(table.replace_schema_metadata({SENDING: '{"lanes": 1, "batch_millis": 5}'}))
+        return pack(release_rows(table, sending='{"lanes": 1, "batch_millis": 5}'))
 
     def sent_before_the_kill(tick: int, rows: int) -> None:
         """Sends the first rows of a release, which nobody comes to write down."""

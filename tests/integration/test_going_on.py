@@ -30,10 +30,9 @@ from streaming.release.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.harness import http, now, wait_until
-from tests.messages import messages
+from tests.messages import messages, release_rows
 from tests.unit.warehouse.maintenance.test_maintenance import rows
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.in_flight import SENDING
 from tracker.messages import pack, unpack
 from warehouse.epoch import PAUSE_SECONDS, FencedError
 from warehouse.known_routes import known_routes
@@ -174,15 +173,10 @@ def test_a_destination_with_messages_of_later_ticks_than_the_checkpoint_is_notic
 
     # As a job sends them, in the last second before a crash; by each kind of a producer that there is.
     for name, key, version in (("a", None, None), ("a", "k", None), ("b", None, None), ("b", None, version_bytes(3))):
-        masks = [1 << "ab".index(name)]
         if version is not None:
             SchemaKeeper(settings.warehouse, admin)._write(topic, version, MessageSchema("STRING", "", {}))
         table = messages([(1, 7, now())], topic=topic, key=key, schema_version=version)
-        body = pack(
-            table.append_column("subscription_mask", pa.array(masks, pa.int64())).replace_schema_metadata(
-                {SENDING: offset.to_tick().sending}
-            )
-        )
+        body = pack(release_rows(table, 1 << "ab".index(name), offset.to_tick().sending))
         later = Assignment(checkpoint.app_id, 1, 7, True, body)
         [sent] = send_releases(settings.model_dump_json(), Attempt(), [later])
         assert unpack(sent.deliveries).num_rows == 1, sent.failed
@@ -239,7 +233,7 @@ def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(
     start = now() + 4_000
     due = [start + 100 * i for i in range(150)]
     table = messages([(1, i, at) for i, at in enumerate(due)], topic=topic)
-    body = pack(table.append_column("subscription_mask", pa.array([1] * len(due), pa.int64())))
+    body = pack(release_rows(table))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     sender = context.Process(

@@ -20,10 +20,9 @@ from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt, Sent
 from streaming.release.sender import can_write, send_releases
 from tests.harness import now, wait_until
-from tests.messages import messages
+from tests.messages import messages, release_rows
 from tests.tokens import SECRET, token
 from tracker.commands.giving_up import NOT_DELIVERED
-from tracker.in_flight import SENDING
 from tracker.messages import pack, unpack, with_columns
 
 ROWS = 20
@@ -128,11 +127,9 @@ def release(
 ) -> Assignment:
     times = due or [now()] * len(payloads)
     rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic)
-    rows = with_columns(rows, payload=pa.array(payloads)).append_column(
-        "subscription_mask", pa.repeat(3, len(payloads))
-    )
+    rows = with_columns(rows, payload=pa.array(payloads))
     sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
-    return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: json.dumps(sending)})))
+    return Assignment("app", 0, 1, True, pack(release_rows(rows, 3, json.dumps(sending))))
 
 
 def send(settings: Settings, attempt: Attempt, what: Assignment) -> Sent:

@@ -16,8 +16,7 @@ from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.sender import send_releases
 from tests.harness import Job, now
-from tests.messages import messages
-from tracker.in_flight import SENDING
+from tests.messages import messages, release_rows
 from tracker.messages import pack, unpack
 
 SPAN_MILLIS = 5_000
@@ -40,9 +39,8 @@ def assignment(topic: str, batch_millis: int, first_due: int, last: int = 0) -> 
     }
     for name, values in columns.items():
         rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), [pa.array(values)])
-    rows = rows.append_column("subscription_mask", pa.array([1] * ROWS, pa.int64()))
     sending = json.dumps({"lanes": 1, "partitions": {}, "batch_millis": batch_millis})
-    return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending})))
+    return Assignment("app", 0, 1, True, pack(release_rows(rows, sending=sending)))
 
 
 def send(settings_json: str, what: Assignment) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.messages import TOPIC, positions
-from tracker import Effects, MemoryStore, Shard, Tick, TickInput
+from tests.messages import TOPIC, positions, tick_at
+from tracker import Effects, MemoryStore, Shard, TickInput
 from tracker.messages import concat, int64
 
 NEAR, AHEAD = 1_000, 5_000
@@ -31,16 +31,15 @@ class Clock:
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")
         segment = stored.filter(pa.array((due >= before) & (due < self.load)))
-        tick = Tick(
-            tick=self.tick,
-            cutoff=cutoff,
+        tick = tick_at(
+            self.tick,
+            cutoff,
             seal_epoch=self.seal_epoch,
             load_horizon=self.load,
             near_until=self.near,
             run_id=self.run,
             confirmed=confirmed,
             durable_through=self.seal_epoch - 2,
-            now=cutoff,
         )
         shard = Shard(self.store, self.names, 1_000_000)
         effects = shard.apply(tick, TickInput(messages=concat(new), segment=segment))

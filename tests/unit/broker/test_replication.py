@@ -12,9 +12,9 @@ from broker.admin_rest import NotToldError
 from broker.client import PulsarError
 from broker.replication import NotWantedError, Origins
 from broker.silent_producers import NotTold
-from tests.messages import batches, messages
+from tests.messages import batches, messages, tick_at
 from tracker.messages import concat
-from tracker.shard import Shard, Tick, TickInput
+from tracker.shard import Shard, TickInput
 from tracker.store import MemoryStore
 
 TOPIC = "persistent://public/default/orders"
@@ -158,33 +158,12 @@ def test_what_is_left_out_is_written_down_and_goes_nowhere() -> None:
     bad = messages([(1, 2, 5)], reason="deliverAt is no number")
     shard = Shard(MemoryStore(), {"persistent://public/default/t": ["a"]}, 1)
     came = shard.apply(
-        Tick(
-            tick=1,
-            cutoff=100,
-            seal_epoch=1,
-            load_horizon=1_000,
-            near_until=500,
-            run_id="run",
-            confirmed=0,
-            durable_through=0,
-        ),
+        tick_at(1, 100),
         TickInput(messages=concat([messages([(1, 0, 5)]), foreign, bad])),
     )
     assert sorted(e for release in came.releases for e in release.rows["entry_id"].to_pylist()) == [0, 2]
     assert came.rejects["entry_id"].to_pylist() == [1, 1, 2]
     assert [came.status[name] for name in ("taken", "rejected", "left_out", "short_notice")] == [4, 1, 2, 1]
-    durable = shard.apply(
-        Tick(
-            tick=2,
-            cutoff=200,
-            seal_epoch=2,
-            load_horizon=2_000,
-            near_until=600,
-            run_id="run",
-            confirmed=1,
-            durable_through=1,
-        ),
-        TickInput(),
-    )
+    durable = shard.apply(tick_at(2, 200, confirmed=1, durable_through=1), TickInput())
     assert durable.entries["entry_id"].to_pylist() == [0, 1, 2]
     assert durable.entries["batch_size"].to_pylist() == [1, 2, 1]

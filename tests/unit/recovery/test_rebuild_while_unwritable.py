@@ -13,10 +13,10 @@ from conf.settings import Settings
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from streaming.operator_input import InputKind
-from tests.messages import TOPIC, messages
+from tests.messages import TOPIC, handed_out, messages, tick_at
 from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import in_order, typed
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Shard, TickInput
 from tracker.store import MemoryStore
 from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index
 from warehouse.tables import DELIVERIES, SCHEMAS, Tables
@@ -44,33 +44,18 @@ class Service:
 
     def step(self, at: int, rows: pa.Table | None = None, **changes: Any) -> list[tuple[int, int]]:
         """A tick at a time; returns entries and subscription masks of what is handed out."""
-        tick = {name: changes.pop(name) for name in ("confirmed", "unwritable", "load_horizon") if name in changes}
-        return self.apply(at, TickInput(messages=messages([]) if rows is None else rows, **changes), **tick)
+        of_tick = {name: changes.pop(name) for name in ("confirmed", "unwritable", "load_horizon") if name in changes}
+        return self.apply(at, TickInput(messages=messages([]) if rows is None else rows, **changes), **of_tick)
 
     def apply(self, at: int, tick_input: TickInput, load_horizon: int = 1_000, **of_tick: Any) -> list[tuple[int, int]]:
         self.tick += 1
         cutoff = NOW + at
-        tick = Tick(
-            tick=self.tick,
-            cutoff=cutoff,
-            seal_epoch=self.tick,
-            load_horizon=cutoff + load_horizon,
-            near_until=cutoff + 500,
-            run_id="run",
-            confirmed=of_tick.pop("confirmed", 0),
-            durable_through=0,
-            now=cutoff,
-            **of_tick,
-        )
-        effects: Effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, tick_input)
+        tick = tick_at(self.tick, cutoff, load_horizon=cutoff + load_horizon, **of_tick)
+        effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, tick_input)
         for rows in (to_index(in_order(effects.bucket), self.tick), cancels_to_index(effects.cancels, self.tick)):
             if rows.num_rows:
                 self.tables.append("delayed_index", rows, {})
-        return [
-            (row["entry_id"], row["subscription_mask"])
-            for release in effects.releases
-            for row in release.rows.to_pylist()
-        ]
+        return handed_out(effects)
 
     def deliver(self, name: str, *entries: int) -> None:
         rows = messages([(1, entry, NOW) for entry in entries])

@@ -15,8 +15,8 @@ from recovery.rebuild import rebuild
 from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.prepared import PreparedState
 from streaming.operator_input import InputKind
-from tests.messages import TOPIC, command, commands, messages
-from tracker import MemoryStore, Shard, Tick, TickInput
+from tests.messages import TOPIC, command, commands, handed_out, messages, tick_at
+from tracker import MemoryStore, Shard, TickInput
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.shard import Effects
@@ -79,23 +79,10 @@ def test_what_waits_meets_its_message_and_the_rest_is_not_there_once_all_has_com
     def step(
         tick: int, ingested_through: int, **changes: Any
     ) -> tuple[list[tuple[str, str, int]], list[tuple[int, int]]]:
-        at = Tick(
-            tick=tick,
-            cutoff=NOW + tick,
-            seal_epoch=tick,
-            load_horizon=NOW + 1_000,
-            near_until=NOW + 500,
-            run_id="run",
-            confirmed=0,
-            durable_through=0,
-            now=NOW + tick,
-            ingested_through=ingested_through,
-        )
+        at = tick_at(tick, NOW + tick, ingested_through=ingested_through)
         effects = Shard(store, {TOPIC: ["a", "b"]}, 1_000_000).apply(at, TickInput(**changes))
         published = [(r["request_id"], r["subscription"], r["result"]) for r in effects.outcomes.to_pylist()]
-        return published, [
-            (row["entry_id"], row["subscription_mask"]) for one in effects.releases for row in one.rows.to_pylist()
-        ]
+        return published, handed_out(effects)
 
     rebuilt = Rebuilt(sealed=0, unwanted=0, waiting=parts[InputKind.REBUILT_WAITING], released=NOW - 1)
     assert step(1, -1, messages=messages([]), rebuilt=rebuilt) == ([], [])
@@ -141,26 +128,13 @@ class Job:
 
     def step(self, now: int, **changes: Any) -> Effects:
         self.tick += 1
-        at = Tick(
-            tick=self.tick,
-            cutoff=now,
-            seal_epoch=self.tick,
-            load_horizon=NOW + 1_000,
-            near_until=NOW + 500,
-            run_id="run",
-            confirmed=self.tick - 1,
-            durable_through=0,
-            now=now,
-            ingested_through=self.ingested_through,
-        )
+        at = tick_at(self.tick, now, confirmed=self.tick - 1, ingested_through=self.ingested_through)
         effects = Shard(self.store, {TOPIC: ["a", "b"]}, 1, TICK_MILLIS).apply(
             at, TickInput(**{"messages": messages([])} | changes)
         )
         names = ("request_id", "subscription", "entry_id", "result")
         self.published += [tuple(row[name] for name in names) for row in effects.outcomes.to_pylist()]
-        self.handed_out += [
-            (row["entry_id"], row["subscription_mask"], now) for one in effects.releases for row in one.rows.to_pylist()
-        ]
+        self.handed_out += [(*row, now) for row in handed_out(effects)]
         return effects
 
     def go_on(self, n: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.messages import TOPIC, command, commands, messages
+from tests.messages import TOPIC, command, commands, messages, tick_at
 from tracker.commands.schema import KNOWN
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
@@ -22,18 +22,8 @@ class Service:
 
     def step(self, cutoff: int, rows: pa.Table | None = None, horizon: int = HOUR + 1_000, **changes: Any) -> Effects:
         self.tick += 1
-        tick = Tick(
-            tick=self.tick,
-            cutoff=cutoff,
-            seal_epoch=self.tick,
-            load_horizon=horizon,
-            near_until=cutoff + 100,
-            run_id="run",
-            confirmed=0,
-            durable_through=0,
-            now=cutoff,
-        )
         tick_input = TickInput(messages=messages([]) if rows is None else rows, **changes)
+        tick = tick_at(self.tick, cutoff, load_horizon=horizon, near_until=cutoff + 100)
         return Shard(self.store, {TOPIC: ["a"]}, 1_000_000).apply(tick, tick_input)
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
-from tests.messages import TOPIC, messages
+from tests.messages import TOPIC, messages, release_rows
 from tracker.in_flight import PLACE, REJECTED, SENDING, InFlight, Release
 from tracker.messages import MESSAGES, unpack
 from tracker.store import MemoryStore
 
 
 def release(tick: int, is_planned: bool = True, n: int = 2) -> Release:
-    rows = messages([(1, i, tick) for i in range(n)], payload=b"x").append_column(
-        "subscription_mask", pa.array(np.arange(n))
-    )
-    return Release(tick, is_planned, rows.replace_schema_metadata({SENDING: f'{{"lanes": {tick}}}'}))
+    rows = messages([(1, i, tick) for i in range(n)], payload=b"x")
+    return Release(tick, is_planned, release_rows(rows, range(n), f'{{"lanes": {tick}}}'))
 
 
 def ticks(in_flight: InFlight) -> list[tuple[int, bool]]:
@@ -79,10 +76,7 @@ def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() ->
     store = MemoryStore()
     in_flight = InFlight(store)
     rows = messages([(1, i, 5) for i in range(4)], payload=b"x")
-    masks = pa.array([1, 2, 3, 2], pa.int64())
-    in_flight.add(
-        Release(5, True, rows.append_column("subscription_mask", masks).replace_schema_metadata({SENDING: "{}"}))
-    )
+    in_flight.add(Release(5, True, release_rows(rows, [1, 2, 3, 2])))
     in_flight.add(release(6))
     opened = in_flight.confirm(5, {(5, True): {TOPIC: 2}})
     assert [(r.tick, r.is_planned) for r in opened] == [(5, True)]
@@ -103,7 +97,7 @@ def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() ->
 def test_what_was_rejected_is_open_by_itself() -> None:
     in_flight = InFlight(MemoryStore())
     rows = pa.concat_tables([messages([(1, 0, 5)], reason="bad"), messages([(1, 1, 5)])])
-    in_flight.add(Release(5, False, rows.append_column("subscription_mask", pa.array([0, 1], pa.int64()))))
+    in_flight.add(Release(5, False, release_rows(rows, [0, 1])))
     in_flight.confirm(5, {(5, False): {TOPIC: REJECTED}})
     assert in_flight.all()[0].rows["entry_id"].to_pylist() == [0]
 

@@ -13,7 +13,7 @@ from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name
 from streaming.release.outgoing import MAX_REJECTED_BYTES, delivered, rejected
 from streaming.release.plan import plan_release
-from tests.messages import TOPIC, messages
+from tests.messages import TOPIC, messages, release_rows
 from tracker.messages import MESSAGES, pack
 
 MOST = 5_000_000
@@ -99,8 +99,7 @@ NAME = producer_name("app", TOPIC, "a", 0, "planned1", False)
 
 def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     """By which producer each row goes, and whether in a batch."""
-    rows = rows.append_column("subscription_mask", pa.array([1] * rows.num_rows, pa.int64()))
-    rows = rows.replace_schema_metadata({"sending": '{"lanes": 4, "batch_millis": 5}'})
+    rows = release_rows(rows, sending='{"lanes": 4, "batch_millis": 5}')
     settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))  # type: ignore[arg-type]
     release = Assignment("app", 0, 1, True, pack(rows))
     return [(s.producer, s.is_batched) for s in plan_release(settings, release, Attempt()).sends]

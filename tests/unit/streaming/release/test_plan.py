@@ -19,8 +19,7 @@ from streaming.release import sender
 from streaming.release.attempt import Assignment, Attempt, Sent
 from streaming.release.plan import by_time, plan_release
 from streaming.release.sender import send_releases
-from tests.messages import TOPIC, messages
-from tracker.in_flight import SENDING
+from tests.messages import TOPIC, messages, release_rows
 from tracker.messages import pack, with_columns
 from warehouse.known_routes import known_routes
 
@@ -42,9 +41,8 @@ def release(
 ) -> Assignment:
     """A release of a job on some settings; None: of one that did not keep their names."""
     rows = messages([(1, i, 1_000 + i) for i in range(len(masks))], reason=reason)
-    rows = rows.append_column("subscription_mask", pa.array(masks, pa.int64()))
     offset = Offset(routes={} if before is None else known_routes(before).to_json(), **offset_has)
-    return Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: offset.to_tick().sending})))
+    return Assignment("app", 0, 1, True, pack(release_rows(rows, masks, offset.to_tick().sending)))
 
 
 def sent(now: Settings, what: Assignment, partitions: int = 0) -> list[tuple[int, str | None, str]]:
@@ -81,11 +79,9 @@ def test_subscriptions_of_the_same_name_and_destination_have_producers_of_their_
         for topic in (TOPIC, OTHER)
         for i, r in enumerate((None, "bad"))
     ]
-    rows = pa.concat_tables(of_topic).append_column("subscription_mask", pa.array([1] * 4, pa.int64()))
     sending = Offset(routes=known_routes(both).to_json()).to_tick().sending
-    plan = plan_release(
-        both, Assignment("app", 0, 1, True, pack(rows.replace_schema_metadata({SENDING: sending}))), Attempt()
-    )
+    rows = release_rows(pa.concat_tables(of_topic), 1, sending)
+    plan = plan_release(both, Assignment("app", 0, 1, True, pack(rows)), Attempt())
     assert {s.topic for s in plan.sends} == {f"{TOPIC}-rejects", f"{OTHER}-rejects"}
     assert len({s.producer for s in plan.sends}) == 4
 
@@ -176,11 +172,9 @@ def test_what_several_shards_held_back_goes_out_in_the_order_in_which_it_was_due
     plans = []
     for shard, times in enumerate(due):
         rows = messages([(1, 2 * i + shard, 1_000) for i in range(len(times))], key=key)
-        rows = with_columns(rows, was_due=pa.array(times)).append_column(
-            "subscription_mask", pa.array([1] * len(times), pa.int64())
-        )
         sending = Offset(batch_millis=5, routes=known_routes(BEFORE).to_json()).to_tick().sending
-        assignment = Assignment("app", shard, 1, False, pack(rows.replace_schema_metadata({SENDING: sending})))
+        rows = release_rows(with_columns(rows, was_due=pa.array(times)), 1, sending)
+        assignment = Assignment("app", shard, 1, False, pack(rows))
         plans.append(plan_release(BEFORE, assignment, Attempt()))
     pending = by_time(plans)
     sent = [plan.columns["was_due"][send.row] for send, plan in pending]
@@ -197,10 +191,7 @@ def test_what_several_ticks_have_for_a_producer_goes_in_the_order_of_sequence_id
     sending = Offset(lanes=2, batch_millis=5, routes=known_routes(BEFORE).to_json()).to_tick().sending
     plans = []
     for tick, times in reversed(due.items()):
-        rows = messages([(tick, i, at) for i, at in enumerate(times)])
-        rows = rows.append_column("subscription_mask", pa.repeat(1, len(times))).replace_schema_metadata(
-            {SENDING: sending}
-        )
+        rows = release_rows(messages([(tick, i, at) for i, at in enumerate(times)]), 1, sending)
         plans.append(plan_release(BEFORE, Assignment("app", 0, tick, False, pack(rows)), Attempt()))
     pending = by_time(plans)
     assert [send.due for send, _ in pending] == [1_000, 1_100, 1_300, 1_400, 1_200, 1_250, 1_500]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
@@ -22,9 +21,8 @@ from streaming.release.producer_names import read_generations
 from streaming.release.releaser import Releaser
 from streaming.release.sender import send_releases
 from tests.harness import wait_until
-from tests.messages import TOPIC, messages
+from tests.messages import TOPIC, messages, release_rows
 from tests.unit.streaming.release.test_releaser import Recorded, Spark, Tables
-from tracker.in_flight import SENDING
 from tracker.messages import pack
 
 DESTINATION = f"{TOPIC}-a"
@@ -131,8 +129,7 @@ class Job:
     def body(self, tick: int, rows: int = N) -> bytes:
         """The first rows of a release."""
         table = messages([(tick, i, 1_000 * tick + i) for i in range(rows)])
-        table = table.append_column("subscription_mask", pa.repeat(1, rows))
-        return pack(table.replace_schema_metadata({SENDING: '{"lanes": 1}'}))
+        return pack(release_rows(table, sending='{"lanes": 1}'))
 
     def is_killed_after(self, tick: int, rows: int) -> None:
         """An earlier run has sent the first rows of a release, and written nothing down."""

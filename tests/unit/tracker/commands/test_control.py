@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.messages import TOPIC, Answers, batches, command, commands, messages
+from tests.messages import TOPIC, Answers, batches, command, commands, messages, tick_at
 from tracker.commands.cancelled import Compression
 from tracker.commands.control import Control
 from tracker.commands.match import with_released
@@ -17,7 +17,7 @@ from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.repeats import OTHER_BODY
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT, RESCHEDULE, RESTORE, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat
-from tracker.shard import Shard, Tick, TickInput
+from tracker.shard import Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
@@ -624,22 +624,10 @@ def test_a_command_for_a_rejected_message_changes_no_count(ticks_later: int) -> 
     store = MemoryStore()
     published = []
     for n in range(1, 5):
-        tick = Tick(
-            tick=n,
-            cutoff=n * 100,
-            seal_epoch=n,
-            load_horizon=n * 100 + 5_000,
-            near_until=n * 100 + 1_000,
-            run_id="run",
-            confirmed=0,
-            durable_through=0,
-            now=n * 100,
-            ingested_through=n,
-        )
         rows = [command("r", 1, 7, [0, 1])] if n == 1 + ticks_later else []
         new = REJECTED if n == 1 else MESSAGES.empty_table()
         tick_input = TickInput(messages=new, commands=commands(rows), request_ids={"r": 1})
-        effects = Shard(store, SUBSCRIPTIONS, 1_000_000).apply(tick, tick_input)
+        effects = Shard(store, SUBSCRIPTIONS, 1_000_000).apply(tick_at(n, n * 100, ingested_through=n), tick_input)
         assert effects.status["delayed"] == 0
         assert [r.rows["subscription_mask"].to_pylist() for r in effects.releases] == ([[0]] if n == 1 else [])
         published += results(effects.outcomes)

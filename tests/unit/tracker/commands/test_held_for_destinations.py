@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.messages import TOPIC, command, commands, messages, positions
+from tests.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
 from tracker.commands.moves import held
 from tracker.commands.schema import KNOWN, PauseChange
 from tracker.in_flight import PLACE
 from tracker.messages import concat, with_columns
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 
@@ -39,16 +39,11 @@ class Service:
         **changes: Any,
     ) -> Effects:
         self.tick += 1
-        seal_epoch = self.tick
-        tick = Tick(
-            tick=self.tick,
-            cutoff=cutoff,
-            seal_epoch=seal_epoch,
-            load_horizon=cutoff + 1_000,
-            near_until=cutoff + 500,
+        tick = tick_at(
+            self.tick,
+            cutoff,
             run_id=run_id,
             confirmed=confirmed,
-            durable_through=0,
             now=cutoff if now is None else now,
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
         )
@@ -58,35 +53,28 @@ class Service:
         return effects
 
 
-def sent(effects: Effects) -> list[tuple[int, int]]:
-    """Entry and subscription mask of what is handed out."""
-    return [
-        (row["entry_id"], row["subscription_mask"]) for release in effects.releases for row in release.rows.to_pylist()
-    ]
-
-
 def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it_is_back() -> None:
     service = Service()
-    assert sent(service.step(10, messages([(1, 0, 5), (1, 1, 5), (1, 2, 30), (1, 3, 40)]))) == [(0, 3), (1, 3)]
+    assert handed_out(service.step(10, messages([(1, 0, 5), (1, 1, 5), (1, 2, 30), (1, 3, 40)]))) == [(0, 3), (1, 3)]
 
     # Release 1 did not arrive at b, and no bucket has its messages: now one does.
     stuck: dict[str, Any] = {"b": {"open": [[1, 0]]}}
     effects = service.step(30, confirmed=1, unwritable=stuck)
-    assert sent(effects) == [(2, 1)]
+    assert handed_out(effects) == [(2, 1)]
     copies = [row for row in effects.bucket.to_pylist() if row["deliver_at"] == 5]
     assert [(row["entry_id"], row["subscription"]) for row in copies] == [(0, "b"), (1, "b")]
     moves = [row for row in effects.cancels.to_pylist() if row["operation"] == "MOVE"]
     assert {row["sequence"] for row in copies} <= {row["sequence"] for row in moves}
-    assert sent(service.step(40, confirmed=2, unwritable=stuck)) == [(3, 1)]
+    assert handed_out(service.step(40, confirmed=2, unwritable=stuck)) == [(3, 1)]
 
     # A new run hands out again what is open, at its old places.
     again = service.step(41, confirmed=3, unwritable=stuck, run_id="run2")
-    assert sent(again) == [(0, 2), (1, 2)]
+    assert handed_out(again) == [(0, 2), (1, 2)]
     assert again.releases[0].rows[PLACE].to_pylist() == [0, 1]
 
     back = service.step(42, confirmed=4, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
-    assert sent(back) == [(2, 2), (3, 2)]
-    assert sent(service.step(43, confirmed=5, run_id="run3")) == []
+    assert handed_out(back) == [(2, 2), (3, 2)]
+    assert handed_out(service.step(43, confirmed=5, run_id="run3")) == []
 
 
 def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
@@ -97,7 +85,7 @@ def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
         service.step(cutoff, unwritable=stuck)
     back = service.step(100, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
     later = service.step(200)
-    order = [entry for entry, _ in sent(back) + sent(later)]
+    order = [entry for entry, _ in handed_out(back) + handed_out(later)]
     assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
 
 
@@ -105,9 +93,9 @@ def test_nothing_that_was_held_back_comes_before_its_time() -> None:
     """What comes due within the lookahead is held back, and the destination may be there again before its time."""
     service = Service()
     service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable={"b": {"open": []}})
-    assert sent(service.step(1_050, now=200, unwritable={"b": {"open": []}})) == [(1, 1), (0, 1)]
+    assert handed_out(service.step(1_050, now=200, unwritable={"b": {"open": []}})) == [(1, 1), (0, 1)]
     back = service.step(1_050, now=300, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
-    assert sent(back) == [(1, 2), (0, 2)]
+    assert handed_out(back) == [(1, 2), (0, 2)]
     assert back.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]
 
 
@@ -137,7 +125,7 @@ def test_the_order_outlives_long_outages() -> None:
     for entry, time in zip(entries, times, strict=True):
         service.step(time, messages([(1, entry, time)]), unwritable=stuck)
     back = service.step(90_000_000, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
-    assert [entry for entry, _ in sent(back)] == entries
+    assert [entry for entry, _ in handed_out(back)] == entries
 
 
 def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
@@ -157,7 +145,9 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
     )
     results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
     assert results == {0: Result.TOO_LATE, 1: Result.APPLIED}
-    assert sent(service.step(32, reinstated={TOPIC}, payload_rows=held(concat(service.stored)), confirmed=2)) == []
+    assert (
+        handed_out(service.step(32, reinstated={TOPIC}, payload_rows=held(concat(service.stored)), confirmed=2)) == []
+    )
 
 
 def test_one_that_is_paused_too_stays_so() -> None:
@@ -169,7 +159,7 @@ def test_one_that_is_paused_too_stays_so() -> None:
         1, unwritable=stuck, commands=pause, request_ids={"p": 0}, pause_changes=[PauseChange("p", TOPIC, 2, True)]
     )
     service.step(5, unwritable=stuck)
-    assert sent(service.step(6, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))) == []
+    assert handed_out(service.step(6, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))) == []
     assert positions(held(concat(service.stored))) == [(1, 0)]
 
 
@@ -194,22 +184,22 @@ def rejected(effects: Effects) -> list[int]:
 @pytest.mark.parametrize("confirmed", [1, 0])
 def test_what_is_rejected_after_a_while_is_what_was_handed_out_held_back_and_comes_due(confirmed: int) -> None:
     service = Service()
-    assert sent(service.step(10, messages([(1, 0, 5), (1, 1, 30), (1, 2, 40), (1, 3, 50)]))) == [(0, 3)]
+    assert handed_out(service.step(10, messages([(1, 0, 5), (1, 1, 30), (1, 2, 40), (1, 3, 50)]))) == [(0, 3)]
     stuck: dict[str, Any] = {"b": {"open": [[1, 0]]}}
-    assert sent(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
+    assert handed_out(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
 
     effects = service.step(
         40, confirmed=confirmed, unwritable=REJECTS, reinstated={TOPIC}, payload_rows=held(concat(service.stored))
     )
     assert sorted(rejected(effects)) == [0, 1, 2]
-    assert [pair for pair in sent(effects) if pair[1]] == [(2, 1)]
+    assert [pair for pair in handed_out(effects) if pair[1]] == [(2, 1)]
     # The offset may go on naming the release for a while, and another run may begin.
     effects = service.step(45, confirmed=confirmed, unwritable=REJECTS)
-    assert (rejected(effects), sent(effects)) == ([], [])
+    assert (rejected(effects), handed_out(effects)) == ([], [])
     effects = service.step(46, confirmed=4, unwritable=REJECTS, run_id="run2")
-    assert (rejected(effects), sent(effects)) == ([], [])
+    assert (rejected(effects), handed_out(effects)) == ([], [])
     assert rejected(service.step(50, confirmed=5, unwritable={"b": {**REJECTS["b"], "open": []}})) == [3]
-    assert sent(service.step(60, messages([(1, 4, 55)]), confirmed=7)) == [(4, 3)]
+    assert handed_out(service.step(60, messages([(1, 4, 55)]), confirmed=7)) == [(4, 3)]
 
 
 def test_what_others_want_of_a_release_keeps_its_places_when_the_rest_is_rejected() -> None:
@@ -242,7 +232,7 @@ def test_what_is_cancelled_or_paused_is_not_rejected() -> None:
 def test_while_the_topic_of_rejects_is_unwritable_the_table_alone_has_them_and_nothing_grows() -> None:
     service = Service()
     bad = with_columns(messages([(1, 0, 5), (1, 1, 5)]), reason=pa.array(["bad", None]))
-    assert sorted(sent(service.step(10, bad))) == [(0, 0), (1, 3)]
+    assert sorted(handed_out(service.step(10, bad))) == [(0, 0), (1, 3)]
     stuck: dict[str, Any] = {"": {"open": [[1, 0]]}}
     rejects: list[pa.Table] = []
     for entry in range(2, 30):
