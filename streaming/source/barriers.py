@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pulsar
 
-from broker.position import Position
+from broker.position import START, Position
 from streaming.checkpoint.offset import Offset
 from streaming.source.receiving.receiver import Receiver
 
@@ -124,13 +124,8 @@ class Barriers:
         for name, end in ends.items():
             if name not in self._receivers and name not in self._sources:
                 continue  # it is not read any more, and nothing comes
-            if end is None:
-                return False
-            position = positions.get(name)
-            if position is None:  # nothing of it is in a batch: then it must have ended before its first entry
-                if not self._receivers[name].is_cut_to(Position.parse(end)):
-                    return False
-            elif Position.parse(position) < Position.parse(end):
+            # Of a topic partition without a position nothing is in a batch: it must have ended before its first entry.
+            if end is None or Position.parse(positions.get(name, str(START))) < Position.parse(end):
                 return False
         return True
 

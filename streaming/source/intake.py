@@ -152,7 +152,7 @@ class Intake:
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if time.monotonic() - self._last_tick >= interval:
             return (takes_messages and waiting > 0) or self._clock.is_time(
-                last, now, time.monotonic(), feedback, lambda: self._has_nothing_to_do(last, now, feedback)
+                last, now, time.monotonic(), feedback, partial(self._has_nothing_to_do, last, now, feedback)
             )
         soon = now + lookahead
         return takes_messages and (
@@ -344,8 +344,8 @@ class Intake:
             now,
             time.monotonic(),
             feedback,
-            lambda: self._tables.version("delayed_index"),
-            lambda version, start, end: rows_due(self._tables, version, start, end),
+            partial(self._tables.version, "delayed_index"),
+            partial(rows_due, self._tables),
         )
         offset = replace(
             offset,

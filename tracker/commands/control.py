@@ -184,7 +184,7 @@ class Control:
         """
         commands = self._waiting.take(messages)
         if not commands.num_rows:
-            return OUTCOME_ROWS.empty_table()
+            return _NO_OUTCOMES
         known = messages.select(KNOWN.names)
         commands = self._with_added(commands.drop_columns("tick"))
         outcomes, unmatched = self._executor.apply(commands, known, is_rejected(messages), messages, moment)
@@ -206,7 +206,7 @@ class Control:
         known: pa.Table,
         is_new: BoolArray,
         moment: Moment,
-        payload_rows: pa.Table | None = None,
+        payload_rows: pa.Table = _NO_MESSAGES,
         pause_changes: Sequence[PauseChange] = (),
         held: pa.Table = _NO_MESSAGES,
         first_answers: FirstAnswers = no_answers,
@@ -220,7 +220,7 @@ class Control:
             known: as KNOWN, the messages of the entries that they name: all those of an entry, or none.
             is_new: bool, (known,): the message came in only in this tick.
             moment: of this tick.
-            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored; None: there are none.
+            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
             pause_changes: pauses and resumes of all shards' commands.
             held: as MESSAGES, the rows held back, where a change resumes.
             first_answers: reads the answers to request ids that come again.
@@ -233,7 +233,7 @@ class Control:
             SequencesExhausted: the tick has more commands and moves than there are sequences.
         """
         if not request_ids and not commands.num_rows:
-            return OUTCOME_ROWS.empty_table()
+            return _NO_OUTCOMES
         remembered = self._requests.find([*request_ids, *commands["request_id"].to_pylist()], moment.now)
         repeats = Repeats(remembered, request_ids, first_answers(remembered.keys()))
         self._holding.pause(change for change in pause_changes if change.request_id not in repeats.known)
@@ -247,10 +247,9 @@ class Control:
         outcomes = [with_columns(answers, sequence=sequences)]
         commands = where(commands, ~is_answer)
 
-        is_released = (int64(known, "deliver_at") <= moment.released) & ~is_new
         due = int64(known, "deliver_at")
-        is_released |= is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
-        payload_rows = MESSAGES.empty_table() if payload_rows is None else payload_rows
+        is_ahead = is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment)
+        is_released = ((due <= moment.released) | is_ahead) & ~is_new
         applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment)
         outcomes.append(applied)
         if unmatched.num_rows:
