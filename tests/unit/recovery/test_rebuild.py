@@ -23,10 +23,11 @@ from recovery.message_set import MessageSet
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.examples import examples
+from tests.rebuilt import of_all_shards, without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS, Rebuilt
+from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
 from tracker.sharding import shard_of
 from tracker.store import MemoryStore
@@ -177,18 +178,15 @@ def write(tables: Tables, made: list[History], durable: int) -> None:
 
 
 def rebuilt(made: Settings, folder: str) -> tuple[dict[str, Any], PreparedState, dict[str, int]]:
-    with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
+    with without_destinations():
         counts = rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
     return json.loads(Path(folder, "query/rebuild/meta.json").read_text()), PreparedState(Path(folder)), counts
 
 
 def control(made: Settings, found: PreparedState) -> Control:
     """What all shards together begin with."""
-    inputs = [tables for _, tables in found.inputs(made.tracker.shards)]
-    kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-    cancelled, delivered, moved = (pa.concat_tables(tables[kind] for tables in inputs) for kind in kinds)
     begun = Control(MemoryStore(), subscription_names(made), 1000)
-    begun.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), NOW)
+    begun.rebuild(of_all_shards(found), NOW)
     return begun
 
 
@@ -407,7 +405,7 @@ def overdue_of(made: Settings) -> dict[tuple[str, int], int]:
     """Since when a rebuild takes each subscription to lack something that may have been sent."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0) as written,
+        without_destinations() as written,
     ):
         rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
     found: dict[tuple[str, int], int] = written.call_args.args[4]

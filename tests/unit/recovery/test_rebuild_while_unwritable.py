@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from recovery.rebuild import rebuild
-from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind
 from tests.messages import TOPIC, handed_out, messages, tick_at
-from tracker.commands.rebuilt import Rebuilt
+from tests.rebuilt import of_all_shards, prepared
 from tracker.messages import in_order, typed
 from tracker.shard import Shard, TickInput
 from tracker.store import MemoryStore
@@ -73,25 +69,13 @@ class Service:
 
     def lose_checkpoint(self, at: int) -> list[tuple[int, int]]:
         """What the first tick after a rebuild hands out."""
-        with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
-            rebuild(self.settings, self.tables, self.folder / f"checkpoint {at}", now=NOW + at)
-        found = PreparedState(self.folder / f"checkpoint {at}")
-        [(meta, tables)] = found.inputs(1)
+        found = prepared(self.settings, self.folder / f"checkpoint {at}", NOW + at)
         assert found.offset is not None
         self.store, self.tick = MemoryStore(), found.offset.tick
         version = self.tables.version("delayed_index")
-        began = Rebuilt(
-            meta["sealed"],
-            meta["unwanted"],
-            tables[InputKind.REBUILT_CANCELLED],
-            tables[InputKind.REBUILT_DELIVERED],
-            moved=tables[InputKind.REBUILT_MOVED],
-            waiting=tables[InputKind.REBUILT_WAITING],
-            released=meta["released"],
-        )
         segment = read_segment(self.tables, version, found.offset.load_horizon, NOW + at + 1_000)
         payload_rows = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
-        return self.step(at, rebuilt=began, segment=segment, payload_rows=payload_rows)
+        return self.step(at, rebuilt=of_all_shards(found), segment=segment, payload_rows=payload_rows)
 
 
 @pytest.fixture

@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from recovery.rebuild import rebuild
 from recovery.waiting_commands import find_waiting
-from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind
 from tests.messages import TOPIC, command, commands, handed_out, messages, tick_at
+from tests.rebuilt import of_all_shards, prepared
 from tracker import MemoryStore, Shard, TickInput
-from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.shard import Effects
 from tracker.wire.delaylake_pb2 import Result
@@ -47,12 +43,6 @@ def answered(tables: Tables, request_id: str, entry: int, result: str, **values:
     tables.append("outcomes", pa.Table.from_pylist([row | values], schema=SCHEMAS["outcomes"]), {})
 
 
-def lost(settings: Settings, tables: Tables, folder: Path) -> PreparedState:
-    with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
-        rebuild(settings, tables, folder, now=NOW)
-    return PreparedState(folder)
-
-
 def test_what_waits_meets_its_message_and_the_rest_is_not_there_once_all_has_come(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -68,8 +58,7 @@ def test_what_waits_meets_its_message_and_the_rest_is_not_there_once_all_has_com
     answered(tables, "of who is gone", 4, "WAITING", subscription="gone")
     answered(tables, "a cancel", 5, "WAITING", operation="CANCEL")
 
-    found = lost(settings, tables, tmp_path / "checkpoint")
-    [(_, parts)] = found.inputs(1)
+    found = prepared(settings, tmp_path / "checkpoint", NOW)
     assert found.offset is not None
     # Until the source topics have been read to where they end now, nothing is told to be missing.
     assert (found.offset.barriers, found.offset.ingested_through) == ([[0, {TOPIC: None}]], -1)
@@ -84,8 +73,7 @@ def test_what_waits_meets_its_message_and_the_rest_is_not_there_once_all_has_com
         published = [(r["request_id"], r["subscription"], r["result"]) for r in effects.outcomes.to_pylist()]
         return published, handed_out(effects)
 
-    rebuilt = Rebuilt(sealed=0, unwanted=0, waiting=parts[InputKind.REBUILT_WAITING], released=NOW - 1)
-    assert step(1, -1, messages=messages([]), rebuilt=rebuilt) == ([], [])
+    assert step(1, -1, messages=messages([]), rebuilt=of_all_shards(found)) == ([], [])
     assert step(2, -1, messages=messages([(1, 0, NOW + 2)])) == ([("waits", "b", Result.APPLIED)], [(0, 0b01)])
     assert step(3, 0, messages=messages([])) == ([("of nothing", "b", Result.NOT_FOUND)], [])
 
@@ -96,8 +84,7 @@ def test_the_answers_of_another_message_of_the_same_request_say_nothing(settings
     for entry, index in ((0, 1), (0, 2), (1, -1)):
         answered(tables, "r", entry, "WAITING", batch_index=index)
     answered(tables, "r", 0, "APPLIED", batch_index=2)
-    [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
-    waiting = parts[InputKind.REBUILT_WAITING].to_pylist()
+    waiting = of_all_shards(prepared(settings, tmp_path / "checkpoint", NOW)).waiting.to_pylist()
     assert sorted((row["entry_id"], row["batch_index"], row["subscriptions"]) for row in waiting) == [
         (0, 1, 0b10),
         (1, -1, 0b10),
@@ -169,16 +156,10 @@ def test_what_waits_is_applied_after_a_rebuild_as_it_would_have_been(
             tables.append("delayed_index", cancels_to_index(effects.cancels, undisturbed.tick), tick)
     assert {row[-1] for row in undisturbed.published} == {Result.WAITING}
 
-    found = lost(settings, tables, tmp_path / "checkpoint")
+    found = prepared(settings, tmp_path / "checkpoint", NOW)
     assert found.offset is not None
-    [(_, parts)] = found.inputs(1)
     rebuilt = Job(MemoryStore(), found.offset.tick, found.offset.ingested_through)
-    kept = {
-        "cancelled": parts[InputKind.REBUILT_CANCELLED],
-        "moved": parts[InputKind.REBUILT_MOVED],
-        "waiting": parts[InputKind.REBUILT_WAITING],
-    }
-    rebuilt.step(NOW, rebuilt=Rebuilt(**kept, released=NOW - 1))
+    rebuilt.step(NOW, rebuilt=of_all_shards(found))
     for job in (undisturbed, rebuilt):
         job.go_on(len(orders))
     assert rebuilt.published == undisturbed.published
@@ -220,9 +201,9 @@ def test_a_cancel_that_waits_in_vain_is_answered_after_a_rebuild(settings: Setti
     tables = Tables(settings.warehouse)
     tables.create()
     answered(tables, "r", 0, "WAITING", operation="CANCEL", deliver_at=DUE, sequence=1)
-    [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
+    found = prepared(settings, tmp_path / "checkpoint", NOW)
     job = Job(MemoryStore(), 7, ingested_through=0)
-    job.step(NOW, rebuilt=Rebuilt(waiting=parts[InputKind.REBUILT_WAITING], released=NOW - 1))
+    job.step(NOW, rebuilt=of_all_shards(found))
     job.step(DUE)
     assert job.published == []
     for now in (DUE + 2 * TICK_MILLIS, DUE + 10):
@@ -238,8 +219,6 @@ def test_what_an_earlier_version_let_wait_without_its_time_is_not_guessed(settin
     row = {"operation": "CANCEL", "topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1}
     row |= {"subscription": "b", "sequence": 1, "deliver_at": DUE}
     tables.append("delayed_index", pa.Table.from_pylist([row], schema=SCHEMAS["delayed_index"]), {})
-    [(_, parts)] = lost(settings, tables, tmp_path / "checkpoint").inputs(1)
-    assert parts[InputKind.REBUILT_WAITING].num_rows == 0
-    assert [(row["entry_id"], row["subscription"]) for row in parts[InputKind.REBUILT_CANCELLED].to_pylist()] == [
-        (0, 1)
-    ]
+    found = of_all_shards(prepared(settings, tmp_path / "checkpoint", NOW))
+    assert found.waiting.num_rows == 0
+    assert [(row["entry_id"], row["subscription"]) for row in found.cancelled.to_pylist()] == [(0, 1)]

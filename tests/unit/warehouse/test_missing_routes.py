@@ -11,14 +11,12 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from recovery.rebuild import rebuild
 from status.job_status import StatusWriter
 from status.troubles import NO_ROUTE, Troubles
-from streaming.checkpoint.prepared import PreparedState
 from tests.messages import TOPIC
+from tests.rebuilt import of_all_shards, prepared
 from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
@@ -120,19 +118,14 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
     tables = write(tmp_path, **TABLES)
     tell(settings(tmp_path, t=["a", "b"], other=["x"]))
     now = settings(tmp_path, other=["x"], **({} if names is None else {"t": names}))
-    with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
-        rebuild(now, tables, tmp_path / "checkpoint", now=NOW)
-    found = PreparedState(tmp_path / "checkpoint")
+    found = prepared(now, tmp_path / "checkpoint", NOW)
     assert found.offset is not None
     routes = found.offset.known_routes
     assert routes is not None
     assert [*routes.missing] == ([TOPIC] if names is None else [])
 
-    inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
-    kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-    cancelled, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
     control = Control(MemoryStore(), routes.subscriptions, 1000)
-    control.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), NOW)
+    control.rebuild(of_all_shards(found), NOW)
     rows = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
     known = routes.subscriptions.names[TOPIC]
     masks = [

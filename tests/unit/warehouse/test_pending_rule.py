@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +14,12 @@ import pyarrow.compute as pc
 from hypothesis import HealthCheck, Phase, settings
 
 from conf.settings import Settings
-from recovery.rebuild import rebuild
-from streaming.checkpoint.prepared import PreparedState
 from tests.examples import examples
 from tests.messages import TOPIC
+from tests.rebuilt import of_all_shards, prepared
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.schema import PauseChange
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.shard import Effects
@@ -168,17 +164,11 @@ class PendingModel(ShardModel):
         )
 
     def check_rebuild(self, made: Settings, tables: Tables, pending: set[Row]) -> None:
-        checkpoint = Path(made.checkpoint)
-        with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
-            rebuild(made, tables, checkpoint, now=self.now)
-        found = PreparedState(checkpoint)
-        first = json.loads((checkpoint / "query/rebuild/meta.json").read_text())["released"] + 1
-        inputs = [tables_ for _, tables_ in found.inputs(made.tracker.shards)]
-        kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-        cancelled, delivered, moved = (pa.concat_tables(i[kind] for i in inputs) for kind in kinds)
+        found = of_all_shards(prepared(made, Path(made.checkpoint), self.now))
+        first = found.released + 1
         index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
         begun = Control(MemoryStore(), subscription_names(made), 1_000)
-        begun.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), self.now)
+        begun.rebuild(found, self.now)
         bits = begun.subscription_mask(typed(index, MESSAGES)).tolist()
         for row, masks in zip(index.to_pylist(), bits, strict=True):
             is_loaded = row["deliver_at"] >= first

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
+from tests.rebuilt import of_all_shards, prepared
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
 from tracker.commands.control import Control
-from tracker.commands.rebuilt import Rebuilt
 from tracker.messages import MESSAGES, typed
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
@@ -90,16 +88,11 @@ class History:
 
     def rebuilt(self, now: Settings) -> list[set[str]]:
         """For each message the subscriptions to which it goes out after a rebuild."""
-        with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
-            rebuild(now, self.tables, self.folder / "checkpoint", now=NOW)
-        found = PreparedState(self.folder / "checkpoint")
+        found = prepared(now, self.folder / "checkpoint", NOW)
         assert found.offset is not None
-        inputs = [of_shard for _, of_shard in found.inputs(now.tracker.shards)]
-        kinds = ("rebuilt_taken", "rebuilt_delivered", "rebuilt_moved")
-        cancelled, delivered, moved = (pa.concat_tables(t[kind] for t in inputs) for kind in kinds)
         names = [s.name for s in now.routes[0].subscriptions]
         control = Control(MemoryStore(), {TOPIC: names}, 1000)
-        control.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered, moved=moved), NOW)
+        control.rebuild(of_all_shards(found), NOW)
         index = self.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
         masks = control.subscription_mask(typed(index, MESSAGES))
         first = found.offset.load_horizon

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow.parquet as pq
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from recovery.changes import find_commands
 from recovery.delivered import Delivered
 from recovery.rebuild import rebuild
 from tests.examples import examples
+from tests.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import subscription_names
@@ -113,7 +113,7 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
     """What a rebuild would deliver, to whom and when, and what it would keep in mind of entries that come again."""
     shutil.copytree(local_path(made.warehouse), folder / "warehouse")
     tables = Tables(str(folder / "warehouse"))
-    with mock.patch("recovery.rebuild.write_missing_deliveries", return_value=0):  # what needs a broker
+    with without_destinations():
         rebuild(made, tables, folder)
     names = subscription_names(made)[TOPIC]
     read = {
