@@ -13,6 +13,7 @@ STANDING = "standing"  # a source topic that is not read although it has message
 NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes no messages
+NO_BROKER = "no_broker"  # the broker, which does not answer at the start
 NO_ADMIN = "no_admin"  # the broker's admin API, which does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody publishes as if it were the job
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings

@@ -29,7 +29,7 @@ from streaming.release.feedback import FeedbackFile
 from streaming.release.releaser import Releaser
 from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.start import begin, check_broker, check_sent
+from streaming.start import begin, check_broker, check_sent, wait_for_broker
 from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
@@ -125,6 +125,7 @@ class DelayedDelivery:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         checkpoint = Checkpoint(folder)
         begin(self._settings, tables, checkpoint)
+        wait_for_broker(self._settings, self._troubles, self._stopping)
         check_sent(self._settings, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
         failures = 0
@@ -143,6 +144,7 @@ class DelayedDelivery:
                 raise JobError(f"the query failed {failures} times in a row: {error}")
             _log.warning("the query failed and starts again: %s", error)
             self._stopping.wait(_RESTART_SECONDS * failures)
+            wait_for_broker(self._settings, self._troubles, self._stopping)
 
     def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:
         """Runs the query until it ends; returns the error that ended it, in one line; None: it was told to stop."""

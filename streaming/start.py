@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 
 import pulsar
+from deltalake.exceptions import DeltaError
 
 from broker.admin_rest import AdminClient
-from broker.client import PulsarError
+from broker.client import PulsarError, connect
 from broker.new_cluster import check_topics
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
+from status.troubles import NO_BROKER, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
@@ -22,6 +25,8 @@ from warehouse.known_routes import known_routes
 from warehouse.tables import SCHEMAS, Tables
 
 _log = logging.getLogger(__name__)
+
+_BROKER_SECONDS = 2  # how long the broker is given to answer at the start, and the time to the next try
 
 
 class StartError(DelayLakeError):
@@ -54,7 +59,12 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         FencedError: somebody else has taken the warehouse over in the meantime.
     """
     check_checkpoint(settings, checkpoint)
-    tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
+    try:
+        tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
+    except (OSError, DeltaError) as error:
+        raise StartError(
+            f"the tables can't be made in {settings.warehouse} ({one_line(error)}): see `warehouse` in the settings"
+        ) from error
     if not checkpoint.has_query and PreparedState(checkpoint.folder).offset is None:
         _require_empty(tables)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
@@ -64,6 +74,28 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
     tables.take_over(checkpoint.epoch)
+
+
+def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.Event) -> None:
+    """Waits until the broker answers, or the job is told to stop; a trouble says so meanwhile.
+
+    Any other answer than what was asked for, such as that rights are missing, is left to whoever needs it.
+    """
+    url = settings.pulsar.service_url
+    while not stopping.is_set():
+        client = connect(settings.pulsar, operation_timeout_seconds=_BROKER_SECONDS)
+        try:
+            client.get_topic_partitions(settings.control.topic)
+        except (pulsar.ConnectError, pulsar.NotConnected, pulsar.ServiceUnitNotReady, pulsar.Timeout) as error:
+            troubles.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
+            stopping.wait(_BROKER_SECONDS)
+            continue
+        except pulsar.PulsarException as error:
+            _log.debug("asking the broker: %s", error)
+        finally:
+            client.close()
+        break
+    troubles.end(NO_BROKER, url)
 
 
 def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:

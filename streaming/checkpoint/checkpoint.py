@@ -28,17 +28,27 @@ _REPAIR = (
 )
 
 
+class CheckpointError(DelayLakeError):
+    """The job can't go on from a checkpoint. The message is one line, and says what to do."""
+
+
 def checkpoint_lock(folder: Path) -> FileLock:
     """Returns the lock that the one job, or rebuild, that works on a checkpoint folder holds. Makes the folder.
 
     It is the process's, whichever thread releases it, and gone with the process.
+
+    Raises:
+        CheckpointError: the folder can't be made or written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder {folder} can't be made ({error}): see `checkpoint` in the settings"
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise CheckpointError(f"the folder {folder} can't be written: see `checkpoint` in the settings")
     return FileLock(folder / "delaylake.lock", thread_local=False)
-
-
-class CheckpointError(DelayLakeError):
-    """The job can't go on from a checkpoint. The message is one line, and says what to do."""
 
 
 class Checkpoint:

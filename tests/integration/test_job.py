@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,8 +15,10 @@ import pytest
 
 from broker.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from conf.settings import PulsarSettings
 from jobs.commands.run import warn_without_deduplication
 from status.job_status import read_status
+from status.troubles import NO_BROKER
 from streaming.release.plan import java_string_hash
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
@@ -293,3 +298,34 @@ def test_a_namespace_without_deduplication_is_named(
     assert [r.getMessage() for r in caplog.records if r.name == "jobs.commands.run"] == [
         "delivery to public/repeating is at least once, not exactly once: its broker has no deduplication"
     ]
+
+
+def test_a_start_without_a_broker_says_so_and_waits_for_it(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as sockets:
+        port, http_port = (
+            sockets.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)
+        )
+    settings = PulsarSettings(service_url=f"pulsar://127.0.0.1:{port}", admin_url=f"http://127.0.0.1:{http_port}")
+    broker = EmbeddedBroker(tmp_path / "broker")
+    source = "persistent://public/default/later"
+    job = Job(tmp_path, settings, [{"source": source, "subscriptions": [{"name": "a"}]}])
+
+    def told() -> list[tuple[str, str]]:
+        status = read_status(job.settings.warehouse)
+        return [] if status is None else [(trouble.kind, trouble.name) for trouble in status.troubles]
+
+    starting = threading.Thread(target=job.start)
+    try:
+        starting.start()
+        wait_until(lambda: told() == [(NO_BROKER, settings.service_url)], 60, "a trouble")
+        assert job.process is not None
+        assert not job.ready.is_set()
+        broker.start(port=port, http_port=http_port)
+        starting.join()
+        assert job.ready.is_set()
+        wait_until(lambda: told() == [], 10, "the end of the trouble")
+        assert "Traceback" not in job.log
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+        broker.kill()

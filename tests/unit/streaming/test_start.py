@@ -1,0 +1,74 @@
+"""What a start says of folders that can't be made, and how it waits for a broker."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from conf.settings import Settings
+from status.troubles import NO_BROKER, Troubles
+from streaming import start
+from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError, checkpoint_lock
+from streaming.start import StartError, begin, wait_for_broker
+from warehouse.tables import Tables
+
+
+def test_a_folder_that_can_not_be_made_is_named_with_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file/checkpoint can't be made .*`checkpoint`"):
+        checkpoint_lock(tmp_path / "file/checkpoint")
+    settings = Settings(warehouse=f"file:{tmp_path}/file/warehouse", checkpoint=f"file:{tmp_path}/checkpoint")
+    with pytest.raises(StartError, match=r"can't be made in .*file/warehouse .*`warehouse`"):
+        begin(settings, Tables(settings.warehouse), Checkpoint(tmp_path / "checkpoint"))
+
+
+class Client:
+    """Answers with one thing after the other; an exception is raised."""
+
+    def __init__(self, answers: list[object]) -> None:
+        self.answers = answers
+
+    def get_topic_partitions(self, topic: str) -> object:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("last", [["t"], pulsar.AuthorizationError()])
+def test_a_start_waits_for_the_broker_and_says_so_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch, last: object
+) -> None:
+    troubles, told = Troubles(), []
+    client = Client([pulsar.Timeout(), pulsar.ConnectError(), last])
+    monkeypatch.setattr(start, "connect", lambda settings, **options: client)
+
+    class Stopping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            told.append([(trouble.kind, trouble.name) for trouble in troubles.current()])
+            return False
+
+    settings = Settings()
+    wait_for_broker(settings, troubles, Stopping())
+    assert told == [[(NO_BROKER, settings.pulsar.service_url)]] * 2
+    assert (client.answers, troubles.current()) == ([], [])
+
+
+def test_a_start_that_is_told_to_stop_does_not_wait_for_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping, troubles = threading.Event(), Troubles()
+
+    class Stops(Client):
+        def get_topic_partitions(self, topic: str) -> object:
+            stopping.set()
+            return super().get_topic_partitions(topic)
+
+    client = Stops([pulsar.Timeout()])
+    monkeypatch.setattr(start, "connect", lambda settings, **options: client)
+    wait_for_broker(Settings(), troubles, stopping)
+    assert (client.answers, troubles.current()) == ([], [])
