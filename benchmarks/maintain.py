@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -112,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

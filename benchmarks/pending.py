@@ -99,7 +99,7 @@ def main() -> None:
         tables.create()
         write(tables, now)
         subscriptions = [{"name": "a"}, {"name": "b"}]
-        settings = Settings(warehouse=folder, routes=({"source": TOPIC, "subscriptions": subscriptions},))
+        settings = Settings(warehouse=folder, routes=[{"source": TOPIC, "subscriptions": subscriptions}])  # type: ignore[arg-type]
 
         def ask(cursor: str | None = None, **wanted: object) -> Pending:
             return Pending(settings, TOPIC, PendingFilter.model_validate(wanted), cursor, now)

@@ -75,13 +75,15 @@ def n_delayed(broker: EmbeddedBroker) -> int:
 
 def back_again(broker: EmbeddedBroker, job: Job | None, destination: str) -> float:
     """Kills the broker and the job, and returns the seconds from their new start until a new message has come."""
-    ports = [int(str(url).rsplit(":", 1)[1]) for url in (broker.status().service_url, broker.status().admin_url)]
+    port, http_port = [
+        int(str(url).rsplit(":", 1)[1]) for url in (broker.status().service_url, broker.status().admin_url)
+    ]
     if job:
         job.kill9()
         job.stop()
     broker.kill()
     began = time.perf_counter()
-    broker.start(*ports)
+    broker.start(port, http_port)
     client = connect(broker.settings)
     consumer = client.subscribe(
         destination, "bench", consumer_type=pulsar.ConsumerType.Shared, initial_position=pulsar.InitialPosition.Earliest

@@ -60,7 +60,7 @@ def main() -> None:
                 warehouse=f"{folder}/warehouse",
                 checkpoint=f"{folder}/checkpoint",
                 pulsar=broker.settings,
-                routes=({"source": TOPIC, "subscriptions": [{"name": name} for name in SUBSCRIPTIONS]},),
+                routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in SUBSCRIPTIONS]}],  # type: ignore[arg-type]
             )
             tables = Tables(settings.warehouse)
             tables.create()

@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pulsar
+from playwright.sync_api import ViewportSize
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
@@ -27,7 +28,8 @@ ROUTES = [
     {"source": ORDERS, "subscriptions": [{"name": "billing"}, {"name": "audit", "type": "Exclusive"}]},
     {"source": REMINDERS, "subscriptions": [{"name": "mail"}]},
 ]
-PICTURES = [
+Scheme = Literal["light", "dark"]
+PICTURES: list[tuple[str, int, Scheme]] = [  # page, width, scheme
     ("overview", 1440, "light"),
     ("schedule", 1440, "dark"),
     ("messages", 1440, "light"),
@@ -110,12 +112,11 @@ def main() -> None:
                 "storage": "/ui/storage",
                 "settings": "/ui/settings",
             }
-            wanted = (
-                [(p, w, s) for p in pages for w in (1440, 390) for s in ("light", "dark")] if everything else PICTURES
-            )
+            schemes: tuple[Scheme, ...] = ("light", "dark")
+            wanted = [(p, w, s) for p in pages for w in (1440, 390) for s in schemes] if everything else PICTURES
             with chromium() as browser:
                 for name, width, scheme in wanted:
-                    size = {"width": width, "height": 900 if width > 400 else 844}
+                    size = ViewportSize(width=width, height=900 if width > 400 else 844)
                     page = browser.new_page(viewport=size, color_scheme=scheme, base_url=api.url)
                     page.goto(pages[name])
                     page.wait_for_timeout(2_500)
