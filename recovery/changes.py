@@ -29,7 +29,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from warehouse.pending import are_cancelled
+from warehouse.pending import IS_CANCEL, are_cancelled
 from warehouse.tables import DELAYED_INDEX, OnProgress, Tables
 
 _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
@@ -41,10 +41,10 @@ LEFT ANTI JOIN ({WAITING}) AS w ON w.topic = c.topic AND w.subscription = c.subs
     AND w.ledger_id = c.ledger_id AND w.entry_id = c.entry_id AND w.batch_index = c.batch_index
 """  # noqa: S608
 
-# The cancelled messages by `outcomes`: APPLIED alone, for ALREADY_APPLIED says that another row does.
+# The cancelled messages by `outcomes`; not ALREADY_APPLIED, for ALREADY_APPLIED says that another row does.
 _ANSWERED = f"""
 {_CHANGED}, CAST(0 AS BIGINT) AS deliver_at FROM outcomes
-WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') AND ledger_id >= 0
+WHERE {IS_CANCEL} AND ledger_id >= 0
 """
 
 _RESTORED = f"""

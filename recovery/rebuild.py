@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from broker.position import Position
@@ -23,6 +24,7 @@ from recovery.delivered import (
     write_missing_deliveries,
 )
 from recovery.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
+from recovery.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
@@ -33,7 +35,7 @@ from tracker.commands.control import Control
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
-from tracker.sharding import shard_of
+from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.missing_routes import with_missing_routes
@@ -112,6 +114,7 @@ def rebuild(
         InputKind.REBUILT_CANCELLED: changes.cancelled,
         InputKind.REBUILT_DELIVERED: done,
         InputKind.REBUILT_MOVED: changes.moved,
+        InputKind.REBUILT_KEYS: live_keys(tables, found.keyed, durable, now),
         InputKind.REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting(tables, names)]),
     }
     for name, rows in kept.items():
@@ -125,6 +128,7 @@ def rebuild(
         # Everything that is published by the start comes in before a waiting command is answered NOT_FOUND.
         barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
         ingested_through=REBUILT_TICK - 1,
+        keyed=keyed_topics(tables),
     )
     meta = {
         "offset": offset.to_json(),
@@ -233,6 +237,7 @@ class Sealed:
     sealed: Int64Array  # how many rows each shard has, (shards,)
     unwanted: Int64Array  # how many of them no subscription wants, (shards,)
     delivered: pa.Table  # DONE: those of them that have been delivered
+    keyed: pa.Table  # KEYED_ROWS: those with a schedule key that a subscription wants
 
 
 def count_sealed(
@@ -264,14 +269,17 @@ def count_sealed(
 
     sealed, unwanted = np.zeros((2, shards), np.int64)
     found: list[pa.Table] = []
+    keyed: list[pa.Table] = []
     n = 0
     for rows in tables.stream(f"{DELAYS} AND deliver_at >= {first}"):
         n += rows.num_rows
         on_progress("delayed_index", "rows counted", n)
         rows = by_ledger(rows)
         masks, done = subscription_mask_of(rows, control, delivered)
-        shard = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
+        shard = shards_of(rows, shards)
         sealed += np.bincount(shard, minlength=shards)
         unwanted += np.bincount(shard[masks == 0], minlength=shards)
         found += done
-    return Sealed(first, int(sealed.sum() - unwanted.sum()), sealed, unwanted, concat(found, DONE))
+        keyed.append(where(rows, (masks != 0) & pc.is_valid(rows["schedule_key"]).to_numpy(zero_copy_only=False)))
+    done = concat(found, DONE)
+    return Sealed(first, int(sealed.sum() - unwanted.sum()), sealed, unwanted, done, concat(keyed, KEYED_ROWS))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tracker.messages import int64, pack
-from tracker.sharding import shard_of
+from tracker.commands.schema import ANSWER, REPEAT
+from tracker.messages import Int64Array, has_keys, int64, is_among, pack, where
+from tracker.sharding import shard_of, shards_of
 
 
 class InputKind:
     """Values of the column `kind` of the operator's input, which say what a row's `body` is.
 
-    The values REBUILT_CANCELLED, _DELIVERED, _MOVED and _WAITING are names of files in prepared states, too.
+    The values REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING and _KEYS are names of files in prepared states, too.
     """
 
     TICK = "tick"  # body: the offset as JSON
@@ -26,12 +28,14 @@ class InputKind:
     KNOWN_MESSAGES = "found"
     PAYLOAD_ROWS = "kept"
     REJECTED_COMMANDS = "no_commands"
+    NOTES = "notes"  # of new messages of this shard's entries that are in other shards
     REJECTED = "rejected"  # what was rejected while the topic for that could not be written
     REBUILT = "rebuilt"  # body: JSON
     REBUILT_CANCELLED = "rebuilt_taken"
     REBUILT_DELIVERED = "rebuilt_delivered"
     REBUILT_MOVED = "rebuilt_moved"
     REBUILT_WAITING = "rebuilt_waiting"
+    REBUILT_KEYS = "rebuilt_keys"
 
 
 # The same columns as `streaming.operator.schemas.INPUT_SCHEMA`.
@@ -46,6 +50,9 @@ ARROW_SCHEMA = pa.schema(
 PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
 
 
+Part = tuple[int, str, bytes]  # the shard's key, the kind, packed rows
+
+
 def to_batches(rows: Iterable[tuple[int, str, bytes]]) -> Iterator[pa.RecordBatch]:
     """Yields rows, as `split` returns them, each as a record batch of ARROW_SCHEMA."""
     for row in rows:
@@ -53,11 +60,11 @@ def to_batches(rows: Iterable[tuple[int, str, bytes]]) -> Iterator[pa.RecordBatc
         yield pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
 
-def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, str, bytes]]:
+def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
     """Packs rows for their shards.
 
     Args:
-        rows: with the columns `ledger_id` and `entry_id`, int64, which decide on the shard.
+        rows: as `tracker.sharding.shards_of` takes them.
         kind: a value of `InputKind`.
         shard_keys: for each shard its key.
 
@@ -66,7 +73,43 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[tuple[int, s
     """
     if not rows.num_rows:
         return []
-    shards = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
+    return _packed(rows, shards_of(rows, len(shard_keys)), kind, shard_keys)
+
+
+def split_notes(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
+    """Packs for the homes of their entries the rows that `split` gives to other shards, as it does."""
+    if len(shard_keys) == 1 or not has_keys(rows):
+        return []
+    homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
+    is_elsewhere = homes != shards_of(rows, len(shard_keys))
+    return _packed(where(rows, is_elsewhere), homes[is_elsewhere], kind, shard_keys)
+
+
+def split_copies(commands: pa.Table, known: pa.Table, keyed: Collection[str], shard_keys: list[int]) -> list[Part]:
+    """Packs commands for the shards that have their messages, other than the homes of these messages' entries.
+
+    Args:
+        commands: as COMMAND_ROWS.
+        known: as KNOWN, the messages of the commands' entries that the tables have.
+        keyed: the topics that have had schedule keys. For others there is nothing to do.
+    """
+    if len(shard_keys) == 1 or not keyed or not commands.num_rows:
+        return []
+    is_by_id = pc.and_(pc.greater_equal(commands["ledger_id"], 0), pc.is_in(commands["topic"], pa.array(sorted(keyed))))
+    is_by_id = pc.and_(is_by_id, pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
+    rows = commands.filter(is_by_id)
+    homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
+    of_known = shards_of(known, len(shard_keys))
+    is_known = is_among(rows, known, ["ledger_id", "entry_id"])
+    parts = []
+    for shard in range(len(shard_keys)):
+        has = is_among(rows, where(known, of_known == shard), ["ledger_id", "entry_id"]) | ~is_known
+        chosen = where(rows, has & (homes != shard))
+        parts += _packed(chosen, np.full(chosen.num_rows, shard), InputKind.COMMANDS, shard_keys)
+    return parts
+
+
+def _packed(rows: pa.Table, shards: Int64Array, kind: str, shard_keys: list[int]) -> list[Part]:
     by_shard = {shard: rows.filter(pa.array(shards == shard)) for shard in np.unique(shards).tolist()}
     return [
         (shard_keys[shard], kind, pack(of_shard.slice(start, PART_ROWS)))

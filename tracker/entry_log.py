@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 
-from tracker.messages import MESSAGES, concat, int64, pack, unpack, where
+from tracker.messages import MESSAGES, BoolArray, concat, int64, pack, unpack, where
 from tracker.store import Store, get_present
 
 _TABLE = "entries"
@@ -15,8 +17,12 @@ _LIST = "entries_list"
 ENTRY_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "first_index", "batch_size", "publish_time"]
 EMPTY_ENTRIES = MESSAGES.empty_table().select(ENTRY_COLUMNS)
 
-_KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at"]
-_KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
+_KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at", "schedule_key"]
+KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
+
+
+def _all_home(rows: pa.Table) -> BoolArray:
+    return np.ones(rows.num_rows, np.bool_)
 
 
 class EntryLog:
@@ -27,10 +33,13 @@ class EntryLog:
 
     Args:
         store: where the log is kept.
+        is_home: tells which rows' entries this shard writes down: bool, (rows,). A message with a schedule key may be
+            in another shard than its entry, and is noted in both.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, is_home: Callable[[pa.Table], BoolArray] = _all_home) -> None:
         self._store = store
+        self._is_home = is_home
         self._saved = store.get(_LIST, (0, 0))
         self._chunks: dict[int, int] = {int(t): n for t, n in json.loads(self._saved)} if self._saved else {}
 
@@ -38,7 +47,7 @@ class EntryLog:
         """Adds messages.
 
         Args:
-            messages: as MESSAGES, all of each entry.
+            messages: as KEPT_SCHEMA, or with more columns: all of each entry, or those that are in this shard.
             seal_epoch: number of the one in which they came.
         """
         if not messages.num_rows:
@@ -48,9 +57,9 @@ class EntryLog:
         self._chunks[seal_epoch] = chunk + 1
 
     def all(self) -> pa.Table:
-        """Returns the messages that are not durable yet: the columns ENTRY_COLUMNS, batch_index and deliver_at."""
+        """Returns the messages that are not durable yet: the columns ENTRY_COLUMNS and more, as KEPT_SCHEMA."""
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
-        return concat(rows, _KEPT_SCHEMA)
+        return concat(rows, KEPT_SCHEMA)
 
     def take(self, seal_epoch: int) -> pa.Table:
         """Removes the messages of a seal epoch and of earlier ones.
@@ -65,8 +74,8 @@ class EntryLog:
                 self._store.remove(_TABLE, (past, chunk))
         if not taken:
             return EMPTY_ENTRIES
-        rows = concat(taken, _KEPT_SCHEMA)
-        is_first = int64(rows, "batch_index") <= 0
+        rows = concat(taken, KEPT_SCHEMA)
+        is_first = (int64(rows, "batch_index") <= 0) & self._is_home(rows)
         return where(rows, is_first).select(ENTRY_COLUMNS)
 
     def save(self) -> None:

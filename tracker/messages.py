@@ -44,6 +44,8 @@ MESSAGES = pa.schema(
         ("key_encoding", pa.string()),  # base64: the key is bytes, of which the broker has the base64; null: it is text
         ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
         ("was_due", pa.int64()),  # of a message that was held back and goes out now: when it was due; null: deliver_at
+        ("schedule_key", pa.string()),  # of messages with the same one of a topic one is delivered; null: none
+        ("key_since", pa.int64()),  # when the first message since the key began anew was published; null: not known
     ]
 )
 
@@ -107,6 +109,11 @@ def int64(rows: pa.Table, column: str) -> Int64Array:
     """A column of integers without nulls as an int64 array, (rows,)."""
     values: Int64Array = rows[column].to_numpy().astype(np.int64, copy=False)
     return values
+
+
+def has_keys(rows: pa.Table) -> bool:
+    """Whether any of the rows has a schedule key."""
+    return "schedule_key" in rows.column_names and rows["schedule_key"].null_count < rows.num_rows
 
 
 def in_order(rows: pa.Table) -> pa.Table:

@@ -34,20 +34,24 @@ from tracker.commands.schema import (
     RESTORE,
     PauseChange,
 )
-from tracker.entry_log import EMPTY_ENTRIES, EntryLog
+from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA, EntryLog
 from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
+from tracker.keys.superseding import Superseding
 from tracker.messages import (
     MESSAGES,
     BoolArray,
     concat,
+    has_keys,
     in_order,
     int64,
+    is_among,
     is_left_out,
     is_rejected,
     of_entries,
     where,
     with_columns,
 )
+from tracker.sharding import Place
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 
@@ -82,7 +86,11 @@ class Tick:
 class TickInput:
     """The input of a shard for one tick. Each table has the columns of the schema that its default has."""
 
-    messages: pa.Table = field(default_factory=MESSAGES.empty_table)  # new messages: whole entries, in any order
+    # New messages in any order: whole entries, but for messages with a schedule key, which may be in other shards.
+    messages: pa.Table = field(default_factory=MESSAGES.empty_table)
+    notes: pa.Table = field(
+        default_factory=KEPT_SCHEMA.empty_table
+    )  # new ones of this shard's entries, in other shards
     # Sealed rows due from the last tick's load horizon (included) to this tick's (excluded).
     segment: pa.Table = field(default_factory=MESSAGES.empty_table)
     commands: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # this shard's, in the control topic's order
@@ -125,6 +133,7 @@ class Shard:
         min_index_count_per_bucket: number of rows at which the mutable bucket is sealed before the seal epoch ends.
         tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
         compression: of the bitmaps of cancelled and skipped messages.
+        place: which of the shards this is; None: the only one.
     """
 
     def __init__(
@@ -134,14 +143,18 @@ class Shard:
         min_index_count_per_bucket: int,
         tick_time_millis: int = 1000,
         compression: Compression | None = None,
+        place: Place | None = None,
     ) -> None:
         self._store = store
+        place = place or Place()
         self._names = Subscriptions.of(subscriptions).names
         self._min_index_count = min_index_count_per_bucket
         self._tracker = DelayedDeliveryTracker(store)
-        self._control = Control(store, subscriptions, tick_time_millis, compression)
+        self._control = Control(store, subscriptions, tick_time_millis, compression, place)
+        self._keys = Superseding(store, self._control)
         self._in_flight = InFlight(store)
-        self._entries = EntryLog(store)
+        self._entries = EntryLog(store, place.is_home)
+        self._place = place
 
     def apply(self, tick: Tick, tick_input: TickInput) -> Effects:
         """Applies one tick: takes messages in, applies commands, seals and loads buckets, releases what is due.
@@ -163,7 +176,7 @@ class Shard:
         if tick_input.rebuilt is not None:
             released = tick_input.rebuilt.released
         moment = Moment(tick.tick, tick.now, released, tick.ingested_through)
-        if released < highest_cutoff and tick_input.commands.num_rows:
+        if released < highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
             moment = replace(
                 moment, highest_cutoff=highest_cutoff, waiting=self._tracker.waiting(released + 1, highest_cutoff)
             )
@@ -182,6 +195,7 @@ class Shard:
         if tick_input.rebuilt is not None:
             self._tracker.rebuild(tick_input.rebuilt.sealed)
             self._control.rebuild(tick_input.rebuilt, tick.now)
+            self._keys.rebuild(tick_input.rebuilt.keys)
             self._control.release_held(held(tick_input.payload_rows), moment)
 
         if tick_input.reinstated:
@@ -193,15 +207,28 @@ class Shard:
         rejected = is_rejected(messages)
         # After a rebuild, messages that are done with may come again.
         is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)
-        new = where(messages, ~rejected & ~is_done)
+        is_new = ~rejected & ~is_done
+        outcomes: list[pa.Table] = []
+        if has_keys(messages):
+            decided = self._keys.take(messages, is_new & ~self._tracker.knows(messages), moment)
+            messages, is_new = decided.messages, is_new & ~decided.dropped
+            outcomes.append(decided.outcomes)
+        new = where(messages, is_new)
         self._control.take_in(new)
-        outcomes = [self._control.arrive(messages, moment)]
+        arrived = self._control.arrive(messages, moment, new, tick_input.notes)
+        outcomes.append(arrived)
         taken = _past_where(rejected, messages)
-        known, is_new = self._known(tick_input, taken)
+        if has_keys(tick_input.commands):
+            by_key, known_by_key = self._keys.resolve(tick_input.commands, moment)
+            tick_input = replace(tick_input, commands=by_key)
+        else:
+            known_by_key = KNOWN.empty_table()
+        taken = concat([taken.select(KEPT_SCHEMA.names), tick_input.notes], KEPT_SCHEMA)
+        known, is_new = self._known(tick_input, taken, known_by_key)
         self._entries.add(taken, tick.seal_epoch if ends_seal_epoch else tick.seal_epoch + 1)
         effects.rejects = where(messages, rejected)
         short_notice = self._tracker.add_messages(new, tick.cutoff)
-        payload_rows = self._payload_rows(tick_input, messages, known)
+        payload_rows = self._payload_rows(tick_input, new, known)
         outcomes.append(
             self._control.apply(
                 tick_input.commands,
@@ -213,7 +240,7 @@ class Shard:
                 tick_input.pause_changes,
                 self._held(tick_input),
                 tick_input.first_answers,
-                outcomes[0],
+                arrived,
             )
         )
         moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
@@ -242,6 +269,7 @@ class Shard:
             # Only after due messages have been handed out: when the job stood still, they may be long past.
             self._tracker.drop_expired(tick.cutoff)
             self._control.drop_expired(tick.cutoff)
+            self._keys.sweep(moment)
         effects.status = {
             "tick": tick.tick,
             "now": tick.now,
@@ -265,10 +293,14 @@ class Shard:
         self._save(tick)
         return effects
 
-    def _known(self, tick_input: TickInput, messages: pa.Table) -> tuple[pa.Table, BoolArray]:
+    def _known(self, tick_input: TickInput, messages: pa.Table, by_key: pa.Table) -> tuple[pa.Table, BoolArray]:
         """Returns the messages of the entries that commands name, as KNOWN, and which of them are new: bool, (rows,).
 
         New are those that came in only in this tick and are not rejected.
+
+        Args:
+            messages: those that came in, as KEPT_SCHEMA, and notes of them.
+            by_key: as KNOWN, of earlier ticks, those that commands name by their schedule key.
         """
         if not tick_input.commands.num_rows:
             return KNOWN.empty_table(), np.zeros(0, np.bool_)
@@ -277,13 +309,24 @@ class Shard:
             rows.select(KNOWN.names)
             .join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
             .select(KNOWN.names)
-            for rows in (messages, self._entries.all(), with_released(tick_input.known_messages))
+            for rows in (messages, self._entries.all(), self._with_released(tick_input.known_messages))
         )
         # An entry that is not durable yet is known here as a whole, in the delayed index perhaps in part.
         durable = durable.join(recent, ["ledger_id", "entry_id"], join_type="left anti", use_threads=False)
-        is_new = np.zeros(new.num_rows + recent.num_rows + durable.num_rows, np.bool_)
+        known = pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN)
+        if by_key.num_rows:
+            is_there = is_among(by_key, known, ["ledger_id", "entry_id", "batch_index"])
+            known = pa.concat_tables([known, where(by_key, ~is_there)])
+        is_new = np.zeros(known.num_rows, np.bool_)
         is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
-        return pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN), is_new
+        return known, is_new
+
+    def _with_released(self, durable: pa.Table) -> pa.Table:
+        """Completes the entries that are at home here: see `with_released`."""
+        if not has_keys(durable):
+            return with_released(durable)
+        is_home = self._place.is_home(durable)
+        return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
 
     def _payload_rows(self, tick_input: TickInput, messages: pa.Table, known: pa.Table) -> pa.Table:
         """Returns rows, as MESSAGES, of the known messages that commands reschedule or restore, wherever they are."""
@@ -374,6 +417,7 @@ class Shard:
         self._control.save()
         self._in_flight.save()
         self._entries.save()
+        self._keys.save()
 
 
 def _past_where(rejected: BoolArray, messages: pa.Table) -> pa.Table:

@@ -1,17 +1,66 @@
-"""The hash that assigns messages to the tracker's shards."""
+"""The hashes that assign messages to the tracker's shards."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from tracker.messages import Int64Array
+import numpy as np
+import pyarrow as pa
+
+from tracker.keys.properties import key_hash
+from tracker.messages import BoolArray, Int64Array, has_keys, int64
 
 # Neighbours share a shard, so that a shard's index bits are runs; few enough that one busy topic spreads at once.
 ENTRIES_TOGETHER = 64
 
 
+@dataclass(frozen=True)
+class Place:
+    """Which of the shards one is."""
+
+    number: int = 0
+    shards: int = 1
+
+    def is_home(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows' entries have their home here: bool, (rows,)."""
+        if self.shards == 1:
+            return np.ones(rows.num_rows, np.bool_)
+        is_home: BoolArray = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), self.shards) == self.number
+        return is_home
+
+    def has(self, rows: pa.Table) -> BoolArray:
+        """Tells which messages are in this shard: bool, (rows,)."""
+        if self.shards == 1:
+            return np.ones(rows.num_rows, np.bool_)
+        has: BoolArray = shards_of(rows, self.shards) == self.number
+        return has
+
+
+def shards_of(rows: pa.Table, shards: int) -> Int64Array:
+    """Hashes messages, or commands, to shards: by topic and schedule key, and those without a key by position.
+
+    Args:
+        rows: with ledger_id and entry_id; where it has schedule_key, also with topic.
+        shards: how many shards there are.
+
+    Returns:
+        the shard of each row, int64, (rows,), from 0 to shards - 1.
+    """
+    numbers = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
+    if shards > 1 and has_keys(rows):
+        of_keys: dict[tuple[str, str], int] = {}
+        pairs = zip(rows["topic"].to_pylist(), rows["schedule_key"].to_pylist(), strict=True)
+        for i, (topic, key) in enumerate(pairs):
+            if key is not None:
+                pair = topic, key
+                if pair not in of_keys:
+                    of_keys[pair] = key_hash(topic, key)[1] % shards
+                numbers[i] = of_keys[pair]
+    return numbers
+
+
 def shard_of(ledger_ids: Int64Array, entry_ids: Int64Array, shards: int) -> Int64Array:
-    """Hashes positions to shards. All messages of an entry share one, and so do neighbouring entries.
+    """Hashes positions to shards: to the home of an entry, which neighbouring entries share.
 
     Args:
         ledger_ids: int64, (n,).

@@ -22,22 +22,25 @@ from tracker.messages import BoolArray, Int64Array, as_int64, int64
 
 _ENTRY = ("ledger_id", "entry_id")
 
+# SQL condition: a row of `outcomes` cancelled its message, or entry.
+IS_CANCEL = "result IN ('APPLIED', 'SUPERSEDED') AND operation IN ('CANCEL', 'SKIP')"
+
 # A row for each subscription and message, or whole entry, that commands named: the sequence of the last command of each
 # kind; null: none.
-LAST_COMMANDS = """
+LAST_COMMANDS = f"""
 SELECT topic, subscription, ledger_id, entry_id, batch_index,
        max(CASE WHEN operation IN ('CANCEL', 'SKIP') THEN sequence END) AS cancelled,
        max(CASE WHEN operation = 'RESTORE' THEN sequence END) AS restored,
        max(CASE WHEN operation = 'MOVE' THEN sequence END) AS moved
 FROM (
     SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, coalesce(sequence, 0) AS sequence
-    FROM outcomes WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP', 'RESTORE')
+    FROM outcomes WHERE ({IS_CANCEL}) OR (result = 'APPLIED' AND operation = 'RESTORE')
     UNION ALL
     SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, sequence
     FROM delayed_index WHERE operation = 'MOVE'
 ) AS commands
 GROUP BY topic, subscription, ledger_id, entry_id, batch_index
-"""
+"""  # noqa: S608
 
 
 def join_commands(commands: str, row: str, on: str = "true", batch_index: str | None = None) -> str:

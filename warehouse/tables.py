@@ -46,6 +46,8 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("ordering_key_bytes"),
         MESSAGES.field("key_encoding"),
         MESSAGES.field("schema_version"),
+        MESSAGES.field("schedule_key"),
+        MESSAGES.field("key_since"),
     ]
 )
 
@@ -66,12 +68,16 @@ OUTCOMES = pa.schema(
         ("result", pa.string()),
         ("reason", pa.string()),
         ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, PAUSE, RESUME
-        ("deliver_at", pa.int64()),  # of a RESCHEDULE the new time; of a CANCEL that waits the time that it names
+        # Of a RESCHEDULE the new time; of a CANCEL that waits the time that it names; of what is SUPERSEDED when the
+        # first message of its key was published.
+        ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("applied_at", pa.int64()),
         ("batch_id", pa.int64()),
+        ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
+        ("superseded_by", pa.string()),  # of a SUPERSEDED message the position of the one that it yields to
     ]
 )
 

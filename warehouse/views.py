@@ -11,7 +11,7 @@ from conf.settings import Settings, local_path
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.commands.moves import HELD_DELIVER_AT
-from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
+from warehouse.pending import IS_CANCEL, LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
 from warehouse.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
 
@@ -37,22 +37,23 @@ GROUP BY ledger_id, entry_id
     "cancellations": f"""
 SELECT * FROM (
     SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.request_id,
-           o.issued_by, o.issued_at, o.applied_at, o.sequence,
+           o.issued_by, o.issued_at, o.applied_at, o.sequence, o.schedule_key, o.superseded_by,
            max(CASE WHEN o.batch_index >= 0 THEN 1 ELSE coalesce(e.batch_size, 1) END) - count(r.restored) AS messages
     FROM outcomes AS o
     LEFT JOIN last_commands AS r ON {_OF_ENTRY.format("r", "o")}
         AND (r.batch_index = o.batch_index OR o.batch_index = -1) AND r.restored > o.sequence
     LEFT JOIN named_entries AS e ON e.ledger_id = o.ledger_id AND e.entry_id = o.entry_id
-    WHERE o.result = 'APPLIED' AND o.operation IN ('CANCEL', 'SKIP')
+    WHERE {IS_CANCEL}
     GROUP BY o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.request_id,
-             o.issued_by, o.issued_at, o.applied_at, o.sequence
+             o.issued_by, o.issued_at, o.applied_at, o.sequence, o.schedule_key, o.superseded_by
 ) AS c
 WHERE messages > 0
 """,  # noqa: S608
     # What waits: a row for each message and subscription. A message that a pause holds back has no time (`is_held`).
     "pending": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
-       i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload
+       i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload,
+       i.schedule_key
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id

@@ -105,6 +105,39 @@ class ControlClient:
         """
         return self._send(self._factory(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
 
+    def cancel_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Cancels the messages that wait under schedule keys; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).cancel_keys(keys), timeout_seconds)
+
+    def skip_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips the messages that wait under schedule keys; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).skip_keys(keys), timeout_seconds)
+
+    def reschedule_keys(
+        self, topic: str, keys: Sequence[str], deliver_at: int, subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Reschedules the messages that wait under schedule keys; yields what became of each.
+
+        Args:
+            deliver_at: their new time, ms since the epoch; one that is past: at once.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).reschedule_keys(keys, deliver_at), timeout_seconds)
+
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:

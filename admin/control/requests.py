@@ -86,7 +86,11 @@ class ControlRequest:
     """
 
     def __init__(
-        self, command: ControlCommand, n_messages: int, expected: _OneByOne | _SummedUp, done: frozenset[int]
+        self,
+        command: ControlCommand,
+        n_messages: int,
+        expected: _OneByOne | _ByKey | _SummedUp,
+        done: frozenset[int],
     ) -> None:
         self.command = command
         self.n_messages = n_messages
@@ -131,6 +135,23 @@ class _OneByOne:
             left = {key for key in self.left.pop(entry, ()) if not _answers(published, *key)}
             if left:
                 self.left[entry] = left
+        return 1
+
+
+class _ByKey:
+    """Expects an outcome for each schedule key of each subscription."""
+
+    def __init__(self, keys: Sequence[str], subscriptions: Sequence[str]) -> None:
+        self.left = {(name, key) for name in subscriptions for key in keys}
+
+    def settle(self, published: ControlOutcome) -> int:
+        """Strikes out the key that an outcome is of, or all where it is of none; returns 1."""
+        self.left = {
+            (name, key)
+            for name, key in self.left
+            if (published.subscription and name not in ("", published.subscription))
+            or published.schedule_key not in ("", key)
+        }
         return 1
 
 
@@ -256,6 +277,31 @@ class RequestFactory:
             command.reschedule.entries.extend(map(_skip_entry, part))
             command.reschedule.deliver_at = deliver_at
             yield self._request(command, part, SKIPPED)
+
+    def cancel_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
+        """Makes requests to cancel the messages that wait under schedule keys."""
+        for part in _parts(keys):
+            command = self._command()
+            command.cancels.messages.extend(CancelDelayedMessage(schedule_key=key) for key in part)
+            yield self._by_key(command, part)
+
+    def skip_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
+        """Makes requests to skip the messages that wait under schedule keys."""
+        for part in _parts(keys):
+            command = self._command()
+            command.skip.entries.extend(SkipEntry(schedule_key=key) for key in part)
+            yield self._by_key(command, part)
+
+    def reschedule_keys(self, keys: Sequence[str], deliver_at: int) -> Iterator[ControlRequest]:
+        """Makes requests to deliver the messages that wait under schedule keys at another time, as `reschedule`."""
+        for part in _parts(keys):
+            command = self._command()
+            command.reschedule.entries.extend(SkipEntry(schedule_key=key) for key in part)
+            command.reschedule.deliver_at = deliver_at
+            yield self._by_key(command, part)
+
+    def _by_key(self, command: ControlCommand, keys: Sequence[str]) -> ControlRequest:
+        return ControlRequest(command, len(keys), _ByKey(keys, self._names()), SKIPPED)
 
     def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
         """Makes requests to undo cancels and skips of messages that are not due yet."""

@@ -95,6 +95,49 @@ class RestClient:
         ]
         return self._post(calls, SKIPPED, timeout_seconds)
 
+    def cancel_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Cancels the messages that wait under schedule keys, one a call; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        return self._one_by_one(topic, "cancelDelayedMessage", keys, subscriptions, timeout_seconds)
+
+    def skip_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips the messages that wait under schedule keys; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        if not subscriptions:
+            return self._one_by_one(topic, "acknowledgeMessage", keys, subscriptions, timeout_seconds)
+        calls = self._calls(topic, keys, subscriptions, "skipByMessageIds")
+        return self._post([(path, {"scheduleKeys": part}) for path, part in calls], SKIPPED, timeout_seconds)
+
+    def reschedule_keys(
+        self, topic: str, keys: Sequence[str], deliver_at: int, subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Reschedules the messages that wait under schedule keys; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        calls = [
+            (path, {"scheduleKeys": part, "deliverAt": deliver_at})
+            for path, part in self._calls(topic, keys, subscriptions, "reschedule")
+        ]
+        return self._post(calls, SKIPPED, timeout_seconds)
+
+    def _one_by_one(
+        self, topic: str, operation: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        calls = [{"scheduleKey": key, "subscriptionNames": list(subscriptions)} for key in keys]
+        return self._post([(f"{_path(topic)}/{operation}", call) for call in calls], SKIPPED, timeout_seconds)
+
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
@@ -118,9 +161,9 @@ class RestClient:
         return self._post([(path, None) for path in paths], SKIPPED, timeout_seconds)
 
     def _calls(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], operation: str
+        self, topic: str, messages: Sequence[MessageRef | str], subscriptions: Sequence[str], operation: str
     ) -> list[tuple[str, Any]]:
-        """Returns the path and the message ids of each call."""
+        """Returns the path and the message ids, or schedule keys, of each call."""
         return [
             (
                 f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}",

@@ -155,6 +155,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
     for row in outcomes:
         is_done = row["result"] == "APPLIED"
         what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
+        what = "superseded" if row["result"] == "SUPERSEDED" else what
         detail = row["reason"] or ""
         if is_done and row["operation"] == "RESCHEDULE" and row["deliver_at"]:
             detail = f"to {datetime.fromtimestamp(row['deliver_at'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -10,7 +10,8 @@ from admin.control.requests import Cancel
 from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
 from tracker.commands.schema import MAX_REQUEST_ID_BYTES
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.keys.properties import check_key
+from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
 
 MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: further commands have a number behind it
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
@@ -52,6 +53,64 @@ def parse_cancel(given: Mapping[str, object]) -> Cancel:
         BadRequest: one of them is missing, no number, negative, or deliverAt is 0.
     """
     return Cancel(parse_message(given), _int64(given, "deliverAt", 1))
+
+
+def parse_schedule_key(given: Mapping[str, object]) -> str | None:
+    """Reads scheduleKey; None: it is not there.
+
+    Raises:
+        BadRequest: it can't be a key, or the message's id is there, too.
+    """
+    key = given.get("scheduleKey")
+    if key is None:
+        return None
+    if found := [name for name in ("ledgerId", "entryId") if given.get(name) is not None]:
+        raise BadRequest(f"a message is named by its scheduleKey or by its id, not by both: {found[0]}")
+    return _key(key)
+
+
+def parse_schedule_keys(body: bytes, max_ids: int, has_time: bool = False) -> tuple[list[str], int] | None:
+    """Reads {"scheduleKeys": [...]}; None: the body has no such field.
+
+    Args:
+        has_time: the body has `deliverAt`, too.
+
+    Returns:
+        the keys, each once, and the time, ms since the epoch, or 0.
+
+    Raises:
+        BadRequest: the body has other fields, or what it names can't be keys, or deliverAt is out of range.
+        TooManyIds: it names more than `max_ids`.
+    """
+    content = parse_json(body)
+    if not isinstance(content, dict) or "scheduleKeys" not in content:
+        return None
+    fields = {"scheduleKeys", "deliverAt"} if has_time else {"scheduleKeys"}
+    if content.keys() != fields:
+        raise BadRequest(f"with scheduleKeys the body has the fields {', '.join(sorted(fields))}")
+    keys = content["scheduleKeys"]
+    if not isinstance(keys, list) or not keys:
+        raise BadRequest("scheduleKeys must be a list of keys")
+    if len(keys) > max_ids:
+        raise TooManyIds(f"{len(keys):,} schedule keys; a call may have {max_ids:,}")
+    return list(dict.fromkeys(map(_key, keys))), _new_time(content) if has_time else 0
+
+
+def _new_time(content: Mapping[str, object]) -> int:
+    deliver_at = _int64(content, "deliverAt", 0)
+    if deliver_at >= MAX_TIME_MILLIS:
+        raise BadRequest("deliverAt must be before the year 10000")
+    return deliver_at
+
+
+def _key(given: object) -> str:
+    if not isinstance(given, str):
+        raise BadRequest("scheduleKey must be a text")
+    try:
+        check_key(given)
+    except (BadSchedule, UnicodeEncodeError) as error:
+        raise BadRequest(str(error)) from None
+    return given
 
 
 def parse_index(given: str | None) -> int:
@@ -136,9 +195,7 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
     content = parse_json(body)
     if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
         raise BadRequest('the body must be {"messageIds": [...], "deliverAt": ms}')
-    ids, deliver_at = content["messageIds"], _int64(content, "deliverAt", 0)
-    if deliver_at >= MAX_TIME_MILLIS:
-        raise BadRequest("deliverAt must be before the year 10000")
+    ids, deliver_at = content["messageIds"], _new_time(content)
     return parse_skip(json.dumps(ids).encode(), max_ids), deliver_at
 
 

@@ -22,6 +22,8 @@ from admin.rest.request_bodies import (
     parse_message,
     parse_request_id,
     parse_reschedule,
+    parse_schedule_key,
+    parse_schedule_keys,
     parse_skip,
     parse_skip_map,
     parse_subscriptions,
@@ -53,6 +55,7 @@ from admin.rest.topics_schema import (
     DeliverAt,
     EntryId,
     LedgerId,
+    ScheduleKey,
     Skipper,
     Subscription,
     SubscriptionNames,
@@ -88,18 +91,28 @@ async def cancel_delayed_message(
     ledger_id: LedgerId = None,
     entry_id: EntryId = None,
     deliver_at: DeliverAt = None,
+    schedule_key: ScheduleKey = None,
     subscription_names: SubscriptionNames = None,
     authoritative: Authoritative = None,
 ) -> Response:
     try:
         given = await _given(
-            request, ledgerId=ledger_id, entryId=entry_id, deliverAt=deliver_at, subscriptionNames=subscription_names
+            request,
+            ledgerId=ledger_id,
+            entryId=entry_id,
+            deliverAt=deliver_at,
+            scheduleKey=schedule_key,
+            subscriptionNames=subscription_names,
         )
-        cancel, names = parse_cancel(given), parse_subscriptions(given.get("subscriptionNames"))
+        names = parse_subscriptions(given.get("subscriptionNames"))
+        key = parse_schedule_key(given)
+        cancel = None if key is not None else parse_cancel(given)
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    return await _send(request, [_factory(request, role, target, names).cancel(cancel)], _CANCEL_CODES)
+    factory = _factory(request, role, target, names)
+    commands = [factory.cancel(cancel)] if cancel is not None else factory.cancel_keys([str(key)])
+    return await _send(request, commands, _CANCEL_CODES)
 
 
 @router.post(
@@ -116,16 +129,27 @@ async def acknowledge_message(
     target: TargetTopic,
     ledger_id: LedgerId = None,
     entry_id: EntryId = None,
+    schedule_key: ScheduleKey = None,
     subscription_names: SubscriptionNames = None,
     authoritative: Authoritative = None,
 ) -> Response:
     try:
-        given = await _given(request, ledgerId=ledger_id, entryId=entry_id, subscriptionNames=subscription_names)
-        message, names = parse_message(given), parse_subscriptions(given.get("subscriptionNames"))
+        given = await _given(
+            request,
+            ledgerId=ledger_id,
+            entryId=entry_id,
+            scheduleKey=schedule_key,
+            subscriptionNames=subscription_names,
+        )
+        names = parse_subscriptions(given.get("subscriptionNames"))
+        key = parse_schedule_key(given)
+        message = None if key is not None else parse_message(given)
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    return await _send(request, _factory(request, role, target, names).skip([message]), _CANCEL_CODES)
+    factory = _factory(request, role, target, names)
+    commands = factory.skip([message]) if message is not None else factory.skip_keys([str(key)])
+    return await _send(request, commands, _CANCEL_CODES)
 
 
 @router.post(
@@ -143,6 +167,9 @@ async def skip_by_message_ids(
     subscription: Subscription,
     authoritative: Authoritative = None,
 ) -> Response:
+    if (by_key := await _named(request, target, subscription, parse_schedule_keys)) is not None:
+        factory = _factory(request, role, target, [subscription])
+        return await _send(request, factory.skip_keys(by_key[0]), _SKIP_CODES)
     return await _skip(request, role, target, subscription, parse_skip)
 
 
@@ -175,8 +202,10 @@ async def skip_by_map(
 async def reschedule(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
-    messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
     factory = _factory(request, role, target, [subscription])
+    if (by_key := await _named(request, target, subscription, _timed_keys)) is not None:
+        return await _send(request, factory.reschedule_keys(*by_key), _CANCEL_CODES)
+    messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
     return await _send(request, factory.reschedule(messages, deliver_at), _CANCEL_CODES)
 
 
@@ -192,8 +221,10 @@ async def deliver_now(request: Request, role: Canceller, target: TargetTopic, su
     if await _has_filter(request):
         at_once = Change(Action.RESCHEDULE, deliver_at=0)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
-    messages = await _named(request, target, subscription, parse_skip)
     factory = _factory(request, role, target, [subscription])
+    if (by_key := await _named(request, target, subscription, parse_schedule_keys)) is not None:
+        return await _send(request, factory.reschedule_keys(by_key[0], 0), _CANCEL_CODES)
+    messages = await _named(request, target, subscription, parse_skip)
     return await _send(request, factory.reschedule(messages, 0), _CANCEL_CODES)
 
 
@@ -244,6 +275,10 @@ async def resume(request: Request, role: Administrator, target: TargetTopic, sub
 async def non_persistent(rest: str) -> Response:
     code = 406 if rest.endswith("/getMessageIdByIndex") else 405
     raise AdminError(code, "not for non-persistent topics: they keep no messages")
+
+
+def _timed_keys(body: bytes, max_ids: int) -> tuple[list[str], int] | None:
+    return parse_schedule_keys(body, max_ids, has_time=True)
 
 
 async def _skip(

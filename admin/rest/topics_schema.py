@@ -31,6 +31,14 @@ DeliverAt = Annotated[
     _whole_number(_EXAMPLES["deliverAt"], least=1),
     Query(alias="deliverAt", description="When the message is due, ms since the epoch, UTC."),
 ]
+ScheduleKey = Annotated[
+    str | None,
+    Query(
+        alias="scheduleKey",
+        description="The message that waits under this key, instead of one by its ids.",
+        examples=["order-7"],
+    ),
+]
 Index = Annotated[str | None, _whole_number(42), Query(description="Of the message in the topic, from 0.")]
 SubscriptionNames = Annotated[
     list[str] | None,
@@ -188,6 +196,7 @@ INDEX_RESPONSES = error_responses(
 def fields_body(*names: str) -> dict[str, Any]:
     """A body, as a form or JSON, that may have what the query lacks."""
     properties: dict[str, Any] = {key: {"type": "integer", "format": "int64"} for key in names}
+    properties["scheduleKey"] = {"type": "string"}
     properties["subscriptionNames"] = {"type": "array", "items": {"type": "string"}}
     schema = {"type": "object", "properties": properties}
     example = {name: _EXAMPLES[name] for name in names} | {"subscriptionNames": ["billing"]}
@@ -219,6 +228,7 @@ SKIP_BODY = _json_body(
         "base64": ["CAcQADAD"],
         "triplets": ["7:0:3", "7:1"],
         "map of ledger to entry": {"7": "0"},
+        "schedule keys": {"scheduleKeys": ["order-7"]},
     },
 )
 FILTER_BODY = _json_body(
@@ -232,6 +242,7 @@ RESCHEDULE_BODY = _json_body(
     {"type": "object"},
     {
         "triplets": {"messageIds": ["7:0:3", "7:1"], "deliverAt": _EXAMPLES["deliverAt"]},
+        "schedule keys": {"scheduleKeys": ["order-7"], "deliverAt": _EXAMPLES["deliverAt"]},
         "filter, to a time": {"filter": {"key": "customer-7"}, "deliverAt": _EXAMPLES["deliverAt"]},
         "filter, an hour later": {"filter": {"properties": {"region": "eu"}}, "shiftMillis": 3_600_000},
     },

@@ -53,7 +53,7 @@ def _text(result: Audit) -> str:
     from rich.table import Table
 
     table = Table("topic", "subscription", box=box.SIMPLE)
-    columns = ["delivered", "taken back", "rejected", "pending"]
+    columns = ["delivered", "taken back", "superseded", "rejected", "pending"]
     for column in columns:
         table.add_column(column, justify="right")
     for row in result.counts:

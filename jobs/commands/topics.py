@@ -27,6 +27,8 @@ app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscr
 
 _SHOWN = 20
 
+_ONE_WAY = "messages are named by their ids or by --schedule-key, not by both"
+
 Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
 Subscriptions = Annotated[
     str | None,
@@ -43,6 +45,10 @@ Triplets = Annotated[
 ]
 Base64Ids = Annotated[
     list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
+]
+ScheduleKeys = Annotated[
+    list[str] | None,
+    typer.Option("--schedule-key", help="The message that waits under this schedule key; may be repeated."),
 ]
 Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for the answer.")]
 
@@ -61,6 +67,7 @@ def cancel_delayed_message(
         int | None, typer.Option("-t", "--deliverAt", help="Its time of delivery, ms since the epoch.")
     ] = None,
     subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
     from_file: FromFile = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
@@ -74,6 +81,13 @@ def cancel_delayed_message(
     from broker.message_ids import MessageRef, parse
 
     cancels = []
+    names = _names(subscriptions)
+    if schedule_keys:
+        if from_file is not None or (ledger_id, entry_id, deliver_at) != (None, None, None):
+            raise typer.BadParameter(_ONE_WAY)
+        keys = _keys(schedule_keys)
+        _run(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
+        return
     if from_file is not None:
         for line in _lines(from_file):
             message, _, time = line.partition(" ")
@@ -81,29 +95,38 @@ def cancel_delayed_message(
                 raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
             cancels.append(Cancel(parse(message), int(time)))
     elif ledger_id is None or entry_id is None or deliver_at is None:
-        raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --from-file")
+        raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --schedule-key, or --from-file")
     else:
         _check(ledger_id, entry_id)
         cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
-    names = _names(subscriptions)
     _run(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
 
 
 def acknowledge_message(
     context: typer.Context,
     topic: Topic,
-    ledger_id: Annotated[int, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")],
-    entry_id: Annotated[int, typer.Option("-e", "--entryId", help="Entry id of the message.")],
+    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
+    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
     subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
     from broker.message_ids import MessageRef
 
+    names = _names(subscriptions)
+    if schedule_keys:
+        if ledger_id is not None or entry_id is not None:
+            raise typer.BadParameter(_ONE_WAY)
+        keys = _keys(schedule_keys)
+        _run(context, len(keys), output, lambda client: client.skip_keys(topic, keys, names, timeout))
+        return
+    if ledger_id is None or entry_id is None:
+        raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
     _check(ledger_id, entry_id)
     message = [MessageRef(ledger_id, entry_id)]
-    _run(context, 1, output, lambda client: client.skip(topic, message, _names(subscriptions), timeout))
+    _run(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
 
 
 app.command("acknowledgeMessage")(acknowledge_message)
@@ -132,6 +155,7 @@ def skip_messages(
     subscription: SubscriptionOption,
     triplets: Triplets = None,
     base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
     from_file: FromFile = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
@@ -143,6 +167,10 @@ def skip_messages(
 
     With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
     """
+    if schedule_keys:
+        keys = _keys(schedule_keys, triplets, base64_ids, from_file)
+        _run(context, len(keys), output, lambda client: client.skip_keys(topic, keys, [subscription], timeout))
+        return
     messages = _named(triplets, base64_ids, from_file)
     _run(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
 
@@ -154,6 +182,7 @@ def reschedule(
     subscription: SubscriptionOption,
     triplets: Triplets = None,
     base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
     from_file: FromFile = None,
     deliver_at: Annotated[
         int | None,
@@ -168,8 +197,13 @@ def reschedule(
     """Deliver messages that wait at another time, earlier or later. They keep their ids."""
     if (deliver_at is None) == (deliver_after is None):
         raise typer.BadParameter("one of --deliver-at and --deliver-after is needed")
-    messages = _named(triplets, base64_ids, from_file)
     due = deliver_at if deliver_at is not None else time.time_ns() // 1_000_000 + (deliver_after or 0)
+    if schedule_keys:
+        keys = _keys(schedule_keys, triplets, base64_ids, from_file)
+        names = [subscription]
+        _run(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, due, names, timeout))
+        return
+    messages = _named(triplets, base64_ids, from_file)
     _run(
         context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
     )
@@ -182,11 +216,16 @@ def deliver_now(
     subscription: SubscriptionOption,
     triplets: Triplets = None,
     base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
     from_file: FromFile = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Deliver messages that wait, or that a pause holds back, at once."""
+    if schedule_keys:
+        keys = _keys(schedule_keys, triplets, base64_ids, from_file)
+        _run(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, 0, [subscription], timeout))
+        return
     messages = _named(triplets, base64_ids, from_file)
     _run(context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout))
 
@@ -322,6 +361,22 @@ def _named(
     if not messages:
         raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
     return messages
+
+
+def _keys(
+    keys: list[str],
+    triplets: list[str] | None = None,
+    base64_ids: list[str] | None = None,
+    from_file: typer.FileText | None = None,
+) -> list[str]:
+    """Returns the schedule keys, each once; nothing else may name messages."""
+    from tracker.keys.properties import check_key
+
+    if triplets or base64_ids or from_file is not None:
+        raise typer.BadParameter(_ONE_WAY)
+    for key in keys:
+        check_key(key)
+    return list(dict.fromkeys(keys))
 
 
 def _names(subscriptions: str | None) -> list[str]:

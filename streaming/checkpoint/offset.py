@@ -62,6 +62,7 @@ class Offset:
     rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
     rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # subscriptions, as `warehouse.tenure.Changes`
+    keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 
     @property

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind
-from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER
+from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER
 from tracker.commands.schema import COMMAND_ROWS
-from tracker.messages import int64, typed
-from tracker.sharding import shard_of
+from tracker.messages import typed
+from tracker.sharding import shards_of
 
 # Inside the query's folder, so that it is removed with it, and never taken for a later query's.
 FOLDER = Path("query/rebuild")
@@ -61,19 +61,27 @@ class PreparedState:
             InputKind.REBUILT_DELIVERED: NOT_TO_DELIVER,
             InputKind.REBUILT_MOVED: MOVED,
             InputKind.REBUILT_WAITING: COMMAND_ROWS,
+            InputKind.REBUILT_KEYS: LIVE_KEYS,
         }
         tables = {
             kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
             for kind, schema in kinds.items()
             for file in [self._folder / f"{kind}.parquet"]  # an earlier version of the program prepared fewer
         }
+        # Where there are schedule keys, a message may be in any shard; only the keys' own rows say in which.
+        is_anywhere = bool(meta["offset"].get("keyed"))
         shard = {
-            kind: shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards) for kind, rows in tables.items()
+            kind: shards_of(rows, shards)
+            for kind, rows in tables.items()
+            if kind == InputKind.REBUILT_KEYS or not is_anywhere
         }
         return [
             (
                 {**meta, "sealed": meta["sealed"][i], "unwanted": meta["unwanted"][i]},
-                {kind: rows.filter(pa.array(shard[kind] == i)) for kind, rows in tables.items()},
+                {
+                    kind: rows.filter(pa.array(shard[kind] == i)) if kind in shard else rows
+                    for kind, rows in tables.items()
+                },
             )
             for i in range(shards)
         ]

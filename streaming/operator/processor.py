@@ -18,9 +18,11 @@ from streaming.operator.spark_store import SparkStore
 from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.cancelled import Compression
-from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER, Rebuilt
+from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, Rebuilt
 from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
+from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, pack, unpack
+from tracker.sharding import Place
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP
 from warehouse.tables import Tables
@@ -43,6 +45,7 @@ _output = Row(*OUTPUT_SCHEMA.names)
 
 _TABLES = (
     InputKind.MESSAGES,
+    InputKind.NOTES,
     InputKind.SEGMENT,
     InputKind.COMMANDS,
     InputKind.KNOWN_MESSAGES,
@@ -53,6 +56,7 @@ _TABLES = (
     InputKind.REBUILT_DELIVERED,
     InputKind.REBUILT_MOVED,
     InputKind.REBUILT_WAITING,
+    InputKind.REBUILT_KEYS,
 )
 
 
@@ -122,9 +126,11 @@ class Operator:
             self._min_index_count,
             self._settings.tick_time_millis,
             self._compression,
+            Place(self._shard_of[key], len(self._shard_of)),
         )
         tick_input = TickInput(
             messages=concat(tables[InputKind.MESSAGES]),
+            notes=concat(tables[InputKind.NOTES], KEPT_SCHEMA),
             segment=concat(tables[InputKind.SEGMENT]),
             commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
             request_ids=request_ids,
@@ -138,6 +144,7 @@ class Operator:
                 delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
                 moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
                 waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
+                keys=concat(tables[InputKind.REBUILT_KEYS], LIVE_KEYS),
             ),
             rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
             first_answers=first_answers,

@@ -29,7 +29,7 @@ from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
-from streaming.operator_input import InputKind, split
+from streaming.operator_input import InputKind, split, split_notes
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends
@@ -39,7 +39,8 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.messages import concat
+from tracker.entry_log import KEPT_SCHEMA
+from tracker.messages import concat, has_keys
 from warehouse import tenure
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.queries.index_rows import LOOKED_UP, rows_due
@@ -186,9 +187,15 @@ class Intake:
         """
         tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
         messages = self._received_between(first, last).messages
-        return [(key, InputKind.TICK, tick) for key in self._shard_keys] + split(
-            messages, InputKind.MESSAGES, self._shard_keys
-        )
+        return [
+            *((key, InputKind.TICK, tick) for key in self._shard_keys),
+            *split(messages, InputKind.MESSAGES, self._shard_keys),
+            *(
+                split_notes(messages.select(KEPT_SCHEMA.names), InputKind.NOTES, self._shard_keys)
+                if has_keys(messages)
+                else []
+            ),
+        ]
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
         """Returns the messages of the control topic between two offsets, as MESSAGES."""
@@ -353,6 +360,7 @@ class Intake:
             destinations=self._discovery.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
+            keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.values()) if r.has_keys)}),
             **self._routes(last),
         )
         if ends is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):

@@ -29,7 +29,7 @@ SELECT o.request_id, o.topic, o.partition, o.ledger_id, o.entry_id, o.batch_inde
 FROM outcomes AS o
 LEFT ANTI JOIN (SELECT * FROM outcomes WHERE topic = {{topic}} AND subscription = {{name}}) AS own
     ON own.request_id = o.request_id AND own.ledger_id = o.ledger_id AND own.entry_id = o.entry_id
-WHERE o.topic = {{topic}} AND o.subscription = {literal(ALSO_LATER)} AND o.result = 'APPLIED'
+WHERE o.topic = {{topic}} AND o.subscription = {literal(ALSO_LATER)} AND o.result IN ('APPLIED', 'SUPERSEDED')
 ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
 """  # noqa: S608
 

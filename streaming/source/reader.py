@@ -21,7 +21,7 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind, split, to_batches
+from streaming.operator_input import InputKind, split, split_copies, split_notes, to_batches
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
@@ -50,6 +50,7 @@ class CommandsPart(InputPartition):
     versions: list[int]  # of the tables LOOKED_UP
     routes: dict[str, Any]
     changed: dict[str, Any]  # as in `Offset`: commands for later subscriptions apply to the added ones
+    keyed: list[str]  # as in `Offset`
 
 
 @dataclass
@@ -127,7 +128,7 @@ class SourceReader:
             parts.append(RejectsPart(last.rejects_version, since))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
-            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed))
+            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -181,7 +182,9 @@ class SourceReader:
             *((key, InputKind.PAUSE_CHANGES, pause_changes_json) for key in self._shard_keys if pause_changes),
             *split(payload_rows, InputKind.PAYLOAD_ROWS, self._shard_keys),
             *split(commands, InputKind.COMMANDS, self._shard_keys),
+            *split_copies(commands, known_messages, partition.keyed, self._shard_keys),
             *split(known_messages, InputKind.KNOWN_MESSAGES, self._shard_keys),
+            *split_notes(known_messages, InputKind.KNOWN_MESSAGES, self._shard_keys),
             *split(decoded.rejects, InputKind.REJECTED_COMMANDS, self._shard_keys),
         ]
 

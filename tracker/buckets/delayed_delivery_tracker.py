@@ -10,7 +10,7 @@ import pyarrow as pa
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
-from tracker.messages import concat, in_order, int64, where
+from tracker.messages import BoolArray, concat, in_order, int64, where
 from tracker.store import Store
 
 _TABLE = "tracker"
@@ -93,6 +93,10 @@ class DelayedDeliveryTracker:
         self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
         self._add(delayed)
         return due
+
+    def knows(self, rows: pa.Table) -> BoolArray:
+        """Tells which messages have been added before, so that `add_messages` would ignore them: bool, (rows,)."""
+        return self._bits.contains(int64(rows, "ledger_id"), int64(rows, "entry_id"))
 
     def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
         """Adds further rows of known messages; returns those due at the cutoff or before, which are not added."""

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.match import entry_results, match, results_of, rows_of, runs, times_of
 from tracker.commands.moment import Moment, is_out_ahead
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
+from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of, superseded
 from tracker.commands.remaining import Remaining
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, SKIP
-from tracker.messages import BoolArray, concat, int64, message_ids, where, with_columns
-from tracker.subscriptions import ALSO_LATER, Subscriptions
+from tracker.messages import BoolArray, Int64Array, concat, has_keys, int64, message_ids, where, with_columns
+from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
+
+
+@dataclass(frozen=True)
+class Here:
+    """Which commands and messages are a shard's own: a message with a schedule key may be in another than its entry.
+
+    Attributes:
+        commands: bool, (commands,): this shard answers for the command where its message is not known.
+        known: bool, (known,): the message is here; else another shard has it, and answers.
+    """
+
+    commands: BoolArray
+    known: BoolArray
 
 
 class Executor:
@@ -36,7 +52,13 @@ class Executor:
         self._remembered_millis = remembered_millis
 
     def apply(
-        self, commands: pa.Table, known: pa.Table, is_released: BoolArray, payload_rows: pa.Table, moment: Moment
+        self,
+        commands: pa.Table,
+        known: pa.Table,
+        is_released: BoolArray,
+        payload_rows: pa.Table,
+        moment: Moment,
+        here: Here | None = None,
     ) -> tuple[pa.Table, pa.Table]:
         """Applies commands to known messages.
 
@@ -46,6 +68,7 @@ class Executor:
             is_released: bool, (known,): the message has been handed out.
             payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
             moment: of this tick.
+            here: which commands and messages are this shard's; None: all.
 
         Returns:
             OUTCOME_ROWS, and the COMMAND_ROWS whose entry is not known.
@@ -59,9 +82,15 @@ class Executor:
         batch_index = int64(commands, "batch_index")[command]
         row_index, size = int64(known, "batch_index")[row], int64(known, "batch_size")[row]
         is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
-        outcomes = out_of_batch(self._subscriptions, commands, command, size, is_named)
-        command, row = command[is_named], row[is_named]
-        order = np.lexsort((row_index[is_named], command))
+        outcomes = []
+        if here is None:
+            outcomes += out_of_batch(self._subscriptions, commands, command, size, is_named)
+        else:
+            own = here.commands[command]
+            outcomes += out_of_batch(self._subscriptions, commands, command[own], size[own], is_named[own])
+            is_named &= here.known[row]
+        command, row, row_index = command[is_named], row[is_named], row_index[is_named]
+        order = np.lexsort((row_index, command))
         command, row = command[order], row[order]
         payload_row = rows_of(known, payload_rows)
         for start, end in runs(commands):
@@ -77,8 +106,10 @@ class Executor:
         commands, command, row = pairs.commands, pairs.command, pairs.row
         kind = commands["kind"][int(command[0])].as_py()
         rows = pairs.known.take(pa.array(row))
-        # Only a command that cancels whole entries is answered, and kept, by entry.
+        # Only a command that cancels whole entries is answered, and kept, by entry, where all of it is here.
         is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
+        if has_keys(pairs.known):
+            is_whole &= np.bincount(command)[command] >= int64(rows, "batch_size")
         masks = int64(commands, "subscriptions")[command]
         due = int64(rows, "deliver_at")
         ledgers, entries, indexes = message_ids(rows)
@@ -90,12 +121,9 @@ class Executor:
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             sequence = self._operations.next_sequence(moment)
             chosen = np.flatnonzero(masks >> subscription & 1)
-            at = ledgers[chosen], entries[chosen], indexes[chosen]
-            cancelled = self._remaining.cancelled.contains(subscription, *at)
-            moves, moved_to, _ = self._remaining.moved.find(subscription, *at)
-            is_out = (moved_to <= moment.released) | is_out_ahead(rows.take(pa.array(chosen)), moved_to, moves, moment)
-            is_late = np.where(moves > 0, is_out, pairs.is_released[row[chosen]])
-            is_late |= self._remaining.delivered.contains(subscription, *at)
+            cancelled, is_late, moves, moved_to = self._standing(
+                subscription, rows.take(pa.array(chosen)), pairs.is_released[row[chosen]], moment
+            )
             has_payload = pairs.payload_row[row[chosen]] >= 0
             result, reason = results_of(kind, cancelled, is_late, has_payload)
             applied = np.flatnonzero(result == Result.APPLIED)
@@ -118,12 +146,7 @@ class Executor:
                 self._operations.move(moving, subscription, times[applied], sequence)
             else:
                 as_entry = (is_shared[applied] | (indexes[now] < 0)).astype(np.bool_)
-                whole, single = now[as_entry], now[~as_entry]
-                ends = until[applied]
-                self._remaining.cancelled.add_entries(subscription, ledgers[whole], entries[whole], ends[as_entry])
-                self._remaining.cancelled.add_messages(
-                    subscription, ledgers[single], entries[single], indexes[single], sizes[single], ends[~as_entry]
-                )
+                self._cancel(subscription, rows.take(pa.array(now)), as_entry, until[applied])
             answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, is_shared, starts, subscription)
             is_applied = pc.equal(answers["result"], int(Result.APPLIED))
             new_times = times[np.flatnonzero(starts | ~is_shared)] if kind == RESCHEDULE else None
@@ -144,6 +167,126 @@ class Executor:
         self._remaining.count_unwanted(where(originals, wanted & ~still_wanted), 1)
         self._remaining.count_unwanted(where(originals, ~wanted & still_wanted), -1)
         return outcomes
+
+    def supersede(
+        self,
+        rows: pa.Table,
+        yields_to: pa.Array,
+        since: pa.Array,
+        is_new: BoolArray,
+        is_released: BoolArray,
+        moment: Moment,
+    ) -> pa.Table:
+        """Cancels messages that another one with their schedule key supersedes, for all subscriptions they wait for.
+
+        Args:
+            rows: as KNOWN, distinct messages.
+            yields_to: strings, (rows,): the position of the other message.
+            since: int64, (rows,), ms since the epoch: when the first message of the key was published.
+            is_new: bool, (rows,): the message came in only in this tick: neither the tracker nor a table gets its row.
+            is_released: bool, (rows,): the message has been handed out.
+            moment: of this tick.
+
+        Returns:
+            OUTCOME_ROWS, also for subscriptions that are added later.
+        """
+        kept = where(rows, ~is_new)
+        wanted = self._remaining.mask_with_removed(kept) != 0
+        masks = by_topic(rows, self._subscriptions.known)
+        is_cancelled = np.zeros(rows.num_rows, np.bool_)
+        outcomes = []
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            chosen = np.flatnonzero(masks >> subscription & 1)
+            of_chosen = rows.take(pa.array(chosen))
+            cancelled, is_late, moves, moved_to = self._standing(subscription, of_chosen, is_released[chosen], moment)
+            now = np.flatnonzero(~cancelled & ~is_late)
+            if not len(now):
+                continue
+            self._remaining.unwanted_moves += int((moves[now] > 0).sum())
+            until = np.maximum(int64(of_chosen, "deliver_at"), moved_to)[now]
+            done, chosen = of_chosen.take(pa.array(now)), chosen[now]
+            self._cancel(subscription, done, int64(done, "batch_index") < 0, until + self._remembered_millis)
+            is_cancelled[chosen] = True
+            sequence = self._operations.next_sequence(moment)
+            names = self._subscriptions.names_of(done["topic"], subscription)
+            at = pa.array(chosen)
+            outcomes.append(superseded(done, names, yields_to.take(at), since.take(at), sequence, moment.now))
+            is_kept = ~is_new[chosen]
+            self._operations.add("CANCEL", where(outcomes[-1], is_kept), sequence, until[is_kept])
+        # A subscription that is added later gets what waits in the delayed index, but for these.
+        later = np.flatnonzero(is_cancelled & ~is_new)
+        if len(later):
+            at, names = pa.array(later), pa.repeat(ALSO_LATER, len(later))
+            sequence = self._operations.next_sequence(moment)
+            found = superseded(rows.take(at), names, yields_to.take(at), since.take(at), sequence, moment.now)
+            outcomes.append(found)
+        still_wanted = self._remaining.mask_with_removed(kept) != 0
+        self._remaining.count_unwanted(where(kept, wanted & ~still_wanted), 1)
+        return concat(outcomes, OUTCOME_ROWS)
+
+    def waiting(self, rows: pa.Table, is_released: BoolArray, moment: Moment) -> tuple[BoolArray, BoolArray, BoolArray]:
+        """Tells which messages wait for a subscription.
+
+        Args:
+            rows: as KNOWN.
+            is_released: bool, (rows,): the message has been handed out.
+            moment: of this tick.
+
+        Returns:
+            three masks, bool, (rows,): which wait for any subscription; which for one for which their time has not
+            come, so that they are not held back; and of which the time has come for all, also where they are cancelled.
+        """
+        masks = by_topic(rows, self._subscriptions.known)
+        waits, waits_for_time, is_past = np.zeros((3, rows.num_rows), np.bool_)
+        is_past[:] = True
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            is_of = masks >> subscription & 1 > 0
+            cancelled, is_late, _, moved_to = self._standing(subscription, rows, is_released, moment)
+            is_waiting = is_of & ~cancelled & ~is_late
+            waits |= is_waiting
+            waits_for_time |= is_waiting & (moved_to < HELD_DELIVER_AT)
+            is_past &= is_late | ~is_of
+        return waits, waits_for_time, is_past
+
+    def is_past(self, rows: pa.Table, is_released: BoolArray, moment: Moment) -> BoolArray:
+        """Tells of which messages the time has come for all subscriptions, whatever topic they are of: bool, (rows,).
+
+        Args:
+            rows: with the columns of KNOWN, but for the topic.
+            is_released: bool, (rows,): the message has been handed out, where it was not moved.
+            moment: of this tick.
+        """
+        past = np.ones(rows.num_rows, np.bool_)
+        for subscription in range(self._subscriptions.most):
+            past &= self._standing(subscription, rows, is_released, moment)[1]
+        return past
+
+    def _standing(
+        self, subscription: int, rows: pa.Table, is_released: BoolArray, moment: Moment
+    ) -> tuple[BoolArray, BoolArray, Int64Array, Int64Array]:
+        """Returns how messages stand with a subscription.
+
+        Returns:
+            which are cancelled, and which have been handed out, bool, (rows,); the sequence of each one's last move,
+            and the time to which it was moved, ms since the epoch, int64, (rows,), 0 where there is none.
+        """
+        at = message_ids(rows)
+        cancelled = self._remaining.cancelled.contains(subscription, *at)
+        moves, moved_to, _ = self._remaining.moved.find(subscription, *at)
+        is_out = (moved_to <= moment.released) | is_out_ahead(rows, moved_to, moves, moment)
+        is_late = np.where(moves > 0, is_out, is_released)
+        is_late |= self._remaining.delivered.contains(subscription, *at)
+        return cancelled, is_late, moves, moved_to
+
+    def _cancel(self, subscription: int, rows: pa.Table, as_entry: BoolArray, until: Int64Array) -> None:
+        """Remembers messages as cancelled, some of them with their whole entry, until they are past, ms."""
+        ledgers, entries, indexes = message_ids(rows)
+        sizes = int64(rows, "batch_size")
+        whole, single = as_entry, ~as_entry
+        self._remaining.cancelled.add_entries(subscription, ledgers[whole], entries[whole], until[whole])
+        self._remaining.cancelled.add_messages(
+            subscription, ledgers[single], entries[single], indexes[single], sizes[single], until[single]
+        )
 
     def _for_later(self, pairs: Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
         """Returns outcomes for subscriptions that are added later: when one is, these are what applies to it."""

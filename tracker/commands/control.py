@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.apply import Executor
+from tracker.commands.apply import Executor, Here
 from tracker.commands.cancelled import Compression
 from tracker.commands.holding import Holding
 from tracker.commands.match import each_subscription
@@ -24,6 +24,7 @@ from tracker.commands.request_log import RequestLog
 from tracker.commands.schema import ANSWER, CANCEL, KNOWN, OUTCOME_ROWS, RESCHEDULE, SKIP, PauseChange
 from tracker.commands.waiting import WaitingCommands
 from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where, with_columns
+from tracker.sharding import Place
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
@@ -49,6 +50,7 @@ class Control:
         subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
         tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
         compression: of the bitmaps of cancelled messages.
+        place: which shard this is; None: the only one.
 
     Attributes:
         cancelled: the messages that are cancelled or skipped.
@@ -60,8 +62,10 @@ class Control:
         subscriptions: Subscriptions | Mapping[str, Sequence[str]],
         tick_time_millis: int,
         compression: Compression | None = None,
+        place: Place | None = None,
     ) -> None:
         self._store = store
+        self._place = place or Place()
         self._subscriptions = Subscriptions.of(subscriptions)
         self._remembered_millis = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
@@ -172,26 +176,80 @@ class Control:
         """Moves to now the rows that are not held back any more: see `Holding.release`."""
         self._holding.release(rows, moment)
 
-    def arrive(self, messages: pa.Table, moment: Moment) -> pa.Table:
+    def supersede(
+        self, rows: pa.Table, yields_to: pa.Array, since: pa.Array, is_new: BoolArray, moment: Moment
+    ) -> pa.Table:
+        """Cancels messages that another one with their schedule key supersedes: see `Executor.supersede`."""
+        is_released = self._are_released(rows, is_new, moment)
+        return self._executor.supersede(rows, yields_to, since, is_new, is_released, moment)
+
+    def are_waiting(self, rows: pa.Table, moment: Moment) -> tuple[BoolArray, BoolArray, BoolArray]:
+        """Tells which messages of earlier ticks, as KNOWN, wait: see `Executor.waiting`."""
+        is_new = np.zeros(rows.num_rows, np.bool_)
+        return self._executor.waiting(rows, self._are_released(rows, is_new, moment), moment)
+
+    def is_past_for_all(self, rows: pa.Table, moment: Moment) -> BoolArray:
+        """Tells of which messages of earlier ticks the time has come for all subscriptions, whatever their topic.
+
+        Args:
+            rows: with the columns of KNOWN, but for the topic.
+            moment: of this tick.
+        """
+        is_new = np.zeros(rows.num_rows, np.bool_)
+        return self._executor.is_past(rows, self._are_released(rows, is_new, moment), moment)
+
+    def _are_released(self, known: pa.Table, is_new: BoolArray, moment: Moment) -> BoolArray:
+        """Tells which messages have been handed out, if they have not been moved."""
+        due = int64(known, "deliver_at")
+        is_released = (due <= moment.released) & ~is_new
+        is_released |= is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
+        return is_released
+
+    def arrive(
+        self,
+        messages: pa.Table,
+        moment: Moment,
+        added: pa.Table | None = None,
+        elsewhere: pa.Table = _NO_MESSAGES,
+    ) -> pa.Table:
         """Applies the commands that waited for new messages, before these are added to the tracker.
 
         Args:
-            messages: as MESSAGES, whole entries.
+            messages: as MESSAGES, whole entries, or what is here of them.
             moment: of this tick.
+            added: those of them that are about to be added to the tracker; None: all.
+            elsewhere: as KNOWN, new messages of this shard's entries that another shard has.
 
         Returns:
             OUTCOME_ROWS.
         """
-        commands = self._waiting.take(messages)
+        known = pa.concat_tables([messages.select(KNOWN.names), elsewhere.select(KNOWN.names)])
+        commands = self._waiting.take(known)
         if not commands.num_rows:
             return _NO_OUTCOMES
-        known = messages.select(KNOWN.names)
         commands = self._with_added(commands.drop_columns("tick"))
-        outcomes, unmatched = self._executor.apply(commands, known, is_rejected(messages), messages, moment)
+        is_done = np.append(is_rejected(messages), np.zeros(elsewhere.num_rows, np.bool_))
+        here = self._here(commands, known)
+        outcomes, unmatched = self._executor.apply(
+            commands, known, is_done, messages if added is None else added, moment, here
+        )
+        if here is not None:
+            unmatched = where(unmatched, self._is_home(unmatched))
         return concat(
             [outcomes, answer(self._subscriptions, unmatched, Result.NOT_FOUND, "the topic has no such message")],
             OUTCOME_ROWS,
         )
+
+    def _here(self, commands: pa.Table, known: pa.Table) -> Here | None:
+        """Returns which commands and messages are this shard's own; None: there is but one shard."""
+        if self._place.shards == 1:
+            return None
+        return Here(self._is_home(commands), self._place.has(known))
+
+    def _is_home(self, commands: pa.Table) -> BoolArray:
+        """Tells which commands this shard answers if it does not know their message: bool, (rows,)."""
+        by_key: BoolArray = pc.is_valid(commands["schedule_key"]).to_numpy(zero_copy_only=False)
+        return self._place.is_home(commands) | by_key
 
     def _with_added(self, commands: pa.Table) -> pa.Table:
         """Returns commands that waited; those with `also_later` are now also for the subscriptions added since."""
@@ -217,7 +275,8 @@ class Control:
         Args:
             commands: as COMMAND_ROWS, this shard's.
             request_ids: by request id, of all shards' commands, the hash of the first command's body.
-            known: as KNOWN, the messages of the entries that they name: all those of an entry, or none.
+            known: as KNOWN, the messages of the entries that they name: all those of an entry, or none; where another
+                shard is the entry's home, those that are here.
             is_new: bool, (known,): the message came in only in this tick.
             moment: of this tick.
             payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
@@ -241,16 +300,21 @@ class Control:
         self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, moment.now)
         is_repeat = repeats.of(commands)
         again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
+        again = where(again, self._is_home(again))
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
         answers = answer(self._subscriptions, where(commands, is_answer))
         sequences = pa.array([self.next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
         outcomes = [with_columns(answers, sequence=sequences)]
         commands = where(commands, ~is_answer)
+        is_nowhere = int64(commands, "ledger_id") < 0
+        if is_nowhere.any():
+            nowhere = where(commands, is_nowhere)
+            outcomes.append(answer(self._subscriptions, nowhere, Result.NOT_FOUND, "no message waits under this key"))
+            commands = where(commands, ~is_nowhere)
 
-        due = int64(known, "deliver_at")
-        is_ahead = is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment)
-        is_released = ((due <= moment.released) | is_ahead) & ~is_new
-        applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment)
+        is_released = self._are_released(known, is_new, moment)
+        here = self._here(commands, known)
+        applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment, here)
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._wait(unmatched, moment)
@@ -273,6 +337,7 @@ class Control:
             )
 
         expired = self._waiting.take_where(is_expired)
+        expired = where(expired, self._is_home(expired))
         return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
 
     def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
@@ -310,6 +375,11 @@ class Control:
         is_nowhere = ~is_cancel & has_all_come
         waiting = where(commands, ~is_past & ~is_nowhere)
         self._waiting.add(waiting, moment.tick)
+        if self._place.shards > 1:
+            # Of a command that is for another shard's message, too, its entry's home tells what becomes of it.
+            is_home = self._is_home(commands)
+            commands, is_past, is_nowhere = where(commands, is_home), is_past[is_home], is_nowhere[is_home]
+            waiting = where(waiting, self._is_home(waiting))
         outcomes = [
             answer(
                 self._subscriptions,

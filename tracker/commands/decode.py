@@ -30,8 +30,9 @@ from tracker.commands.schema import (
     PauseChange,
     Routes,
 )
+from tracker.keys.properties import check_key
 from tracker.messages import MESSAGES, Int64Array, typed
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
 
@@ -101,13 +102,15 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
         try:
             command.ParseFromString(payload or b"")
             _check_request_id(command.request_id)
+            keys = _keys(command)
             positions = _positions(command)
-            of_command, change = _rows(command, positions, routes)
-            shared: dict[str, object] = {"body": _body(command, positions)}
+            of_command, change = _rows(command, positions, keys, routes)
+            body = _body(command, positions, keys)
+            shared: dict[str, object] = {"body": body}
             if command.request_id in seen:
                 shared["kind"] = REPEAT
             elif change is not None or any(part.shared["kind"] != ANSWER for part in of_command):
-                seen[command.request_id] = _body(command, positions)
+                seen[command.request_id] = body
                 pause_changes += [change] if change is not None else []
             rows += [replace(part, shared=part.shared | shared) for part in of_command]
         except DecodeError:
@@ -141,7 +144,9 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tuple[list[_Part], PauseChange | None]:
+def _rows(
+    command: ControlCommand, positions: Int64Array, keys: Sequence[str], routes: Routes
+) -> tuple[list[_Part], PauseChange | None]:
     operation = _kind(command)
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
@@ -177,9 +182,14 @@ def _rows(command: ControlCommand, positions: Int64Array, routes: Routes) -> tup
             rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
         positions = positions[~is_other]
         positions[:, 0] = partition
+    shared = _shared(command, operation, topic, mask)
+    shared = shared | {"also_later": True} if also_later else shared
     if len(positions):
-        shared = _shared(command, operation, topic, mask)
-        rows.append(_Part(shared | {"also_later": True} if also_later else shared, positions))
+        rows.append(_Part(shared, positions))
+    # A key is the topic's, whichever of its partitions the command names.
+    nowhere = _NO_POSITION.copy()
+    nowhere[:, _POSITION.index("deliver_at")] = command.reschedule.deliver_at
+    rows += [_Part(shared | {"schedule_key": key}, nowhere) for key in keys]
     return rows, None
 
 
@@ -209,9 +219,11 @@ def _check_names(command: ControlCommand) -> None:
         raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
-def _body(command: ControlCommand, positions: Int64Array) -> int:
+def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -> int:
     """Returns a hash, 64 bits, not 0, of a command's content: without issuer, time, order and way of answering."""
-    said = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
+    said: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
+    if keys:
+        said += [sorted(keys), command.reschedule.deliver_at]
     named = positions.copy()
     if said[0] == SKIP:
         named[:, _POSITION.index("deliver_at")] = 0  # only says where to look
@@ -220,8 +232,33 @@ def _body(command: ControlCommand, positions: Int64Array) -> int:
     return int.from_bytes(digest, "little", signed=True) or 1
 
 
+def _keys(command: ControlCommand) -> list[str]:
+    """Returns the schedule keys by which a command names messages, each once.
+
+    Raises:
+        InvalidCommand: one can't be a key, or comes with an id.
+    """
+    operation = str(command.WhichOneof("operation") or "")
+    if operation in ("", PAUSE, RESUME):
+        return []
+    named = getattr(command, operation)
+    entries = [named] if operation == CANCEL else named.messages if operation == _CANCELS else named.entries
+    keys: dict[str, None] = {}
+    for entry in entries:
+        if entry.schedule_key:
+            if entry.ledger_id or entry.entry_id:
+                raise InvalidCommand("a message is named by its id or by its schedule_key, not by both")
+            try:
+                check_key(entry.schedule_key)
+            except BadSchedule as error:
+                raise InvalidCommand(str(error)) from None
+            keys[entry.schedule_key] = None
+    _check_number(max(len(keys), 1), operation)
+    return list(keys)
+
+
 def _positions(command: ControlCommand) -> Int64Array:
-    """Returns the columns _POSITION of each message or entry that a command names: int64, (rows, 5).
+    """Returns the columns _POSITION of each message or entry that a command names by its id: int64, (rows, 5).
 
     Raises:
         InvalidCommand: the command can't be applied, whatever routes there are.
@@ -237,17 +274,18 @@ def _named(command: ControlCommand) -> list[_Position]:
     if operation in (PAUSE, RESUME):
         return []
     named = getattr(command, operation)
-    if operation == CANCEL:
-        return [_cancelled(named)]
-    if operation == _CANCELS:
-        _check_number(len(named.messages), CANCEL)
-        return [_cancelled(cancel) for cancel in named.messages]
+    if operation in (CANCEL, _CANCELS):
+        cancels = [named] if operation == CANCEL else named.messages
+        _check_number(len(cancels), CANCEL)
+        return [_cancelled(cancel) for cancel in cancels if not cancel.schedule_key]
     if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
         raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
     _check_number(len(named.entries), operation)
     positions: list[_Position] = []
     new_time = named.deliver_at if operation == RESCHEDULE else 0
     for entry in named.entries:
+        if entry.schedule_key:
+            continue
         ledger_id, entry_id, indexes = entry.ledger_id, entry.entry_id, entry.batch_indexes
         _check(ledger_id, entry_id)
         _check_number(len(positions) + max(len(indexes), 1), operation)

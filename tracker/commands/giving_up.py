@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.in_flight import OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, typed, where, with_columns
@@ -19,8 +20,6 @@ from tracker.wire.delaylake_pb2 import Result
 # The reason of such a message in `rejects` begins with this and the subscription. Others may have got the message.
 NOT_DELIVERED = "not delivered to "
 NOT_TAKEN = ": the client does not take it: "  # follows the subscription where the client refused the message
-
-ISSUED_BY = "delaylake"
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ def with_released(known: pa.Table) -> pa.Table:
     for row in parts.to_pylist():
         there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
     rest = [
-        {**rows[0], "batch_index": index, "deliver_at": PAST}
+        {**rows[0], "batch_index": index, "deliver_at": PAST, "schedule_key": None}
         for rows in there.values()
         for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
     ]

@@ -10,10 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.match import each_subscription
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.commands.schema import CANCEL, OUTCOME_ROWS
 from tracker.messages import BoolArray, Int64Array, int64, typed
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
+
+# Who issues what no command asks for, and the request id of what a schedule key supersedes.
+ISSUED_BY = "delaylake"
+SUPERSEDED_ID = "superseded"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def outcomes_of(
     is_named = is_shared[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
     values = {
         **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
+        "schedule_key": of_command["schedule_key"],
         "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
         "subscription": subscriptions.names_of(of_command["topic"], subscription),
         "partition": of_row["partition"],
@@ -92,6 +97,37 @@ def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None 
     if result is not None:
         values["result"] = pa.array([int(result)] * n, pa.int32())
         values["reason"] = pa.array([reason] * n, pa.string())
+    return typed(values, OUTCOME_ROWS)
+
+
+def superseded(
+    rows: pa.Table, names: pa.Array, yields_to: pa.Array, since: pa.Array, sequence: int, now: int
+) -> pa.Table:
+    """Builds the outcomes of messages that another one with their schedule key supersedes.
+
+    Args:
+        rows: as KNOWN.
+        names: strings, (rows,): the subscription.
+        yields_to: strings, (rows,): the position of the other message.
+        since: int64, (rows,), ms since the epoch: when the first message of the key was published.
+        sequence: as of a command.
+        now: ms since the epoch.
+    """
+    n = rows.num_rows
+    columns = ("topic", "partition", "ledger_id", "entry_id", "batch_index", "schedule_key")
+    values = {
+        **{name: rows[name] for name in columns},
+        "request_id": pa.repeat(SUPERSEDED_ID, n),
+        "subscription": names,
+        "result": pa.repeat(int(Result.SUPERSEDED), n),
+        "reason": pc.binary_join_element_wise("yields to", yields_to, " "),
+        "operation": pa.repeat(CANCEL.upper(), n),
+        "deliver_at": since,
+        "sequence": pa.repeat(sequence, n),
+        "issued_by": pa.repeat(ISSUED_BY, n),
+        "issued_at": pa.repeat(now, n),
+        "superseded_by": yields_to,
+    }
     return typed(values, OUTCOME_ROWS)
 
 

@@ -45,6 +45,23 @@ MOVED = pa.schema(
 )
 
 
+# The last messages of schedule keys, as `tracker.keys.live_keys` keeps them. With the ledger -1: one that does not
+# wait, of a key whose next message comes in again; `deliver_at` is then until when to remember this.
+LIVE_KEYS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("schedule_key", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("partition", pa.int32()),
+        ("batch_index", pa.int32()),
+        ("batch_size", pa.int32()),
+        ("deliver_at", pa.int64()),
+        ("since", pa.int64()),
+    ]
+)
+
+
 @dataclass(frozen=True)
 class Rebuilt:
     """A shard's part of a rebuilt state. A mask's bit i is the topic's subscription of number i."""
@@ -57,6 +74,7 @@ class Rebuilt:
     moved: pa.Table = field(default_factory=MOVED.empty_table)  # messages with another time than they came with
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic the mask of its paused subscriptions
     waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands for messages that come in again
+    keys: pa.Table = field(default_factory=LIVE_KEYS.empty_table)  # schedule keys whose message waits
     released: int = 0  # ms since the epoch: messages due then or before are done with, unless they come in again
 
 

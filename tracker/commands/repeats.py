@@ -140,11 +140,21 @@ def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Ar
     entry = ["request_id", "ledger_id", "entry_id"]
     numbered = commands.select(entry).append_column("command", pa.array(np.arange(commands.num_rows)))
     answers = published.select(entry).append_column("row", pa.array(np.arange(published.num_rows)))
-    joined = numbered.join(answers, entry, join_type="inner", use_threads=False)
+    is_by_key = pc.is_valid(commands["schedule_key"]).to_numpy(zero_copy_only=False)
+    joined = where(numbered, ~is_by_key).join(answers, entry, join_type="inner", use_threads=False)
     command, row = int64(joined, "command"), int64(joined, "row")
     named, answered = int64(commands, "batch_index")[command], int64(published, "batch_index")[row]
     matches = (named < 0) | (answered < 0) | (named == answered)
-    return command[matches], row[matches]
+    command, row = command[matches], row[matches]
+    if is_by_key.any():
+        # Another message may wait under the key now.
+        key = ["request_id", "schedule_key"]
+        numbered = commands.select(key).append_column("command", numbered["command"])
+        answers = published.select(key).append_column("row", answers["row"])
+        joined = where(numbered, is_by_key).join(answers, key, join_type="inner", use_threads=False)
+        command = np.concatenate([command, int64(joined, "command")])
+        row = np.concatenate([row, int64(joined, "row")])
+    return command, row
 
 
 def _have_one_subscription(commands: pa.Table, command: Int64Array, published: pa.Table, row: Int64Array) -> BoolArray:

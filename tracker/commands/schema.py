@@ -50,6 +50,9 @@ COMMAND_ROWS = pa.schema(
         ("result", pa.int32()),  # of an answer
         ("reason", pa.string()),  # of an answer
         ("also_later", pa.bool_()),  # also for subscriptions that are added later; null: no
+        # The message that waits under this schedule key is meant: then the position is -1, until the key's shard has
+        # put that message's in its place. null: the position says it.
+        ("schedule_key", pa.string()),
     ]
 )
 
@@ -66,7 +69,8 @@ OUTCOME_ROWS = pa.schema(
         ("result", pa.int32()),
         ("reason", pa.string()),
         ("operation", pa.string()),
-        # Of a reschedule that is applied or waits, the new time; of a cancel that waits, the time that it names.
+        # Of a reschedule that is applied or waits, the new time; of a cancel that waits, the time that it names; of
+        # what is superseded, when the first message of its key was published.
         ("deliver_at", pa.int64()),
         # Rises from command to command. Null where it was neither applied nor waits, unless its kind is ANSWER.
         ("sequence", pa.int64()),
@@ -74,6 +78,8 @@ OUTCOME_ROWS = pa.schema(
         ("issued_at", pa.int64()),
         ("sum_up", pa.bool_()),  # whether it may be published as a count, with others; null: no
         ("is_repeat", pa.bool_()),  # whether it is only published again, and in the table already; null: no
+        ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
+        ("superseded_by", pa.string()),  # the position of the message that it yields to; null: not superseded
     ]
 )
 
@@ -102,12 +108,13 @@ Routes = Mapping[str, Sequence[SubscriptionRule]]
 
 
 def command_positions(commands: pa.Table) -> pa.Table:
-    """Returns the distinct entries that COMMAND_ROWS are applied to; answers and repeats are applied to none.
+    """Returns the distinct entries that COMMAND_ROWS name and are applied to; answers and repeats are applied to none.
 
     Returns:
         a table of ledger_id and entry_id, int64.
     """
-    applied = commands.filter(pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
+    is_applied = pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT])))
+    applied = commands.filter(pc.and_(is_applied, pc.greater_equal(commands["ledger_id"], 0)))
     return applied.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
 
 
@@ -121,6 +128,7 @@ KNOWN = pa.schema(
         ("batch_index", pa.int32()),
         ("batch_size", pa.int32()),
         ("deliver_at", pa.int64()),
+        ("schedule_key", pa.string()),
     ]
 )
 

@@ -75,7 +75,7 @@ _FINDINGS = {
     # A message of a durable entry is nowhere: neither waiting, delivered, cancelled nor rejected.
     "lost": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND times = 0
+        WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND NOT is_superseded AND times = 0
     """,  # noqa: S608
     # A message was delivered to a subscription more than once; also one that is no longer in the settings.
     "doubled": """
@@ -108,6 +108,7 @@ _COUNTS = """
 SELECT topic, subscription,
        count(*) FILTER (WHERE times > 0) AS delivered,
        count(*) FILTER (WHERE times = 0 AND is_taken_back) AS taken_back,
+       count(*) FILTER (WHERE times = 0 AND is_taken_back AND is_superseded) AS superseded,
        count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND is_rejected) AS rejected,
        count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND NOT is_rejected AND is_sealed) AS pending
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
@@ -134,7 +135,7 @@ class Audit:
         taken_in: the number of messages of all durable entries.
         rejected: the number of messages that could not be taken.
         counts: for each `topic` and `subscription` how many messages are `delivered`, `taken_back` (cancelled by a
-            command), `rejected` and `pending`.
+            command, or `superseded`, which are counted in it), `rejected` and `pending`.
         findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
             position); only the kinds that were found.
         comparison: of the tables with the broker.
@@ -239,6 +240,8 @@ WITH delivered AS (
     FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
 ),
 commands AS ({LAST_COMMANDS}),
+-- Of what was superseded in the batch that brought it no table has a row, also for subscriptions that were added later.
+superseded AS (SELECT DISTINCT ledger_id, entry_id, {_MESSAGE} FROM outcomes WHERE result = 'SUPERSEDED'),
 due AS (
     SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at
     FROM (SELECT *, {_MESSAGE} FROM delayed_index WHERE operation = 'DELAY') AS i
@@ -249,13 +252,14 @@ due AS (
 )
 SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_durable, m.is_sealed,
        m.is_rejected, s.subscription, coalesce(t.deliver_at, m.deliver_at) AS deliver_at, coalesce(d.times, 0) AS times,
-       {is_cancelled()} AS is_taken_back
+       {is_cancelled()} AS is_taken_back, u.message IS NOT NULL AS is_superseded
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
 LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
     AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
 LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
+LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_id AND u.message = m.message
 {join_commands("commands", "m", "{of}.subscription = s.subscription", "m.message")}
 WHERE d.times > 0 OR NOT {missed}
     """  # noqa: S608

@@ -22,7 +22,7 @@ from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
-from warehouse.pending import are_cancelled, are_moved_on
+from warehouse.pending import IS_CANCEL, are_cancelled, are_moved_on
 from warehouse.tables import SCHEMAS, Tables, query_builder, run_sql
 from warehouse.tenure import Tenures
 
@@ -108,7 +108,7 @@ class Retention:
             return self._is_durable(rows, or_last=False) & ~self._is_in("delayed_index", rows)
         unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
-            is_proof = pc.equal(rows["result"], "APPLIED")
+            is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "SUPERSEDED"]))
             # By a subscription's last pause change a rebuild knows whether it is paused.
             is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
@@ -131,10 +131,7 @@ class Retention:
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries "  # noqa: S608
             f"WHERE deliver_at BETWEEN {first} AND {last}"
         )
-        cancelled = self._query(
-            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation IN ('CANCEL', 'SKIP') "
-            f"AND {_of_ledgers(rows)}"
-        )
+        cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {_of_ledgers(rows)}")
         restored = self._query(
             f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {_of_ledgers(rows)}"
         )

@@ -29,7 +29,10 @@ def find_first_answers(tables: Tables, version: int | None, request_ids: Collect
     """
     if not request_ids:
         return ANSWERS.empty_table()
-    names = ("request_id", "topic", "subscription", "partition", "ledger_id", "entry_id", "batch_index", "operation")
+    names = (
+        *("request_id", "topic", "subscription", "partition", "ledger_id", "entry_id", "batch_index", "operation"),
+        *("schedule_key", "superseded_by"),
+    )
     rows = tables.query(
         "outcomes",
         f"SELECT {', '.join(names)}, result AS name, reason, deliver_at, batch_id AS tick FROM outcomes "  # noqa: S608

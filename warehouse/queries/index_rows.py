@@ -136,11 +136,19 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
         versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
     """
-    wanted = command_positions(commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE]))))
-    if not wanted.num_rows:
-        return MESSAGES.empty_table()
-    sql = f"SELECT * FROM delayed_index WHERE {_near(wanted)} AND operation = 'DELAY'"  # noqa: S608
-    return of_entries(typed(tables.query("delayed_index", sql, versions[0]), MESSAGES), wanted)
+    commands = commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE])))
+    wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
+    found = []
+    sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
+    if wanted.num_rows:
+        rows = tables.query("delayed_index", sql.format(_near(wanted)), versions[0])
+        found.append(of_entries(typed(rows, MESSAGES), wanted))
+    if keys:
+        named = ", ".join(map(literal, keys))
+        rows = tables.query("delayed_index", sql.format(f"schedule_key IN ({named})"), versions[0])
+        topics = pa.array(pc.unique(commands["topic"]))
+        found.append(typed(rows.filter(pc.is_in(rows["topic"], topics)), MESSAGES))
+    return concat(found)
 
 
 def _near(wanted: pa.Table) -> str:

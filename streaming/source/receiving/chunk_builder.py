@@ -13,6 +13,7 @@ from broker.position import EntrySet, Position, SourceTopic
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYet
+from tracker.keys.properties import SCHEDULE_KEY, schedule_key
 from tracker.messages import MESSAGES
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.wire.message_id_pb2 import MessageIdData
@@ -173,9 +174,11 @@ class ChunkBuilder:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         published, happened = message.publish_timestamp(), message.event_timestamp()
         due = min(published, self._now)
+        key_of_schedule = None
         if reason is None:
             try:
                 due = deliver_at(properties, published, self._now, self._max_delay_millis)
+                key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties else None
             except BadSchedule as error:
                 reason = str(error)
         if not 0 <= happened <= _MAX_EVENT_TIME:
@@ -214,6 +217,8 @@ class ChunkBuilder:
             ordering_key_bytes,
             key_encoding,
             version or None,
+            None,
+            key_of_schedule if reason is None else None,
             None,
         )
 

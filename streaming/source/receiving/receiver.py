@@ -19,7 +19,7 @@ from broker.topic_questions import BrokerSide
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import MessageDetails
-from tracker.messages import LEFT_OUT, MESSAGES, concat, int64
+from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys, int64
 from tracker.schedule import MAX_TIME_MILLIS
 from tracker.wire.message_id_pb2 import MessageIdData
 
@@ -111,6 +111,7 @@ class Receiver:
         self._replicated_from = replicated_from
         self._on_passed = on_passed
         self._problem: str | None = None
+        self.has_keys = False  # whether any message that has come had a schedule key
         self._settled = after  # what comes up to here was taken in before, and is dropped
         self._entries = EntrySet()  # that have come, beyond the last acknowledged one
         self._last_received = after
@@ -427,6 +428,7 @@ class Receiver:
     def _keep(self, builder: ChunkBuilder) -> None:
         """Makes a chunk of what was received; when it comes again it is dropped."""
         rows = builder.build()
+        self.has_keys = self.has_keys or has_keys(rows)
         self._on_rows(rows)
         self._problem = None
         with self._changed:

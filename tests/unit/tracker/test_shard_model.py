@@ -304,7 +304,7 @@ class ShardModel(RuleBasedStateMachine):
         sealed = {r["entry_id"] for r in index}
         for entry_id in (wanted & self.durable) - sealed:
             size = len(self.entries[entry_id].due)  # type: ignore[index]
-            index.append(dict(zip(KNOWN.names, (TOPIC, -1, 1, entry_id, -1, size, 0), strict=True)))
+            index.append(dict(zip(KNOWN.names, (TOPIC, -1, 1, entry_id, -1, size, 0, None), strict=True)))
         return pa.Table.from_pylist(index, schema=KNOWN)
 
     def replay(self, state: dict, tick: Tick, tick_input: TickInput, effects: Effects) -> None:  # type: ignore[type-arg]

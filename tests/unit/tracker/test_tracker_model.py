@@ -241,7 +241,7 @@ class TrackerModel(RuleBasedStateMachine):
         rows = [r for r in concat(self.sealed).select(KNOWN.names).to_pylist() if r["entry_id"] in wanted]
         sealed = {r["entry_id"] for r in rows}
         rows += [
-            dict(zip(KNOWN.names, (TOPIC, -1, i % LEDGERS, i, -1, self.entries[i].size, 0), strict=True))
+            dict(zip(KNOWN.names, (TOPIC, -1, i % LEDGERS, i, -1, self.entries[i].size, 0, None), strict=True))
             for i in sorted((wanted & self.durable) - sealed)
         ]
         return pa.Table.from_pylist(rows, schema=KNOWN)

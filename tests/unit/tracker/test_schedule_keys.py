@@ -1,0 +1,352 @@
+"""Messages with schedule keys: several shards against a naive model, and single behaviours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import Phase, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from tests.messages import TOPIC, batches, command, commands
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, SKIP, PauseChange
+from tracker.entry_log import KEPT_SCHEMA
+from tracker.keys.live_keys import Live, LiveKeys
+from tracker.keys.properties import schedule_key
+from tracker.messages import MESSAGES, concat, int64, where
+from tracker.schedule import BadSchedule
+from tracker.shard import Shard, Tick, TickInput
+from tracker.sharding import Place, shard_of, shards_of
+from tracker.store import MemoryStore
+from tracker.wire.delaylake_pb2 import Result
+
+NAMES = {TOPIC: ["a", "b"]}
+NEAR_MILLIS, AHEAD_MILLIS = 500, 2_000
+
+
+def keyed(
+    entry: int, key: str | None, due: int, published: int, index: int = -1, size: int = 1, **rule: str
+) -> pa.Table:
+    properties = [("scheduleKey", key), *rule.items()] if key is not None else []
+    return batches([(1, entry * 64, index, size, due)], publish_time=published, properties=properties, schedule_key=key)
+
+
+class Job:
+    """Shards of which each gets what the source gives it; what they seal is loaded again."""
+
+    def __init__(self, shards: int = 3) -> None:
+        self.stores = [MemoryStore() for _ in range(shards)]
+        self.n = shards
+        self.tick = self.now = self.seal_epoch = self.load = self.near = self.durable = 0
+        self.sealed = MESSAGES.empty_table()
+        self.entries: list[tuple[int, int]] = []
+        self.delivered: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+        self.outcomes: list[dict[str, object]] = []
+
+    def step(
+        self,
+        rows: pa.Table | None = None,
+        orders: list[dict[str, object]] = (),  # type: ignore[assignment]
+        later: int = 0,
+        pauses: list[PauseChange] = (),  # type: ignore[assignment]
+    ) -> list[dict[str, object]]:
+        """A tick of all shards, which ends a seal epoch; returns its outcomes."""
+        self.now += later
+        self.tick += 1
+        self.seal_epoch += 1
+        rows = MESSAGES.empty_table() if rows is None else rows
+        before, self.load = self.load, max(self.load, self.now + AHEAD_MILLIS)
+        self.near = self.now + NEAR_MILLIS
+        tick = Tick(
+            tick=self.tick,
+            now=self.now,
+            cutoff=self.now,
+            seal_epoch=self.seal_epoch,
+            load_horizon=self.load,
+            near_until=self.near,
+            run_id="r",
+            confirmed=self.tick - 1,
+            durable_through=self.durable,
+            ingested_through=self.tick,
+        )
+        due = int64(self.sealed, "deliver_at")
+        segment = where(self.sealed, (due >= before) & (due < self.load))
+        ordered = commands(orders)
+        told = []
+        new = []
+        for number, store in enumerate(self.stores):
+            copy = MemoryStore()
+            copy.values = dict(store.values)
+
+            def of(table: pa.Table, number: int = number) -> pa.Table:
+                return where(table, shards_of(table, self.n) == number) if table.num_rows else table
+
+            homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), self.n)
+            notes = where(rows, (homes == number) & (shards_of(rows, self.n) != number)).select(KEPT_SCHEMA.names)
+            copied = where(ordered, (shards_of(ordered, self.n) != number) & (int64(ordered, "ledger_id") >= 0))
+            payload = self.sealed if any(o["kind"] == RESCHEDULE for o in orders) or pauses else MESSAGES.empty_table()
+            tick_input = TickInput(
+                messages=of(rows),
+                notes=notes,
+                segment=of(segment),
+                commands=pa.concat_tables([of(ordered), copied]),
+                request_ids={str(o["request_id"]): 1 for o in orders} | {p.request_id: 1 for p in pauses},
+                known_messages=KNOWN.empty_table(),
+                payload_rows=of(payload),
+                pause_changes=pauses,
+            )
+            effects, again = (
+                Shard(one, NAMES, 1_000_000, 1_000, place=Place(number, self.n)).apply(tick, tick_input)
+                for one in (store, copy)
+            )
+            assert again.outcomes.equals(effects.outcomes)
+            assert again.bucket.equals(effects.bucket)
+            assert copy.values == store.values
+            new.append(effects.bucket)
+            told += effects.outcomes.to_pylist()
+            self.entries += zip(*(effects.entries[n].to_pylist() for n in ("ledger_id", "entry_id")), strict=True)
+            for release in effects.releases:
+                for row in release.rows.to_pylist():
+                    for bit, name in enumerate(("a", "b")):
+                        if row["subscription_mask"] >> bit & 1:
+                            self.delivered[name].append((row["entry_id"] // 64, max(row["batch_index"], 0)))
+        self.sealed = concat([self.sealed, *new])
+        self.outcomes += told
+        return told
+
+    def all_entries(self) -> list[tuple[int, int]]:
+        """The entries that are written down once everything is durable."""
+        self.durable = self.seal_epoch
+        self.step()
+        return sorted(self.entries)
+
+    def superseded(self) -> set[tuple[int, str]]:
+        """(entry, the entry that it yields to) of what was superseded for both subscriptions."""
+        found: dict[tuple[int, str], set[str]] = {}
+        for row in self.outcomes:
+            if row["result"] == Result.SUPERSEDED and row["subscription"] != "*":
+                other = str(int(str(row["superseded_by"]).split(":")[1]) // 64)
+                names = found.setdefault((row["entry_id"] // 64, other), set())  # type: ignore[operator]
+                assert row["subscription"] not in names
+                names.add(str(row["subscription"]))
+        assert all(names == {"a", "b"} for names in found.values())
+        return set(found)
+
+
+def by_key(
+    request: str, key: str, kind: str = CANCEL, at: int = 0, subscriptions: tuple[int, ...] = (0, 1)
+) -> dict[str, object]:
+    return command(request, -1, -1, subscriptions, kind=kind, cancel_at=at) | {"schedule_key": key}
+
+
+@dataclass
+class One:
+    entry: int
+    due: int
+    since: int
+    cancelled: set[str] = field(default_factory=set)
+
+
+MODES = st.sampled_from(["replace", "keep", "debounce"])
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 1_500),  # later
+        st.lists(st.tuples(st.sampled_from(["k1", "k2", "k3", None]), MODES, st.integers(-200, 4_000)), max_size=5),
+        st.sampled_from([None, None, CANCEL, RESCHEDULE, "by id"]),
+        st.sampled_from(["k1", "k2"]),
+        st.integers(-100, 3_000),
+    ),
+    max_size=12,
+)
+
+
+@effort(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(steps=STEPS, shards=st.integers(1, 3))
+def test_shards_against_the_model(
+    steps: list[tuple[int, list[tuple[str | None, str, int]], str | None, str, int]], shards: int
+) -> None:
+    """Of each key one message waits: the newest, the first, or the newest within its limit; commands change it."""
+    job = Job(shards)
+    job.step()
+    now = n = 0
+    live: dict[str, One] = {}
+    waiting: list[One] = []
+    superseded: set[tuple[int, str]] = set()
+    delivered: list[int] = []
+    for later, new, kind, key, at in steps:
+        released, now = now, now + later
+        live = {k: one for k, one in live.items() if one.due > released}
+        rows = []
+        for of_key, mode, delay in new:
+            due = now + delay
+            one = One(n, due, now)
+            rule = {"scheduleMode": mode, "debounceMax": "3s"} if of_key is not None else {}
+            rows.append(keyed(n, of_key, due, now, **rule))
+            n += 1
+            if of_key is None:
+                waiting.append(one)
+                continue
+            before = live.get(of_key)
+            if before is not None and before.cancelled:
+                before = None
+            if before is not None:
+                one.since = before.since
+            if mode == "debounce":
+                one.due = min(due, one.since + 3_000)
+            if before is not None and mode == "keep":
+                superseded.add((one.entry, str(before.entry)))
+                continue
+            if before is not None:
+                superseded.add((before.entry, str(one.entry)))
+                waiting.remove(before)
+            waiting.append(one)
+            live.pop(of_key, None)
+            if one.due > now:
+                live[of_key] = one
+        orders = []
+        expected: set[int] | None = None
+        target = live.get(key)
+        if kind in (CANCEL, RESCHEDULE):
+            orders.append(by_key(f"r{job.tick}", key, kind, now + at if kind == RESCHEDULE else 0))
+        elif kind == "by id" and target is not None:
+            orders.append(command(f"r{job.tick}", 1, target.entry * 64, (0, 1), kind=SKIP))
+        if orders:
+            if target is None:
+                expected = {Result.NOT_FOUND}
+            elif target.cancelled:
+                expected = {Result.INVALID if kind == RESCHEDULE else Result.ALREADY_APPLIED}
+            else:
+                expected = {Result.APPLIED}
+                if kind == RESCHEDULE:
+                    target.due = max(now + at, now)
+                else:
+                    target.cancelled = {"a", "b"}
+                    waiting.remove(target)
+        told = job.step(concat(rows) if rows else None, orders, later)
+        answers = [row["result"] for row in told if row["result"] != Result.SUPERSEDED]
+        if expected is not None:
+            assert set(answers) == expected
+            assert len(answers) == 2
+        else:
+            assert answers == []
+        delivered += [one.entry for one in waiting if one.due <= now]
+        waiting = [one for one in waiting if one.due > now]
+    assert job.superseded() == superseded
+    job.step(later=20_000)
+    job.step()
+    delivered += [one.entry for one in waiting]
+    for name in ("a", "b"):
+        assert sorted(entry for entry, _ in job.delivered[name]) == sorted(delivered)
+    assert job.all_entries() == [(1, i * 64) for i in range(n)]
+
+
+def test_of_very_many_messages_of_a_key_one_is_sealed_and_delivered() -> None:
+    job = Job(2)
+    job.step()
+    rows = batches(
+        [(1, i, -1, 1, 5_000) for i in range(10_000)],
+        publish_time=0,
+        properties=[("scheduleKey", "k")],
+        schedule_key="k",
+    )
+    job.step(rows)
+    job.step()
+    assert job.sealed["entry_id"].to_pylist() == [9_999]
+    job.step(later=6_000)
+    assert len(job.delivered["a"]) == 1
+    assert sum(row["result"] == Result.SUPERSEDED for row in job.outcomes) == 2 * 9_999
+    assert len(job.all_entries()) == 10_000
+
+
+def test_messages_of_a_batch_go_to_their_keys_shards_and_the_entry_is_written_down_once() -> None:
+    job = Job(3)
+    job.step()
+    size = 6
+    keys = ["a", "b", None, "c", "a", None]
+    rows = concat(keyed(1, key, 3_000, 0, i, size) for i, key in enumerate(keys))
+    job.step(rows)
+    whole = job.step(orders=[command("r", 1, 64, (0,), kind=SKIP)])
+    results = {(row["batch_index"], row["result"]) for row in whole}
+    # The first was superseded by the fifth.
+    assert results == {(0, Result.ALREADY_APPLIED), *((i, Result.APPLIED) for i in range(1, 6))} or results == {
+        (-1, Result.APPLIED)
+    }
+    job.step(later=4_000)
+    job.step()
+    assert sorted(job.delivered["b"]) == [(1, i) for i in range(1, 6)]
+    assert job.delivered["a"] == []
+    assert job.all_entries() == [(1, 64)]
+
+
+def test_a_message_that_is_held_back_is_replaced_and_a_kept_key_begins_anew() -> None:
+    job = Job(2)
+    job.step()
+    job.step(concat([keyed(1, "r", 1_000, 0), keyed(2, "k", 1_000, 0)]), pauses=[PauseChange("p", TOPIC, 1, True)])
+    job.step(later=2_000)
+    job.step(concat([keyed(3, "r", 5_000, 2_000), keyed(4, "k", 5_000, 2_000, scheduleMode="keep")]))
+    job.step(later=5_000)
+    job.step(pauses=[PauseChange("q", TOPIC, 1, False)])
+    job.step(later=1)
+    assert sorted(job.delivered["a"]) == [(2, 0), (3, 0), (4, 0)]
+    assert sorted(job.delivered["b"]) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_a_command_that_waited_applies_where_the_message_is() -> None:
+    for entry in range(8):  # homes and keys are in several shards
+        job = Job(3)
+        job.step()
+        job.step(orders=[command("r", 1, entry * 64, (0, 1), cancel_at=3_000)])
+        assert {row["result"] for row in job.step(keyed(entry, "k", 3_000, 0))} == {Result.APPLIED}
+        job.step(later=4_000)
+        assert job.delivered == {"a": [], "b": []}
+        assert not any(row["result"] == Result.NOT_FOUND for row in job.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        ({"scheduleKey": "x" * 513}, "scheduleKey"),
+        ({"scheduleKey": "ö" * 257}, "scheduleKey"),
+        ({"scheduleKey": ""}, "scheduleKey"),
+        ({"scheduleKey": "k", "scheduleMode": "last"}, "scheduleMode"),
+        ({"scheduleKey": "k", "debounceMax": "-5s"}, "debounceMax"),
+        ({"scheduleKey": "k", "debounceMax": "0"}, "debounceMax"),
+        ({"scheduleKey": "k", "scheduleMode": "debounce", "debounceMax": "5 min"}, "debounceMax"),
+    ],
+)
+def test_a_wrong_property_is_named(properties: dict[str, str], name: str) -> None:
+    with pytest.raises(BadSchedule, match=f"^{name} "):
+        schedule_key(properties)
+
+
+def test_a_key_of_512_bytes_is_taken() -> None:
+    assert schedule_key({"scheduleKey": "ö" * 256, "scheduleMode": "debounce", "debounceMax": "1d"}) == "ö" * 256
+    assert schedule_key({"scheduleMode": "anything"}) is None
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(-(2**62), 2**62), st.booleans()), max_size=200),
+    rows=st.integers(1, 4),
+)
+def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracker.keys.live_keys._BUCKET_ROWS", rows)
+        store, model = MemoryStore(), {}
+        for i, (number, is_there) in enumerate(changes):
+            keys = LiveKeys(store)
+            live = Live(1, i, -1, -1, 1, number, 0)
+            keys.update({(number, 7): live if is_there else None})
+            model.pop((number, 7), None)
+            model |= {(number, 7): live} if is_there else {}
+            keys.save()
+            assert len(keys) == len(model)
+        assert LiveKeys(store).find({(number, 7) for number, _ in changes}) == model
+        keys = LiveKeys(store)
+        for _ in range(len(changes) + 1):
+            keys.sweep(lambda of: pc.less(of["deliver_at"], 2**63 - 1).to_numpy(zero_copy_only=False))
+        keys.save()
+        assert len(LiveKeys(store)) == 0
+        assert {table for table, _ in store.values} <= {"schedule_keys_meta"}

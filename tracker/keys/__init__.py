@@ -1,0 +1,1 @@
+"""Schedule keys: of the messages with the same key one is delivered."""

@@ -1,0 +1,252 @@
+"""Of the messages with the same schedule key one waits: which one, and what becomes of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.control import Control
+from tracker.commands.moment import Moment
+from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
+from tracker.keys.live_keys import KeyHash, Live, LiveKeys, positions
+from tracker.keys.properties import Mode, key_hash, key_rule
+from tracker.messages import BoolArray, Int64Array, int64, typed, where, with_columns
+from tracker.store import Store
+
+_POSITION = ("ledger_id", "entry_id", "batch_index")
+
+# The ledger of no message: after a rebuild it stands for one that was superseded by messages which come in again.
+_NOWHERE = -1
+
+
+@dataclass
+class _Last:
+    """The last message of a key, as far as a tick has got.
+
+    Attributes:
+        row: its index among the tick's messages; None: it came in earlier.
+        waits: whether it waits for any subscription, also where it is held back.
+        waits_for_time: whether it waits for one for which its time has not come.
+        goes_on: whether the next message is not the first one of the key, although this one does not wait.
+    """
+
+    live: Live
+    row: int | None
+    waits: bool
+    waits_for_time: bool
+    goes_on: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What has been decided of new messages.
+
+    Attributes:
+        messages: as MESSAGES, the same rows, some with another time.
+        dropped: bool, (messages,): superseded by another one that came in the same tick, or by one that waits: these
+            are not added to the tracker.
+        outcomes: OUTCOME_ROWS of what is superseded.
+    """
+
+    messages: pa.Table
+    dropped: BoolArray
+    outcomes: pa.Table
+
+
+class Superseding:
+    """Decides which message of a schedule key waits.
+
+    A message counts from the tick in which it comes in. Messages of one partition count in their order; those of
+    several partitions in the same tick by when they were published. One whose time has come when it comes in is
+    delivered, and the key begins anew.
+
+    Args:
+        store: where the last message of each key is kept.
+        control: tells whether it waits still, and cancels what is superseded.
+    """
+
+    def __init__(self, store: Store, control: Control) -> None:
+        self._control = control
+        self._keys = LiveKeys(store)
+        self._new: set[KeyHash] = set()  # keys of which a message has come in this tick
+
+    def __len__(self) -> int:
+        """The number of keys that are kept, some of them longer than their message waits."""
+        return len(self._keys)
+
+    def take(self, messages: pa.Table, is_new: BoolArray, moment: Moment) -> Taken:
+        """Takes new messages in, before they are added to the tracker.
+
+        Args:
+            messages: as MESSAGES, in any order.
+            is_new: bool, (messages,): the message is neither rejected nor known already.
+            moment: of this tick.
+        """
+        is_keyed = is_new & pc.is_valid(messages["schedule_key"]).to_numpy(zero_copy_only=False)
+        chosen = _in_order(messages, np.flatnonzero(is_keyed))
+        rows = messages.take(pa.array(chosen))
+        topics, keys = rows["topic"].to_pylist(), rows["schedule_key"].to_pylist()
+        hash_of = {pair: key_hash(*pair) for pair in set(zip(topics, keys, strict=True))}
+        last = self._last([(*pair, hashed) for pair, hashed in sorted(hash_of.items())], moment)
+        due, published = int64(rows, "deliver_at").copy(), rows["publish_time"].to_pylist()
+        since = np.zeros(rows.num_rows, np.int64)
+        dropped = np.zeros(rows.num_rows, np.bool_)
+        # A message that was cancelled before a rebuild comes in again.
+        is_gone = self._control.subscription_mask(rows) == 0 if self._control.has_exceptions else dropped
+        ids = [rows[name].to_pylist() for name in Live._fields[:5]]
+        superseded: list[tuple[str, str, _Last, Live]] = []  # topic, key, a message, and the one that it yields to
+        for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
+            hashed = hash_of[topic, key]
+            before = last.get(hashed)
+            goes_on = before is not None and (before.waits_for_time or before.goes_on)
+            since[i] = before.live.since if before is not None and goes_on else published[i]
+            rule = key_rule(dict(properties))
+            if rule.mode is Mode.DEBOUNCE and rule.debounce_max_millis is not None:
+                due[i] = min(int(due[i]), int(since[i]) + rule.debounce_max_millis)
+            live = Live._make([*(column[i] for column in ids), int(due[i]), int(since[i])])
+            if is_gone[i]:
+                if before is None or not before.waits:
+                    last[hashed] = _Last(live, i, False, False, goes_on=True)
+                continue
+            if rule.mode is Mode.KEEP and before is not None and before.waits_for_time:
+                superseded.append((topic, key, _Last(live, i, True, True), before.live))
+                dropped[i] = True
+                continue
+            # What is held back has been kept long enough for a message that would keep it.
+            if before is not None and before.waits and rule.mode is not Mode.KEEP:
+                superseded.append((topic, key, before, live))
+                if before.row is not None:
+                    dropped[before.row] = True
+            is_due = live.deliver_at <= moment.now
+            last[hashed] = _Last(live, i, not is_due, not is_due)
+        changed = {key: one for key, one in last.items() if one.row is not None}
+        self._keys.update({key: one.live if one.waits or one.goes_on else None for key, one in changed.items()})
+        self._new = set(changed)
+        outcomes = self._supersede(superseded, moment)
+        return Taken(*_with(messages, chosen, due, since, dropped), outcomes)
+
+    def resolve(self, commands: pa.Table, moment: Moment) -> tuple[pa.Table, pa.Table]:
+        """Puts the messages that wait in the place of the keys by which commands name them.
+
+        Args:
+            commands: as COMMAND_ROWS.
+            moment: of this tick, in which messages have been taken in.
+
+        Returns:
+            the COMMAND_ROWS: the position stays -1 where no message waits; and as KNOWN the messages that came in
+            before this tick.
+        """
+        is_by_key = pc.and_(pc.is_valid(commands["schedule_key"]), pc.less(commands["ledger_id"], 0))
+        is_by_key = pc.and_(is_by_key, pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
+        chosen = np.flatnonzero(is_by_key.to_numpy(zero_copy_only=False))
+        if not len(chosen):
+            return commands, KNOWN.empty_table()
+        rows = commands.take(pa.array(chosen))
+        pairs = list(zip(rows["topic"].to_pylist(), rows["schedule_key"].to_pylist(), strict=True))
+        names = [(*pair, key_hash(*pair)) for pair in sorted(set(pairs))]
+        found = self._keys.find(hashed for _, _, hashed in names)
+        known = _as_known([(topic, key, found[hashed]) for topic, key, hashed in names if hashed in found])
+        hashes = [key_hash(topic, key) for topic, key in zip(*_pairs(known), strict=True)]
+        is_new = np.array([hashed in self._new for hashed in hashes], np.bool_)
+        is_past = self._control.are_waiting(known, moment)[2]
+        is_there = (~is_past | is_new) & (int64(known, "ledger_id") > _NOWHERE)
+        there = {hashed for hashed, is_one in zip(hashes, is_there.tolist(), strict=True) if is_one}
+        columns = {name: int64(commands, name).copy() for name in _POSITION}
+        for i, pair in zip(chosen.tolist(), pairs, strict=True):
+            if (hashed := key_hash(*pair)) in there:
+                for name in _POSITION:
+                    columns[name][i] = getattr(found[hashed], name)
+        resolved = with_columns(
+            commands, **{name: pa.array(columns[name]).cast(commands[name].type) for name in _POSITION}
+        )
+        return resolved, where(known, is_there & ~is_new)
+
+    def sweep(self, moment: Moment) -> None:
+        """Forgets the keys whose message's time has come, in a part of those that are kept."""
+
+        def is_past(rows: pa.Table) -> BoolArray:
+            return self._control.is_past_for_all(rows, moment)
+
+        self._keys.sweep(is_past)
+
+    def rebuild(self, rows: pa.Table) -> None:
+        """Takes over rebuilt keys: see `LIVE_KEYS`."""
+        columns = [rows[name].to_pylist() for name in Live._fields]
+        live = [Live(*values) for values in zip(*columns, strict=True)]
+        hashes = [key_hash(*pair) for pair in zip(*_pairs(rows), strict=True)]
+        self._keys.update(dict(zip(hashes, live, strict=True)))
+
+    def save(self) -> None:
+        """Writes what is not in the store yet."""
+        self._keys.save()
+
+    def _last(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, _Last]:
+        """Returns the last message of each of some keys, given as topic, key and hash, before this tick."""
+        found = self._keys.find(hashed for _, _, hashed in names)
+        if not found:
+            return {}
+        there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
+        waits, for_time, _ = self._control.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
+        return {
+            hashed: _Last(
+                found[hashed],
+                None,
+                bool(waits[i]) and found[hashed].ledger_id > _NOWHERE,
+                bool(for_time[i]) and found[hashed].ledger_id > _NOWHERE,
+                found[hashed].ledger_id == _NOWHERE,
+            )
+            for i, (_, _, hashed) in enumerate(there)
+        }
+
+    def _supersede(self, superseded: list[tuple[str, str, _Last, Live]], moment: Moment) -> pa.Table:
+        if not superseded:
+            return OUTCOME_ROWS.empty_table()
+        rows = _as_known([(topic, key, one.live) for topic, key, one, _ in superseded])
+        others = [other for _, _, _, other in superseded]
+        yields_to = pa.array([f"{o.ledger_id}:{o.entry_id}:{o.partition}:{o.batch_index}" for o in others])
+        is_new = np.array([one.row is not None for _, _, one, _ in superseded], np.bool_)
+        since = pa.array([other.since for other in others], pa.int64())
+        return self._control.supersede(rows, yields_to, since, is_new, moment)
+
+
+def _in_order(messages: pa.Table, chosen: Int64Array) -> Int64Array:
+    """Returns indexes of messages in the order in which they count."""
+    rows = messages.take(pa.array(chosen))
+    topics = rows["topic"].combine_chunks().dictionary_encode().indices.to_numpy()
+    partition, *position, published = (
+        int64(rows, name) for name in ("partition", "ledger_id", "entry_id", "batch_index", "publish_time")
+    )
+    order = np.lexsort([*position[::-1], partition, topics])
+    # No message counts earlier than one before it in its partition, whatever its producer's clock says.
+    counts_at = published[order]
+    starts = np.flatnonzero(np.diff(partition[order], prepend=-2) | np.diff(topics[order], prepend=-1))
+    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        np.maximum.accumulate(counts_at[start:end], out=counts_at[start:end])
+    return chosen[order[np.argsort(counts_at, kind="stable")]]
+
+
+def _with(
+    messages: pa.Table, chosen: Int64Array, due: Int64Array, since: Int64Array, dropped: BoolArray
+) -> tuple[pa.Table, BoolArray]:
+    """Returns messages with the times of the chosen ones, and which of all are dropped."""
+    all_due, all_dropped = int64(messages, "deliver_at").copy(), np.zeros(messages.num_rows, np.bool_)
+    all_since, has_since = np.zeros((2, messages.num_rows), np.int64)
+    all_due[chosen], all_dropped[chosen], all_since[chosen], has_since[chosen] = due, dropped, since, 1
+    times = pa.array(all_since, mask=has_since == 0)
+    return with_columns(messages, deliver_at=pa.array(all_due), key_since=times), all_dropped
+
+
+def _as_known(named: list[tuple[str, str, Live]]) -> pa.Table:
+    """Returns messages, each with its topic and key, as KNOWN."""
+    rows = positions([live for _, _, live in named])
+    values = {name: rows[name] for name in rows.column_names}
+    values |= {"topic": pa.array([topic for topic, _, _ in named], pa.string())}
+    values |= {"schedule_key": pa.array([key for _, key, _ in named], pa.string())}
+    return typed(values, KNOWN)
+
+
+def _pairs(rows: pa.Table) -> tuple[list[str], list[str]]:
+    return rows["topic"].to_pylist(), rows["schedule_key"].to_pylist()
