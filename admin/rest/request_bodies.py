@@ -10,8 +10,8 @@ from admin.control.requests import Cancel
 from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
 from tracker.commands.schema import MAX_REQUEST_ID_BYTES
-from tracker.keys.properties import check_key
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
+from tracker.schedule_key import check_key
 
 MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: further commands have a number behind it
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}

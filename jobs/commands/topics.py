@@ -370,7 +370,7 @@ def _keys(
     from_file: typer.FileText | None = None,
 ) -> list[str]:
     """Returns the schedule keys, each once; nothing else may name messages."""
-    from tracker.keys.properties import check_key
+    from tracker.schedule_key import check_key
 
     if triplets or base64_ids or from_file is not None:
         raise typer.BadParameter(_ONE_WAY)

@@ -30,9 +30,9 @@ from tracker.commands.schema import (
     PauseChange,
     Routes,
 )
-from tracker.keys.properties import check_key
 from tracker.messages import MESSAGES, Int64Array, typed
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
+from tracker.schedule_key import check_key
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
 

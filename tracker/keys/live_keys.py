@@ -26,7 +26,7 @@ _SWEEPS = 120
 
 _ROW = np.dtype(
     [
-        ("hash", "<i8"),  # of the topic and key: see `tracker.keys.properties.key_hash`
+        ("hash", "<i8"),  # of the topic and key: see `tracker.schedule_key.key_hash`
         ("check", "<i8"),
         ("ledger_id", "<i8"),
         ("entry_id", "<i8"),

@@ -12,8 +12,8 @@ from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
 from tracker.keys.live_keys import KeyHash, Live, LiveKeys, positions
-from tracker.keys.properties import Mode, key_hash, key_rule
 from tracker.messages import BoolArray, Int64Array, int64, typed, where, with_columns
+from tracker.schedule_key import Mode, key_hash, key_rule
 from tracker.store import Store
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")

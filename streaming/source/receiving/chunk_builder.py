@@ -13,9 +13,9 @@ from broker.position import EntrySet, Position, SourceTopic
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYet
-from tracker.keys.properties import SCHEDULE_KEY, schedule_key
 from tracker.messages import MESSAGES
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
+from tracker.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.message_schemas import version_number
 

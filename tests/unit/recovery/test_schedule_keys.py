@@ -8,8 +8,8 @@ from unittest import mock
 from recovery.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, make, rows
-from tracker.keys.properties import key_hash
 from tracker.schedule import MAX_TIME_MILLIS
+from tracker.schedule_key import key_hash
 
 
 def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> None:

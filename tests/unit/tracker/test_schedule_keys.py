@@ -15,9 +15,9 @@ from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, SKIP, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.keys.live_keys import Live, LiveKeys
-from tracker.keys.properties import schedule_key
 from tracker.messages import MESSAGES, concat, int64, where
 from tracker.schedule import BadSchedule
+from tracker.schedule_key import schedule_key
 from tracker.shard import Shard, Tick, TickInput
 from tracker.sharding import Place, shard_of, shards_of
 from tracker.store import MemoryStore
@@ -184,7 +184,7 @@ def test_shards_against_the_model(
             due = now + delay
             one = One(n, due, now)
             rule = {"scheduleMode": mode, "debounceMax": "3s"} if of_key is not None else {}
-            rows.append(keyed(n, of_key, due, now, **rule))
+            rows.append(keyed(n, of_key, due, now, -1, 1, **rule))
             n += 1
             if of_key is None:
                 waiting.append(one)
@@ -334,7 +334,8 @@ def test_a_key_of_512_bytes_is_taken() -> None:
 def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tracker.keys.live_keys._BUCKET_ROWS", rows)
-        store, model = MemoryStore(), {}
+        store = MemoryStore()
+        model: dict[int, Live] = {}
         for i, (number, is_there) in enumerate(changes):
             keys = LiveKeys(store)
             live = Live(1, i, -1, -1, 1, number, 0)
