@@ -335,7 +335,7 @@ def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tracker.keys.live_keys._BUCKET_ROWS", rows)
         store = MemoryStore()
-        model: dict[int, Live] = {}
+        model: dict[tuple[int, int], Live] = {}
         for i, (number, is_there) in enumerate(changes):
             keys = LiveKeys(store)
             live = Live(1, i, -1, -1, 1, number, 0)
