@@ -17,6 +17,7 @@ class Result(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOT_FOUND: _ClassVar[Result]
     NOT_ALLOWED: _ClassVar[Result]
     INVALID: _ClassVar[Result]
+    SUPERSEDED: _ClassVar[Result]
 RESULT_UNSPECIFIED: Result
 APPLIED: Result
 ALREADY_APPLIED: Result
@@ -25,6 +26,7 @@ WAITING: Result
 NOT_FOUND: Result
 NOT_ALLOWED: Result
 INVALID: Result
+SUPERSEDED: Result
 
 class ControlCommand(_message.Message):
     __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels")
@@ -57,14 +59,16 @@ class ControlCommand(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "deliver_at")
+    __slots__ = ("ledger_id", "entry_id", "deliver_at", "schedule_key")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     deliver_at: int
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., deliver_at: _Optional[int] = ...) -> None: ...
+    schedule_key: str
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., deliver_at: _Optional[int] = ..., schedule_key: _Optional[str] = ...) -> None: ...
 
 class CancelDelayedMessages(_message.Message):
     __slots__ = ("messages",)
@@ -101,21 +105,23 @@ class ResumeSubscriptions(_message.Message):
     def __init__(self) -> None: ...
 
 class SkipEntry(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "batch_indexes", "partition", "deliver_at")
+    __slots__ = ("ledger_id", "entry_id", "batch_indexes", "partition", "deliver_at", "schedule_key")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     batch_indexes: _containers.RepeatedScalarFieldContainer[int]
     partition: int
     deliver_at: int
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ...) -> None: ...
+    schedule_key: str
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ..., schedule_key: _Optional[str] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +134,8 @@ class ControlOutcome(_message.Message):
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     N_NAMED_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_BY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -140,4 +148,6 @@ class ControlOutcome(_message.Message):
     operation: str
     has_more: bool
     n_named: int
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ...) -> None: ...
+    superseded_by: str
+    schedule_key: str
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ...) -> None: ...
