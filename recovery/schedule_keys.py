@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.position import Position
 from recovery.delivered import partition_name
@@ -85,7 +86,8 @@ def _last_of_keys(rows: pa.Table) -> pa.Table:
     rows = rows.take(pa.array(list({pair: i for i, pair in enumerate(pairs)}.values()), pa.int64()))
     # The sizes of batches are not known here: with this one they never become a whole entry.
     sizes = np.where(int64(rows, "batch_index") < 0, 1, np.iinfo(np.int32).max)
-    return rows.append_column("since", rows["key_since"]).append_column("batch_size", pa.array(sizes))
+    since = pc.coalesce(rows["key_since"], rows["deliver_at"])  # of imported messages it is not known
+    return rows.append_column("since", since).append_column("batch_size", pa.array(sizes))
 
 
 def _first_of_keys(rows: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -26,7 +26,8 @@ from warehouse.tables import SCHEMAS, Tables
 
 _log = logging.getLogger(__name__)
 
-_BROKER_SECONDS = 2  # how long the broker is given to answer at the start, and the time to the next try
+_ANSWER_SECONDS = 5  # how long the broker is given to answer at the start
+_RETRY_SECONDS = 2  # from one try to the next
 
 
 class StartError(DelayLakeError):
@@ -82,19 +83,21 @@ def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.
     Any other answer than what was asked for, such as that rights are missing, is left to whoever needs it.
     """
     url = settings.pulsar.service_url
-    while not stopping.is_set():
-        client = connect(settings.pulsar, operation_timeout_seconds=_BROKER_SECONDS)
-        try:
-            client.get_topic_partitions(settings.control.topic)
-        except (pulsar.ConnectError, pulsar.NotConnected, pulsar.ServiceUnitNotReady, pulsar.Timeout) as error:
-            troubles.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
-            stopping.wait(_BROKER_SECONDS)
-            continue
-        except pulsar.PulsarException as error:
-            _log.debug("asking the broker: %s", error)
-        finally:
-            client.close()
-        break
+    # One client for all tries: of several hosts a new one begins with the first again.
+    client = connect(settings.pulsar, operation_timeout_seconds=_ANSWER_SECONDS)
+    try:
+        while not stopping.is_set():
+            try:
+                client.get_topic_partitions(settings.control.topic)
+            except (pulsar.ConnectError, pulsar.NotConnected, pulsar.ServiceUnitNotReady, pulsar.Timeout) as error:
+                troubles.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
+                stopping.wait(_RETRY_SECONDS)
+                continue
+            except pulsar.PulsarException as error:
+                _log.debug("asking the broker: %s", error)
+            break
+    finally:
+        client.close()
     troubles.end(NO_BROKER, url)
 
 

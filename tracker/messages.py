@@ -97,12 +97,13 @@ def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table
 
 
 def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    if rows.num_columns >= len(schema):
+    known = rows.column_names
+    missing = [field for field in schema if field.name not in known]
+    if not missing:
         return rows
-    for field in schema:
-        if field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    return rows
+    for field in missing:
+        rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows.select([*schema.names, *(name for name in known if name not in schema.names)])
 
 
 def int64(rows: pa.Table, column: str) -> Int64Array:

@@ -543,8 +543,12 @@ def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
     return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
 
 
+# What SQL calls the types of columns that tables have got later.
+_SQL = {pa.string(): "VARCHAR", pa.int64(): "BIGINT", pa.int32(): "INT", pa.bool_(): "BOOLEAN", pa.binary(): "BYTEA"}
+
+
 def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = False) -> QueryBuilder:
-    """Makes a QueryBuilder that runs SQL over versions of tables.
+    """Makes a QueryBuilder that runs SQL over versions of tables, with the columns that these have got later, null.
 
     Args:
         tables: by the names that queries call them.
@@ -558,7 +562,12 @@ def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = Fals
         for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
             builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
     for name, table in tables.items():
-        builder.register(name, table)
+        known = {field.name for field in table.schema().fields}
+        new = [f for f in SCHEMAS.get(name, ()) if f.name not in known and f.type in _SQL]
+        builder.register(f"{name}_before" if new else name, table)
+        if new:  # an earlier program made this version: its rows are null in further columns
+            nulls = ", ".join(f"CAST(NULL AS {_SQL[field.type]}) AS {field.name}" for field in new)
+            builder.execute(f"CREATE VIEW {name} AS SELECT *, {nulls} FROM {name}_before").read_all()  # noqa: S608
     return builder
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 10.0
-_LOCK_SECONDS = 5  # a job that ends has the checkpoint for some seconds more
+_LOCK_SECONDS = 15  # a job that is told to end has the checkpoint for as long, at most
 _STANDBY_SECONDS = 0.5  # a standby looks this often whether it is told to stop; for the lock, ten times as often
 
 

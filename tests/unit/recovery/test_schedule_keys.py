@@ -34,7 +34,8 @@ def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> 
             **{"superseded_by": by, "deliver_at": NOW - 77, "issued_by": "delaylake"},
         }
 
-    index = [delay(0, "waits"), delay(1, "goes on"), delay(2, "delivered", NOW - HOUR), delay(3, None)]
+    imported = {**delay(5, "imported"), "key_since": None}
+    index = [imported, delay(0, "waits"), delay(1, "goes on"), delay(2, "delivered", NOW - HOUR), delay(3, None)]
     held = {**delay(4, "held", MAX_TIME_MILLIS + 1), "subscription": "a", "sequence": 5}
     moved = {**held, "operation": "MOVE"}
     original = delay(4, "held", NOW - HOUR)
@@ -42,7 +43,7 @@ def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> 
     delivered.append({"ledger_id": 1, "entry_id": 4, "subscription": "b", "deliver_at": NOW - HOUR})
     tables.append("delayed_index", rows("delayed_index", [*index, original, held, moved]), {"job": 1})
     tables.append("deliveries", rows("deliveries", delivered), {"job": 1})
-    tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": i} for i in range(5)]), {"job": 1})
+    tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": i} for i in range(6)]), {"job": 1})
     outcomes = [superseded(1, "1:7:-1:-1"), superseded(1, "1:7:-1:-1", "b")]
     tables.append("outcomes", rows("outcomes", outcomes), {"job": 1})
 
@@ -58,4 +59,9 @@ def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> 
         for row in inputs["rebuilt_keys"].to_pylist():
             assert key_hash(TOPIC, row["schedule_key"])[1] % 3 == shard
             keys[row["schedule_key"]] = row["ledger_id"], row["entry_id"], row["since"]
-    assert keys == {"waits": (1, 0, NOW), "held": (1, 4, NOW - 4), "goes on": (-1, -1, NOW - 77)}
+    assert keys == {
+        "waits": (1, 0, NOW),
+        "held": (1, 4, NOW - 4),
+        "imported": (1, 5, NOW + HOUR),
+        "goes on": (-1, -1, NOW - 77),
+    }

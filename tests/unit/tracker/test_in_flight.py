@@ -31,6 +31,15 @@ def test_releases_come_back_as_they_were_oldest_first() -> None:
     assert len(in_flight.all()) == 3
 
 
+def test_what_is_open_of_releases_of_an_earlier_program_comes_with_that_of_newer_ones() -> None:
+    in_flight = InFlight(MemoryStore())
+    old, new = release(1), release(2)
+    in_flight.add(Release(1, True, old.rows.drop_columns(["schedule_key", "key_since"])))
+    in_flight.add(new)
+    taken = in_flight.take_open({(1, True): {TOPIC: 1}, (2, True): {TOPIC: 1}})
+    assert (taken.num_rows, taken["schedule_key"].null_count) == (2, 2)
+
+
 def test_what_is_confirmed_is_forgotten_in_the_store_too() -> None:
     store = MemoryStore()
     in_flight = InFlight(store)

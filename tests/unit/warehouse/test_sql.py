@@ -195,3 +195,20 @@ def test_of_an_entry_that_was_cancelled_whole_what_was_restored_waits_again(sett
     assert sorted(pending(settings)) == [(1, "a", DUE + 1), (1, "a", DUE + 2), *of_b]
     left = Warehouse(settings).sql("SELECT batch_index, messages FROM cancellations").to_pylist()
     assert left == [{"batch_index": 0, "messages": 1}]
+
+
+def test_a_version_from_before_a_column_was_added_has_it_empty(tmp_path: Path) -> None:
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "a"}]}]
+    settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": routes})
+    later = ("schedule_key", "key_since", "superseded_by")
+    before = {name: pa.schema([f for f in schema if f.name not in later]) for name, schema in SCHEMAS.items()}
+    tables = Tables(settings.warehouse)
+    tables.create(before)
+    old = tables.version("delayed_index")
+    wanted = "SELECT schedule_key, key_since FROM delayed_index"
+    assert Warehouse(settings).sql("SELECT * FROM pending").num_rows == 0
+    tables.create()
+    row = {"operation": "DELAY", "topic": TOPIC, "ledger_id": 1, "entry_id": 1, "deliver_at": DUE}
+    tables.append("delayed_index", pa.Table.from_pylist([row], SCHEMAS["delayed_index"]), {"job": 1})
+    assert tables.query("delayed_index", wanted, old).to_pylist() == []
+    assert tables.query("delayed_index", wanted).to_pylist() == [{"schedule_key": None, "key_since": None}]
