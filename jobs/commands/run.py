@@ -295,12 +295,14 @@ def _deliver(
     worker = threading.Thread(target=work, name="job")
     worker.start()
     watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), troubles)
-    with watch, BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
+    with watch:
         while worker.is_alive() and not job.is_ready:
             worker.join(0.2)
         archive_classes(spark)
-        while worker.is_alive():
-            worker.join(0.2)
+        # Not before the job has taken the warehouse over: maintenance in the epoch before would be refused.
+        with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
+            while worker.is_alive():
+                worker.join(0.2)
     if failure:
         raise failure[0]
 
