@@ -15,7 +15,7 @@ from conf.settings import Settings
 from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
-from streaming.release.attempt import Assignment
+from streaming.release.attempt import lane_name
 from streaming.release.naming import lane_names
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
@@ -165,12 +165,7 @@ def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path
 
 
 def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
-    lanes = {
-        Assignment("a", 0, tick, is_planned, b"").lane(n)
-        for tick in range(64)
-        for is_planned in (False, True)
-        for n in (1, 64)
-    }
+    lanes = {lane_name(tick, is_planned, n) for tick in range(64) for is_planned in (False, True) for n in (1, 64)}
     assert lanes <= set(lane_names())
 
 

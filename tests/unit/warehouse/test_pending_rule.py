@@ -206,7 +206,6 @@ def placed(rows: pa.Table) -> pa.Table:
 PendingModel.TestCase.settings = settings(
     max_examples=examples(6),
     stateful_step_count=40,
-    deadline=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )

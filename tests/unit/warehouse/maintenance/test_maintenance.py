@@ -257,7 +257,7 @@ def test_appends_of_another_process_go_on_while_files_are_merged_again_and_again
     st.lists(st.tuples(st.integers(1, 3_000_000), st.integers(0, 100), st.integers(1, 100)), max_size=400),
     st.integers(1, 50),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_after_the_planned_merges_no_time_has_more_runs_than_it_may(spans: list[Any], limit: int) -> None:
     files = [DataFile(f"f{i}", n * 10, n, start, start + length) for i, (n, start, length) in enumerate(spans)]
     groups = plan(files, None, limit)

@@ -147,7 +147,7 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
 
 
 @given(entries(), st.integers(0, 8), st.integers(1, 3))
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 def test_a_rebuild_and_the_audit_find_the_same_after_retention(made: list[Entry], durable: int, runs: int) -> None:
     with warehouse() as (settings_, tables), tempfile.TemporaryDirectory() as folder:
         write(tables, made, durable)
@@ -159,7 +159,7 @@ def test_a_rebuild_and_the_audit_find_the_same_after_retention(made: list[Entry]
 
 
 @given(entries())
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 def test_only_what_is_settled_and_past_its_retention_leaves_the_index(made: list[Entry]) -> None:
     with warehouse() as (settings_, tables):
         write(tables, made)
