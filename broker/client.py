@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from conf.settings import PulsarSettings
 if TYPE_CHECKING:
     import pulsar
 
+_log = logging.getLogger(__name__)
 
 # The initial sequence id of producers that live long and let the client count. A partition that a topic gets later may
 # be sent to before its producer is connected; once it is, the client would count from its beginning again, and the
@@ -56,6 +58,14 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
     if settings.service_url.startswith("pulsar+ssl:"):
         arguments["tls_validate_hostname"] = True
     return pulsar.Client(settings.service_url, **(arguments | options))
+
+
+def close_quietly(opened: pulsar.Client | pulsar.Producer) -> None:
+    """Closes a client or a producer; that it can't be closed goes to the debug log."""
+    try:
+        opened.close()
+    except Exception as error:
+        _log.debug("closing %s: %s", type(opened).__name__, error)
 
 
 def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +29,8 @@ from jobs.commands.produce import parse_duration, parse_time
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from admin.control.bulk import Change, Plan, Tally
     from admin.control.client import ControlClient
     from admin.control.rest_client import RestClient
@@ -46,6 +49,24 @@ Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait fo
 
 class BulkError(DelayLakeError):
     """A change by filter, or a purge, was not made, or not to all of its messages."""
+
+
+@dataclass(frozen=True)
+class _Bulk:
+    """A change of the messages that match a filter, and how it is to be made."""
+
+    topic: str
+    wanted: PendingFilter
+    change: Change
+    dry_run: bool
+    max_matched: int
+    yes: bool  # nobody is asked
+    timeout: float  # seconds
+    output: Output
+
+
+# Asks whether to go on, given how many messages match, and what lists the first of them.
+_Confirm = Callable[[int, Callable[[], list[dict[str, Any]]]], None]
 
 
 def purge(
@@ -88,7 +109,8 @@ def purge(
         for route in settings.routes
     ]
     purged = settings.model_copy(update={"routes": tuple(routes)})
-    _apply(purged, None, topic, PendingFilter(), Change(Action.CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
+    bulk = _Bulk(topic, PendingFilter(), Change(Action.CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
+    _apply(purged, None, bulk)
 
 
 def command_by_filter(action: str, text: str) -> Callable[..., None]:
@@ -120,7 +142,7 @@ def command_by_filter(action: str, text: str) -> Callable[..., None]:
 
         wanted = filter_of(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
         change = Change(Action.RESCHEDULE, deliver_at=0) if action == "deliver now" else Change(Action(action))
-        _change(context, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
+        _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
 
     command.__doc__ = text
     return command
@@ -164,44 +186,23 @@ def reschedule_by_filter(
     wanted = filter_of(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id)
     shift = None if deliver_at is not None else later if later is not None else -(earlier or 0)
     change = Change(Action.RESCHEDULE, deliver_at, shift)
-    _change(context, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
+    _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
 
 
-def _change(
-    context: typer.Context,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    yes: bool,
-    timeout: float,
-    output: Output,
-) -> None:
+def _change(context: typer.Context, bulk: _Bulk) -> None:
     """Changes the messages matching a filter, and prints counts of the results.
 
     Raises:
         BulkError: the change was not made, or not to all messages.
         typer.BadParameter: the filter has no condition on messages.
     """
-    if not wanted.is_selective:
+    if not bulk.wanted.is_selective:
         raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
     options = global_options(context)
-    _apply(options.settings, options, topic, wanted, change, dry_run, max_matched, yes, timeout, output)
+    _apply(options.settings, options, bulk)
 
 
-def _apply(
-    settings: Settings,
-    options: GlobalOptions | None,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    yes: bool,
-    timeout: float,
-    output: Output,
-) -> None:
+def _apply(settings: Settings, options: GlobalOptions | None, bulk: _Bulk) -> None:
     """Does the work of `_change`: by the admin API where options name one, else by the control topic and the tables.
 
     Raises:
@@ -212,24 +213,24 @@ def _apply(
     console = Console(stderr=True)
 
     def confirm(n: int, listed: Callable[[], list[dict[str, Any]]]) -> None:
-        if n and not yes:
+        if n and not bulk.yes:
             if not console.is_terminal:
                 raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
             console.print(messages_text(listed()), highlight=False, markup=False, emoji=False)
-            typer.confirm(f"{change.action} {n:,} messages?", abort=True, err=True)
+            typer.confirm(f"{bulk.change.action} {n:,} messages?", abort=True, err=True)
 
     if options is not None and options.api_url is not None:
         with rest_client(options, options.api_url) as client:
-            found = _by_rest(client, topic, wanted, change, dry_run, max_matched, confirm, timeout)
+            found = _by_rest(client, bulk, confirm)
     else:
-        found = _by_control_topic(settings, topic, wanted, change, dry_run, max_matched, confirm, timeout, console)
-    if dry_run:
+        found = _by_control_topic(settings, bulk, confirm, console)
+    if bulk.dry_run:
         text = [f"{found['matched']:,} messages match", *([messages_text(found["messages"][:_SHOWN])])]
-        show(output, found, "\n".join(text if found["matched"] else text[:1]))
+        show(bulk.output, found, "\n".join(text if found["matched"] else text[:1]))
         return
     counts = {name: n for name, n in found.items() if name != "matched" and n}
     show(
-        output,
+        bulk.output,
         found,
         "\n".join([f"{found['matched']:,} messages matched", *(f"{n:,} {name}" for name, n in counts.items())]),
     )
@@ -238,21 +239,13 @@ def _apply(
         raise BulkError(f"{left:,} of {sum(counts.values()):,} were not done{late}")
 
 
-def _by_rest(
-    client: RestClient,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    confirm: Callable[[int, Callable[[], list[dict[str, Any]]]], None],
-    timeout: float,
-) -> dict[str, Any]:
+def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, Any]:
+    topic, wanted, change = bulk.topic, bulk.wanted, bulk.change
     stats = client.delayed(topic, {"subscription": wanted.subscription} if wanted.subscription else {}, is_stats=True)
     names = [row["subscription"] for row in stats["subscriptions"]]
     content: dict[str, Any] = {
         "filter": wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"subscription"}, mode="json"),
-        "max": max_matched,
+        "max": bulk.max_matched,
     }
     if change.action == "reschedule":
         content |= (
@@ -260,12 +253,12 @@ def _by_rest(
         )
 
     def call(name: str, **more: bool) -> dict[str, Any]:
-        answer: dict[str, Any] = client.by_filter(topic, name, str(change.action), content | more, timeout)
+        answer: dict[str, Any] = client.by_filter(topic, name, str(change.action), content | more, bulk.timeout)
         return answer
 
     matching = [call(name, dryRun=True) for name in names]
     most = max(matching, key=lambda found: found["matched"])
-    if dry_run:
+    if bulk.dry_run:
         return most
     confirm(most["matched"], lambda: most["messages"][:_SHOWN])
     counts: Counter[str] = Counter()
@@ -274,34 +267,24 @@ def _by_rest(
     return {**counts, "matched": most["matched"]}
 
 
-def _by_control_topic(
-    settings: Settings,
-    topic: str,
-    wanted: PendingFilter,
-    change: Change,
-    dry_run: bool,
-    max_matched: int,
-    confirm: Callable[[int, Callable[[], list[dict[str, Any]]]], None],
-    timeout: float,
-    console: Any,
-) -> dict[str, Any]:
+def _by_control_topic(settings: Settings, bulk: _Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
     from admin.control.bulk import check, matching, meant, plan
     from admin.control.client import ControlClient
     from warehouse.queries.waiting import Pending
 
-    question = Pending(settings, topic, meant(wanted, change.action))
-    check(question, change.action)
-    if dry_run:
+    question = Pending(settings, bulk.topic, meant(bulk.wanted, bulk.change.action))
+    check(question, bulk.change.action)
+    if bulk.dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
-    rows = matching(question, max_matched)
+    rows = matching(question, bulk.max_matched)
     confirm(rows.num_rows, lambda: question.page(_SHOWN).to_json()["messages"])
-    steps = plan(question.subscriptions, rows, change)
+    steps = plan(question.subscriptions, rows, bulk.change)
     with ControlClient(settings, getpass.getuser()) as client:
-        tally = _run(client, question, steps, timeout, console)
+        tally = _run(client, question, steps, bulk.timeout, console)
     return {"matched": rows.num_rows, **tally.to_json()}
 
 
-def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, console: Any) -> Tally:
+def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, console: Console) -> Tally:
     from rich.progress import Progress
 
     from admin.control.bulk import Tally

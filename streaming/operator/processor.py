@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -92,7 +91,7 @@ class Operator:
         offset: Offset | None = None
         request_ids: dict[str, int] = {}
         pause_changes: list[PauseChange] = []
-        rebuilt: Rebuilt | None = None
+        rebuilt_meta: dict[str, Any] | None = None
         tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
         for row in rows:
             if row.kind == InputKind.TICK:
@@ -102,18 +101,25 @@ class Operator:
             elif row.kind == InputKind.PAUSE_CHANGES:
                 pause_changes = [PauseChange(**change) for change in json.loads(row.body)]
             elif row.kind == InputKind.REBUILT:
-                meta = json.loads(row.body)
-                rebuilt = Rebuilt(
-                    meta["sealed"],
-                    meta["unwanted"],
-                    request_ids=meta["request_ids"],
-                    paused=meta["paused"],
-                    released=meta["released"],
-                )
+                rebuilt_meta = json.loads(row.body)
             else:
                 tables[row.kind].append(unpack(bytes(row.body)))
         if offset is None:
             raise AssertionError(f"a batch without a tick for the shard of key {key}")
+        rebuilt = None
+        if rebuilt_meta is not None:
+            rebuilt = Rebuilt(
+                rebuilt_meta["sealed"],
+                rebuilt_meta["unwanted"],
+                request_ids=rebuilt_meta["request_ids"],
+                paused=rebuilt_meta["paused"],
+                released=rebuilt_meta["released"],
+                cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
+                delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
+                moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
+                waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
+                keys=concat(tables[InputKind.REBUILT_KEYS], LIVE_KEYS),
+            )
         # The offset of an earlier program may lack this version: then it is None.
         version, now = dict(zip(LOOKED_UP, offset.lookup_versions, strict=False)).get("outcomes"), offset.now
 
@@ -137,15 +143,7 @@ class Operator:
             known_messages=concat(tables[InputKind.KNOWN_MESSAGES], KNOWN),
             payload_rows=concat(tables[InputKind.PAYLOAD_ROWS]),
             pause_changes=pause_changes,
-            rebuilt=rebuilt
-            and replace(
-                rebuilt,
-                cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
-                delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
-                moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
-                waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
-                keys=concat(tables[InputKind.REBUILT_KEYS], LIVE_KEYS),
-            ),
+            rebuilt=rebuilt,
             rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
             first_answers=first_answers,
             reinstated={topic for topic, _ in offset.reinstated},

@@ -9,6 +9,22 @@ from conf.settings import MOST_LANES
 from streaming.release.naming import ROW_BITS, Target
 
 
+def lane_name(tick: int, is_planned: bool, lanes: int, lane_set: int = 0) -> str:
+    """Returns the name of a release's lane.
+
+    Releases of one lane are sent one after another; of different lanes, side by side.
+
+    Args:
+        tick: the release's.
+        is_planned: the release's.
+        lanes: how many there are in a lane set.
+        lane_set: the number of the lane set. Lane sets have lanes of their own, until there are MOST_LANES of a kind;
+            then the first one's come again.
+    """
+    number = tick % lanes + lanes * (lane_set % (MOST_LANES // lanes))
+    return f"{'planned' if is_planned else 'short'}{number}"
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A shard's release, for a task to send.
@@ -28,17 +44,8 @@ class Assignment:
     body: bytes
 
     def lane(self, lanes: int, lane_set: int = 0) -> str:
-        """Returns the name of the release's lane.
-
-        Releases of one lane are sent one after another; of different lanes, side by side.
-
-        Args:
-            lanes: how many there are in a lane set.
-            lane_set: the number of the lane set. Lane sets have lanes of their own, until there are MOST_LANES of a
-                kind; then the first one's come again.
-        """
-        number = self.tick % lanes + lanes * (lane_set % (MOST_LANES // lanes))
-        return f"{'planned' if self.is_planned else 'short'}{number}"
+        """Returns the name of the release's lane: see `lane_name`."""
+        return lane_name(self.tick, self.is_planned, lanes, lane_set)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from conf.errors import one_line
 from conf.settings import Settings, rejects_topic
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
-from streaming.release.attempt import Assignment, Generation
+from streaming.release.attempt import Generation, lane_name
 from streaming.release.naming import ROW_BITS, producer_name, schema_suffix
 from streaming.release.outgoing import is_own
 from streaming.release.producer_names import read_generations
@@ -237,7 +237,7 @@ def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, lis
         suffixes.setdefault(topic, []).append(schema_suffix(topic, version))
     lanes = sorted(
         {
-            Assignment(app_id, 0, tick, is_planned, b"").lane(newest.lanes, newest.lane_set)
+            lane_name(tick, is_planned, newest.lanes, newest.lane_set)
             for tick in range(newest.lanes)
             for is_planned in (False, True)
         }

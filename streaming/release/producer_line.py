@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import pulsar
 
+from broker.client import close_quietly
 from streaming.release.naming import ROW_BITS
 from warehouse.epoch import PauseWatch
 
@@ -65,7 +66,6 @@ class Line:
         key: the producer's name, as it is in the plan.
         create: makes the producer; may wait for the broker.
         patience_seconds: how long a broker that does not answer is waited for.
-        first_id: the sequence id of the first message.
         last_id: the sequence id of the last batch's first message.
         most_id: the highest sequence id that the job can have used under this name.
         ids: the sequence ids of its messages, ascending. The job has used no other ones of their ticks.
@@ -79,7 +79,6 @@ class Line:
     key: str
     create: Callable[[], pulsar.Producer]
     patience_seconds: float
-    first_id: int = 0
     last_id: int = 0
     most_id: int = 0
     ids: list[int] = field(default_factory=list)
@@ -146,8 +145,8 @@ class Line:
                     return
                 time.sleep(_BUSY_SECONDS)
                 continue
-            if self._is_foreign(before) or (self.is_first_attempt and before >= self.first_id > 0):
-                _close(producer)
+            if self._is_foreign(before) or (self.is_first_attempt and bool(self.ids) and before >= self.ids[0]):
+                close_quietly(producer)
                 self._found_foreign(before)
                 return
             self.before = max(self.before, before)
@@ -155,7 +154,7 @@ class Line:
             self._progress_at = time.monotonic()
             self.producer = producer
             if self._is_closed:
-                _close(producer)
+                close_quietly(producer)
             self.wake.set()
             return
 
@@ -284,9 +283,9 @@ class Line:
         if self.producer is None:
             return  # the thread that makes it closes it
         if self.error:
-            threading.Thread(target=_close, args=(self.producer,), daemon=True).start()
+            threading.Thread(target=close_quietly, args=(self.producer,), daemon=True).start()
         else:
-            _close(self.producer)
+            close_quietly(self.producer)
 
     def check_repeated(self) -> None:
         """Asks for the last sequence id again where the broker dropped the last message as a repetition; may fail it.
@@ -302,7 +301,7 @@ class Line:
             self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
             return
         last = producer.last_sequence_id()
-        _close(producer)
+        close_quietly(producer)
         if self._is_foreign(last):
             self._found_foreign(last)
 
@@ -406,10 +405,3 @@ def _has_ended(line: Line) -> bool:
 
 
 _UNBUILT = object()
-
-
-def _close(producer: pulsar.Producer) -> None:
-    try:
-        producer.close()
-    except Exception as error:
-        _log.debug("closing a producer: %s", error)

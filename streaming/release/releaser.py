@@ -109,7 +109,7 @@ class Releaser:
             self._send_parts,
             self._spark_jobs.probe,
             self._is_on_its_way,
-            self._confirm_now,
+            self._confirm,
             troubles,
             self._stopped,
             settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None,
@@ -188,10 +188,7 @@ class Releaser:
     def stop(self) -> None:
         """Starts no more jobs, and ends the threads. What is not confirmed is handed out again by the next run."""
         self._stopped.set()
-        with self._lock:
-            self._feedback = replace(self._feedback, is_stopping=True)
-            self._publish()
-            self._lock.notify_all()
+        self.stop_ticks()
         self._finished.put(None)
         self._writer.join(timeout=10)
 
@@ -200,6 +197,7 @@ class Releaser:
         with self._lock:
             self._feedback = replace(self._feedback, is_stopping=True)
             self._publish()
+            self._lock.notify_all()
 
     def _enqueue(self, job: Job) -> None:
         self._outstanding[job.tick, job.is_planned] = job
@@ -239,7 +237,7 @@ class Releaser:
             is_far = job.first_due > self._soon()
             self._wait_until(job.first_due - self._lookahead.lead_millis)
             if is_far:
-                self._confirm_now()  # its messages count as in flight from now on
+                self._confirm()  # its messages count as in flight from now on
             if (done := self._send(job)) is not None:
                 self._finished.put(done)
 
@@ -290,10 +288,6 @@ class Releaser:
                 return result
         return None
 
-    @property
-    def _has_stopped(self) -> bool:
-        return self._stopped.is_set()
-
     def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
         """Returns the destinations that are not waited for any more, and why; none while the broker is away."""
         if not failed:
@@ -313,7 +307,7 @@ class Releaser:
         with self._lock:
             self._lock.wait_for(
                 lambda: (
-                    self._has_stopped
+                    self._stopped.is_set()
                     or not any(
                         job.lane == part.job.lane and job.tick <= part.job.tick for job in self._outstanding.values()
                     )
@@ -336,7 +330,7 @@ class Releaser:
         parts = [part for part in parts if part.job.tick > written[names[part.release]]]
         if not parts:
             return ""
-        if self._has_stopped:
+        if self._stopped.is_set():
             return "stopped"
         checked_at = self._spark_jobs.check_epoch()
         sent_to = max(part.job.sent_to for part in parts)
@@ -454,31 +448,28 @@ class Releaser:
             self._confirm()
             self._lock.notify_all()
 
-    def _confirm_now(self) -> None:
-        with self._lock:
-            self._confirm()
-
     def _confirm(self) -> None:
         """Writes the feedback anew: up to which tick all is done, how far ahead to look, how much is in flight."""
-        if self._recorded is None:
-            return
-        soon = self._soon()
-        last = self._cutoffs[-1][0] if self._cutoffs else self._feedback.confirmed
-        first_open = min((tick for tick, _ in self._outstanding), default=last + 1)
-        settled = self._feedback.settled
-        confirmed = self._feedback.confirmed
-        while self._cutoffs and self._cutoffs[0][0] < first_open:
-            confirmed, settled = self._cutoffs.popleft()
-        self._accepted = {key for key in self._accepted if key[0] >= confirmed}
-        self._feedback = replace(
-            self._feedback,
-            confirmed=confirmed,
-            settled=settled,
-            lookahead_millis=self._lookahead.millis,
-            in_flight=sum(job.rows_due(soon) for job in self._outstanding.values()),
-            unwritable=self._unwritable.recorded,
-        )
-        self._publish()
+        with self._lock:
+            if self._recorded is None:
+                return
+            soon = self._soon()
+            last = self._cutoffs[-1][0] if self._cutoffs else self._feedback.confirmed
+            first_open = min((tick for tick, _ in self._outstanding), default=last + 1)
+            settled = self._feedback.settled
+            confirmed = self._feedback.confirmed
+            while self._cutoffs and self._cutoffs[0][0] < first_open:
+                confirmed, settled = self._cutoffs.popleft()
+            self._accepted = {key for key in self._accepted if key[0] >= confirmed}
+            self._feedback = replace(
+                self._feedback,
+                confirmed=confirmed,
+                settled=settled,
+                lookahead_millis=self._lookahead.millis,
+                in_flight=sum(job.rows_due(soon) for job in self._outstanding.values()),
+                unwritable=self._unwritable.recorded,
+            )
+            self._publish()
 
     def _publish(self) -> None:
         self._feedback_file.write(self._feedback)

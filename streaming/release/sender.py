@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from broker.admin_rest import AdminClient
-from broker.client import connect
+from broker.client import close_quietly, connect
 from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, Failed, Generation, Sent
@@ -167,7 +167,6 @@ def _lines(
                 *key,
                 functools.partial(_producer, settings, client, send, plan, generation.name(send.producer)),
                 attempt.patience_seconds,
-                first_id=send.first_id,
                 is_first_attempt=attempt.is_first,
                 wake=wake,
                 target=(plan.columns["topic"][send.row], send.subscription or ""),
@@ -257,7 +256,7 @@ def _reject(settings: Settings, messages: list[tuple[PlannedSend, Plan, str]]) -
         _log.warning("what the client does not take did not reach the rejects topic: %s", error)
     finally:
         for producer in producers.values():
-            _close(producer)
+            close_quietly(producer)
 
 
 def _message(settings: Settings, send: PlannedSend, plan: Plan) -> Any:
@@ -319,20 +318,13 @@ def _forget_client() -> None:
     for owner, client in list(_shared.values()):
         if owner == os.getpid():
             # In the background: a connection that does not answer may take long to close.
-            threading.Thread(target=_close, args=(client,), daemon=True).start()
+            threading.Thread(target=close_quietly, args=(client,), daemon=True).start()
     _shared.clear()
-
-
-def _close(client: pulsar.Client | pulsar.Producer) -> None:
-    try:
-        client.close()
-    except Exception as error:
-        _log.debug("closing the client: %s", error)
 
 
 @atexit.register
 def _close_client() -> None:
     for owner, client in list(_shared.values()):
         if owner == os.getpid():
-            _close(client)
+            close_quietly(client)
     _shared.clear()

@@ -95,7 +95,11 @@ class Superseding:
         since = np.zeros(rows.num_rows, np.int64)
         dropped = np.zeros(rows.num_rows, np.bool_)
         # A message that was cancelled before a rebuild comes in again.
-        is_gone = self._control.subscription_mask(rows) == 0 if self._control.has_exceptions else dropped
+        is_gone = (
+            self._control.subscription_mask(rows) == 0
+            if self._control.has_exceptions
+            else np.zeros(rows.num_rows, np.bool_)
+        )
         ids = [rows[name].to_pylist() for name in Live._fields[:5]]
         superseded: list[tuple[str, str, _Last, Live]] = []  # topic, key, a message, and the one that it yields to
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
