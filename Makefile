@@ -48,7 +48,7 @@ bench: setup ## each benchmark prints one JSON object
 
 chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
-	@$(PY) -m pytest -m chaos
+	@$(PY) -m pytest -m chaos --timeout 0
 
 clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
