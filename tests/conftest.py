@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -10,11 +12,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
+from jobs import cli
 from tests.examples import load_profile
 
 if TYPE_CHECKING:
@@ -119,6 +123,33 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without settings from the environment the tests were started in."""
     for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
         monkeypatch.delenv(name)
+
+
+def run_here(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a command of the program in this process: one of its own takes a second of CPU time to begin."""
+    out, error = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(error),
+        patch("sys.stdin", io.StringIO(stdin)),
+        patch("sys.argv", ["delaylake", *arguments]),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main()
+    return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), out.getvalue(), error.getvalue())
+
+
+@pytest.fixture
+def delaylake_here(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """As `delaylake`, in this process: for commands that start nothing and end at once."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patched:
+            for name, value in (env or {}).items():
+                patched.setenv(name, value)
+            return run_here(*arguments)
+
+    return run
 
 
 @pytest.fixture

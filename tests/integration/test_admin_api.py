@@ -26,7 +26,8 @@ from broker.admin_rest import AdminClient
 from broker.jars import jars
 from broker.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.conftest import RUN_SECONDS
+from tests.examples import examples
 from tests.harness import Api, Collector, Job, http, now, wait_until
 
 NAMESPACE = "public/admin_api"
@@ -368,13 +369,7 @@ def pulsars_admin(indexes: list[int], asked: list[tuple[str, str]]) -> dict[str,
 
 
 def topics(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(PROGRAM), "--config", str(service.job.file), "topics", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
+    return service.job.command("topics", *arguments)
 
 
 def test_the_command_line_says_the_same_over_rest(service: Service) -> None:
@@ -411,7 +406,11 @@ def test_made_up_calls_are_answered_as_described(service: Service) -> None:
         operation = result.ok()  # type: ignore[union-attr]
 
         @settings(
-            max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+            max_examples=examples(40),
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy(), is_known=st.sampled_from([True, True, False]))
         def check(case: schemathesis.Case, is_known: bool) -> None:  # type: ignore[type-arg]

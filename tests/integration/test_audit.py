@@ -319,20 +319,20 @@ def test_of_many_findings_twenty_are_examples(warehouse: Warehouse) -> None:
     assert (found["count"], len(found["examples"])) == (1_000, EXAMPLES)
 
 
-def test_the_command_passes_tables_in_order(delaylake: Run, warehouse: Warehouse) -> None:
+def test_the_command_passes_tables_in_order(delaylake_here: Run, warehouse: Warehouse) -> None:
     warehouse.write()
-    done = delaylake("audit", "--config", str(warehouse.file))
+    done = delaylake_here("audit", "--config", str(warehouse.file))
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"public/default/orders +billing +2 +2 +0 +1 +1$", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1] == "15 messages taken in, 2 rejected: all accounted for"
     assert "\ncompared with the tables alone: no answer from http://127.0.0.1:9" in done.stdout
-    shown = json.loads(delaylake("audit", "--config", str(warehouse.file), "--output", "json").stdout)
+    shown = json.loads(delaylake_here("audit", "--config", str(warehouse.file), "--output", "json").stdout)
     assert (shown["ok"], shown["taken_in"], shown["findings"]) == (True, 15, {})
     assert (shown["comparison"]["topics"], shown["comparison"]["not_seen"]) == ([], [])
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_the_command_fails_for_every_fault_and_names_it(delaylake: Run, warehouse: Warehouse, kind: str) -> None:
+def test_the_command_fails_for_every_fault_and_names_it(delaylake_here: Run, warehouse: Warehouse, kind: str) -> None:
     if kind == "lost":
         warehouse.entry(ALERTS, 90)
     elif kind == "doubled":
@@ -350,17 +350,17 @@ def test_the_command_fails_for_every_fault_and_names_it(delaylake: Run, warehous
     else:
         warehouse.delivered(ORDERS, 3, "billing")
     warehouse.write()
-    done = delaylake("audit", "--config", str(warehouse.file))
+    done = delaylake_here("audit", "--config", str(warehouse.file))
     assert (done.returncode, done.stderr) == (1, "")
     assert f"\n{kind.replace('_', ' ')}: " in done.stdout
     assert done.stdout.splitlines()[-1].endswith("NOT all accounted for")
 
 
-def test_missing_tables_are_one_line_and_status_1(delaylake: Run, tmp_path: Path) -> None:
+def test_missing_tables_are_one_line_and_status_1(delaylake_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     routes = [{"source": ORDERS, "subscriptions": [{"name": "billing"}]}]
     file.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/none", "routes": routes}))
-    done = delaylake("audit", "--config", str(file))
+    done = delaylake_here("audit", "--config", str(file))
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"error: no table entries in the warehouse .*: has the job run\?\n", done.stderr)
 

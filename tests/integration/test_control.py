@@ -19,7 +19,7 @@ from admin.control.client import ControlClient
 from admin.control.requests import Cancel, Outcome, RequestFactory
 from broker.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.conftest import PROGRAM
 from tests.harness import Collector, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
@@ -326,14 +326,7 @@ def test_the_commands_of_the_command_line(pulsar_client: pulsar.Client, job: Job
     topic = TYPED
 
     def topics(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(PROGRAM), "--config", str(job.file), "topics", *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        return job.command("topics", *arguments, stdin=stdin)
 
     case = Case(pulsar_client, topic, ["a", "b"], job.pace)
     far = [case.send(f"far {i}", 3600) for i in range(40)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +23,8 @@ from broker.standalone import EmbeddedBroker
 from tests import java_client
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
+from warehouse.maintenance.table_files import MERGES
+from warehouse.tables import Tables
 
 
 @pytest.fixture
@@ -64,6 +68,12 @@ def kill_broker(job: Job, broker: EmbeddedBroker) -> None:
     broker.start(port=port, http_port=http_port)
 
 
+def lose_checkpoint(job: Job, broker: EmbeddedBroker) -> None:
+    job.stop()
+    job.rebuild()
+    job.start()
+
+
 KILLS: dict[str, Callable[[Job, EmbeddedBroker], None]] = {
     "driver": kill_driver,
     "worker": kill_worker,
@@ -71,15 +81,30 @@ KILLS: dict[str, Callable[[Job, EmbeddedBroker], None]] = {
     "broker": kill_broker,
 }
 
+# As often as it can be, and so that much is removed while the test runs.
+BUSY_MAINTENANCE: dict[str, Any] = {
+    "maintain": {"interval_millis": 1000, "retention_interval_millis": 4000, "keep_versions_millis": 60_000},
+    "retention": {"delayed_index_millis": 2000, "deliveries_millis": 1},
+}
 
-def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, seed: int, pause: float) -> None:
-    """Messages to two subscriptions, one with a partitioned destination, while things are killed at random moments."""
+
+def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, seed: int, pause: float) -> Job:
+    """Messages to two subscriptions, one with a partitioned destination, while things are killed at random moments.
+
+    Args:
+        n: how many messages.
+        pause: between two kills, at most, in seconds.
+
+    Returns:
+        the job, which has ended.
+    """
     chance = random.Random(seed)
     topic, parts = "persistent://public/default/crash", "persistent://public/default/crash_parts"
     with AdminClient(broker.settings) as admin:
         admin.create_partitioned_topic(parts, 3)
     routes = [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b", "destination": parts}]}]
-    job = Job(folder, broker.settings, routes, tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 8000})
+    tracker = {"max_seal_interval_millis": 1000, "load_ahead_millis": 8000}
+    job = Job(folder, broker.settings, routes, tracker=tracker, **BUSY_MAINTENANCE)
     client = connect(broker.settings)
     collector = Collector(client).collect(f"{topic}-a").collect(parts)
     sent: dict[str, int] = {}
@@ -94,13 +119,16 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
                 f"m{i}".encode(), None, properties={"deliverAt": str(due)}, partition_key=f"{i % 9}" if i % 2 else None
             )
             if i % 50 == 0:
-                time.sleep(0.05)
+                time.sleep(0.2)
         producer.flush()
 
     try:
         job.start()
         producing = threading.Thread(target=produce)
         producing.start()
+        tables = Tables(job.settings.warehouse)
+        for name in ("delayed_index", "deliveries"):
+            wait_until(lambda name=name: tables.written(name, MERGES) > 0, 60, f"{name} merged\n{job.log}")  # type: ignore[misc]
         for kill in kills:
             time.sleep(chance.uniform(1, pause))
             started = time.monotonic()
@@ -117,16 +145,31 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
         check_exactly_once(sent, collector.received[parts])
         audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == n and a, 60, f"{n} entries\n{job.log}")
         assert audit.is_clean, audit.findings
-        assert max(Counter((r["subscription"], r["position"]) for r in job.rows("deliveries")).values()) == 1
+        written = Counter((r["subscription"], r["position"]) for r in job.rows("deliveries"))
+        assert max(written.values(), default=1) == 1
+        assert "maintenance of the tables failed" not in (folder / "job.log").read_text()
         assert job.terminate() == 0
+        return job
     finally:
         collector.stop()
         job.stop()
         client.close()
 
 
-def test_every_kind_of_crash_loses_doubles_and_hurries_nothing(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    crash_run(tmp_path, own_broker, ["worker", "driver", "broker", "jvm"], 12_000, seed=7, pause=5)
+def test_every_kind_of_crash_beside_maintenance_loses_doubles_and_hurries_nothing(
+    own_broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    job = crash_run(tmp_path, own_broker, ["worker", "driver", "broker", "jvm", "checkpoint"], 12_000, seed=7, pause=5)
+    ended_at = now()
+    done = job.command("maintain", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    reports = {report["table"]: report for report in json.loads(done.stdout)}
+    assert reports["deliveries"]["files_after"] < 40
+    wait_until(lambda: now() > ended_at + BUSY_MAINTENANCE["retention"]["delayed_index_millis"], 10, "its retention")
+    done = job.command("maintain")
+    assert done.returncode == 0, done.stderr
+    assert job.rows("delayed_index") == []
+    assert run_audit(job.settings).is_clean
 
 
 def test_what_is_cleared_at_a_crash_and_a_message_of_which_some_chunks_had_come(

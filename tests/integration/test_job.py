@@ -167,15 +167,15 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         wait_until(
             lambda: (s := read_status(job.settings.warehouse)) and s.troubles, 90, f"a topic that stands\n{job.log}"
         )
-        told = delaylake("status", "--config", str(job.file))
+        told = job.command("status")
         assert told.returncode == 1
         assert f"standing: {topic}_held: messages wait, and none was taken in: ConsumerBusy" in told.stdout
-        assert delaylake("status", "--config", str(job.file), "--liveness").returncode == 0
+        assert job.command("status", "--liveness").returncode == 0
 
         def cancel(row: dict[str, Any]) -> None:
             """A command for a message that waits is applied, whatever else waits."""
             ids = ["-l", str(row["ledger_id"]), "-e", str(row["entry_id"]), "-t", str(row["deliver_at"])]
-            told = delaylake("--config", str(job.file), "topics", "cancel-delayed-message", plain, *ids, "-s", "a")
+            told = job.command("topics", "cancel-delayed-message", plain, *ids, "-s", "a")
             assert told.returncode == 0, told
 
         cancel(pending[0])
@@ -185,7 +185,7 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
             40,
             f"no topic that stands\n{job.log}",
         )
-        assert delaylake("status", "--config", str(job.file)).returncode == 0
+        assert job.command("status").returncode == 0
 
         # A second job on the same checkpoint is refused; the first ends cleanly and goes on where it ended.
         second = delaylake("--config", str(job.file), "run")
@@ -201,7 +201,7 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         not_seen = _send_and_clear(broker, to_parts, parted)
         pulsar_client.create_producer(job.settings.control.topic).send(b"a command")
         _clear(broker, job.settings.control.topic)
-        audited = delaylake("audit", "--config", str(job.file))
+        audited = job.command("audit")
         assert audited.returncode == 1
         assert "\nnot seen: 3\n" in audited.stdout
         assert all(f"{parted} {position}\n" in audited.stdout for position in not_seen)
@@ -214,7 +214,7 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
             return status is not None and any("3 entries were not seen" in t.text for t in status.troubles)
 
         wait_until(is_told, 40, f"a trouble\n{job.log}")
-        told = delaylake("status", "--config", str(job.file))
+        told = job.command("status")
         assert (told.returncode, "3 entries were not seen" in told.stderr) == (1, True), told
         assert parted in told.stdout
         cancel(pending[1])

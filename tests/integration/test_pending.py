@@ -13,7 +13,6 @@ from admin.control.client import ControlClient
 from admin.control.requests import Cancel
 from broker.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
 from tests.unit.admin.rest.test_admin_app import served
 from warehouse.queries.listing import PendingFilter
@@ -32,14 +31,7 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
     collector = Collector(pulsar_client).collect(f"{topic}-a").collect(f"{topic}-x")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(PROGRAM), "--config", str(job.file), *arguments, "--output", "json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        return job.command(*arguments, "--output", "json")
 
     def done(*arguments: str) -> Any:
         result = run(*arguments)

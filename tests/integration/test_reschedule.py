@@ -13,7 +13,6 @@ import httpx
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Api, Collector, Job, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
@@ -32,14 +31,10 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
         return http.post(path, json=content)
 
     def topics(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(PROGRAM), "--config", str(job.file), "topics", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+        return job.command("topics", *arguments)
 
     def pending(*arguments: str) -> Any:
-        command = [str(PROGRAM), "--config", str(job.file), "pending", topic, *arguments, "--output", "json"]
-        return json.loads(
-            subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=True).stdout
-        )
+        return json.loads(job.command("pending", topic, *arguments, "--output", "json").stdout)
 
     def arrived(subscription: str) -> Counter[str]:
         return Counter(m.payload.decode() for m in collector.received[f"{topic}-{subscription}"])

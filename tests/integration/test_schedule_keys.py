@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Api, Collector, Job, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
@@ -31,8 +29,7 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
         producer.send_async(text.encode(), lambda *_: None, properties=rule)
 
     def topics(*arguments: str) -> list[str]:
-        command = [str(PROGRAM), "--config", str(job.file), "topics", *arguments, "--output", "json"]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+        run = job.command("topics", *arguments, "--output", "json")
         return sorted(outcome["result"] for outcome in json.loads(run.stdout))
 
     def arrived(subscription: str) -> Counter[str]:

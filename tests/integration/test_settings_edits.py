@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,17 +12,11 @@ import pulsar
 import yaml
 
 from broker.standalone import EmbeddedBroker
-from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.harness import Collector, Job, wait_until
 from tests.integration.test_moves import Desk
 from warehouse.audit.accounts import run_audit
 
 N = 100
-
-
-def delaylake(job: Job, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PROGRAM), "--config", str(job.file), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
 
 
 def edit(job: Job, routes: list[dict[str, Any]]) -> None:
@@ -34,13 +27,14 @@ def edit(job: Job, routes: list[dict[str, Any]]) -> None:
 def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
-    other = f"{topic}_other"
+    other, goes = f"{topic}_other", f"{topic}_goes"
     a, b = {"name": "a"}, {"name": "b"}
     stays = {"source": other, "subscriptions": [{"name": "x"}]}
+    leaves = {"source": goes, "subscriptions": [a, b]}
     job = Job(
         tmp_path,
         broker.settings,
-        [{"source": topic, "subscriptions": [a, b]}, stays],
+        [{"source": topic, "subscriptions": [a, b]}, stays, leaves],
         tracker={"max_seal_interval_millis": 1500, "load_ahead_millis": 9000},
     )
     for destination in (f"{topic}-a", f"{topic}-b", f"{topic}-new", f"{other}-x"):
@@ -61,7 +55,8 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         for i in range(N):
             desk.send(f"keep {i}", 27)
         late = [desk.send(f"late {i}", 54) for i in range(N)]
-        purged = [desk.send(f"far {i}", 3600) for i in range(N)]
+        far = Desk(pulsar_client, job, goes)
+        purged = [far.send(f"far {i}", 3600) for i in range(N)]
         assert desk.skip("a", *refs) == {"APPLIED"}
         early = Counter(f"early {i}" for i in range(N))
         for text in early:
@@ -73,7 +68,7 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
 
         # The two are swapped, and another one comes in front of them.
         job.kill9()
-        edit(job, [{"source": topic, "subscriptions": [{"name": "new"}, b, a]}, stays])
+        edit(job, [{"source": topic, "subscriptions": [{"name": "new"}, b, a]}, stays, leaves])
         job.start()
         assert changes() == {f"{topic}: subscription new was added"}
         keep, skip = (Counter(f"{what} {i}" for i in range(N)) for what in ("keep", "skip"))
@@ -85,10 +80,12 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         assert run_audit(job.settings).findings == {}
         job.rebuild()
 
-        # The route is taken out while messages wait: they come due, and nothing happens.
+        # Two routes are taken out while messages wait: they come due, and nothing happens.
         edit(job, [stays])
         job.start()
-        assert changes() == {f"{topic}: the route was taken out: it is not read, and what waits is held back"}
+        assert changes() == {
+            f"{name}: the route was taken out: it is not read, and what waits is held back" for name in (topic, goes)
+        }
         desk.send("unread", 0)
         x = pulsar_client.create_producer(other)
         x.send(b"meanwhile")
@@ -100,17 +97,25 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         assert {name: arrived(f"{topic}-{name}") for name in expected} == expected
         # A command cancels what is held back, too.
         assert desk.skip("b", late[0]) == {"APPLIED"}
-        listed = delaylake(job, "pending", topic, "--output", "json", "--limit", "1000")
+        listed = job.command("pending", topic, "--output", "json", "--limit", "1000")
         pending = json.loads(listed.stdout)
         assert pending["isWithoutRoute"]
-        assert len(pending["messages"]) >= 2 * N
-        assert "without a route" in delaylake(job, "pending", topic).stdout
-        status = wait_until(lambda: "without a route" in (s := delaylake(job, "status")).stdout and s, 60, "a trouble")
+        assert len(pending["messages"]) >= N
+        assert "without a route" in job.command("pending", topic).stdout
+        status = wait_until(lambda: "without a route" in (s := job.command("status")).stdout and s, 60, "a trouble")
         assert (status.returncode, topic in status.stdout) == (1, True)
-        audit = delaylake(job, "audit")
+        audit = job.command("audit")
         assert (audit.returncode, "without route" in audit.stdout) == (1, True), audit.stdout
 
-        # It is back: what was held back comes late, once, and what was not read.
+        # One of them goes for good.
+        dry = job.command("topics", "purge", goes, "--dry-run")
+        assert f"{len(purged)} messages match" in dry.stdout, dry.stderr
+        done = job.command("topics", "purge", goes, "--yes", "--output", "json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["applied"] == 2 * N
+        wait_until(lambda: not json.loads(job.command("pending", goes, "--output", "json").stdout)["messages"], 30, "0")
+
+        # The other is back: what was held back comes late, once, and what was not read.
         assert job.terminate() == 0
         edit(job, [stays, {"source": topic, "subscriptions": [b, a]}])
         job.start()
@@ -125,26 +130,13 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         wait_until(lambda: len(arrived(f"{topic}-b")) >= expected["b"].total(), 20, "what was held back for b")
         time.sleep(2)
         assert {name: arrived(f"{topic}-{name}") for name in expected} == expected
-        assert delaylake(job, "topics", "purge", topic, "--yes").returncode == 1, "it has a route"
+        assert job.command("topics", "purge", topic, "--yes").returncode == 1, "it has a route"
 
-        # It goes for good.
-        assert job.terminate() == 0
-        edit(job, [stays])
-        job.start()
-        dry = delaylake(job, "topics", "purge", topic, "--dry-run")
-        assert f"{len(purged)} messages match" in dry.stdout, dry.stderr
-        done = delaylake(job, "topics", "purge", topic, "--yes", "--output", "json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["applied"] == 2 * N
-        wait_until(
-            lambda: not json.loads(delaylake(job, "pending", topic, "--output", "json").stdout)["messages"], 30, "0"
-        )
         clean = wait_until(lambda: (found := run_audit(job.settings)).is_clean and found, 30, "a clean audit")
-        assert {row["subscription"]: row["taken_back"] for row in clean.counts if row["topic"] == topic} == {
-            "a": 3 * N,  # those for nobody, too
-            "b": 2 * N + 1,
-        }
-        wait_until(lambda: delaylake(job, "status").returncode == 0, 60, "no trouble")
+        taken_back = {(row["topic"], row["subscription"]): row["taken_back"] for row in clean.counts}
+        assert [taken_back[topic, "a"], taken_back[topic, "b"]] == [2 * N, N + 1], "those for nobody, too"
+        assert [taken_back[goes, "a"], taken_back[goes, "b"]] == [N, N]
+        wait_until(lambda: job.command("status").returncode == 0, 60, "no trouble")
         assert job.terminate() == 0
     finally:
         job.stop()

@@ -8,7 +8,6 @@ import httpx
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.conftest import Run
 from tests.harness import PATIENCE, Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
@@ -21,7 +20,6 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
     topic: str,
     tmp_path: Path,
     collector: Collector,
-    delaylake: Run,
 ) -> None:
     stuck, well = f"{topic}_stuck", f"{topic}_well"
     stuck_to, well_to = f"{stuck}-a", f"{well}-a"
@@ -41,7 +39,7 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
     collector.collect(well_to)
 
     def status() -> tuple[int, str]:
-        done = delaylake("--config", str(job.file), "status")
+        done = job.command("status")
         return done.returncode, done.stdout + done.stderr
 
     def names_it() -> bool:

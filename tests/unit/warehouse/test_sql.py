@@ -17,7 +17,7 @@ import yaml
 from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings, load_settings
-from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.conftest import run_here
 from tests.messages import TOPIC
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.message_schemas import SchemaKeeper
@@ -150,8 +150,7 @@ def test_what_looks_like_markup_is_printed_as_it_is(settings: Settings, tmp_path
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PROGRAM), "--config", str(folder / "settings.yaml"), "sql", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    return run_here("--config", str(folder / "settings.yaml"), "sql", *arguments)
 
 
 def test_the_example_notebook_answers_its_questions(

@@ -41,6 +41,12 @@ def client(made: Settings, address: str = "127.0.0.1") -> TestClient:
     )
 
 
+@pytest.fixture(scope="module")
+def by_default(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """A client of an API whose settings name no hosts."""
+    return client(settings(tmp_path_factory.mktemp("api")))
+
+
 @pytest.mark.parametrize(
     ("header", "name"),
     [
@@ -62,8 +68,8 @@ def test_a_name_is_without_its_port(header: str, name: str) -> None:
     "host", ["localhost", "localhost:8081", "LOCALHOST.", "127.0.0.1:1", "127.8.8.8", "[::1]:8081"]
 )
 @pytest.mark.parametrize("path", ["/healthz", "/", "/metrics", "/docs", "/ui/login"])
-def test_loopback_names_are_served(tmp_path: Path, host: str, path: str) -> None:
-    assert client(settings(tmp_path)).get(path, headers={"Host": host}).status_code == 200
+def test_loopback_names_are_served(by_default: TestClient, host: str, path: str) -> None:
+    assert by_default.get(path, headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -72,8 +78,8 @@ def test_loopback_names_are_served(tmp_path: Path, host: str, path: str) -> None
      "192.0.2.1", "127.0.0.1.evil.example", "[::2]", "0"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/healthz", "/", "/metrics", "/ui/static/app.js", "/nonsense", "/openapi.json"])
-def test_a_name_that_only_points_here_is_not(tmp_path: Path, host: str, path: str) -> None:
-    answer = client(settings(tmp_path)).get(path, headers={"Host": host, "Accept": "text/html"})
+def test_a_name_that_only_points_here_is_not(by_default: TestClient, host: str, path: str) -> None:
+    answer = by_default.get(path, headers={"Host": host, "Accept": "text/html"})
     assert answer.status_code == 421
     assert list(answer.json()) == ["reason"]
     assert "api.allowed_hosts" in answer.json()["reason"]
