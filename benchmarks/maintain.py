@@ -21,7 +21,8 @@ from warehouse.maintenance.compaction import Run, overlap
 from warehouse.maintenance.maintain import maintain
 from warehouse.maintenance.table_files import TableFiles
 from warehouse.queries.index_rows import read_segment
-from warehouse.tables import DELAYED_INDEX, Tables
+from warehouse.schemas import DELAYED_INDEX
+from warehouse.tables import Tables
 
 ROWS = int(os.environ.get("ROWS", "10000000"))
 SEALS = int(os.environ.get("SEALS", "500"))

@@ -26,7 +26,8 @@ from conf.settings import Settings
 from recovery.rebuild import rebuild
 from tracker.messages import MESSAGES
 from warehouse.queries.index_rows import positions, to_index
-from warehouse.tables import DELIVERIES, SCHEMAS, Tables
+from warehouse.schemas import DELIVERIES, SCHEMAS
+from warehouse.tables import Tables
 
 SUBSCRIPTIONS = ["a", "b"]
 

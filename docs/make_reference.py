@@ -19,7 +19,7 @@ from admin.app import create_app
 from conf.settings import Settings
 from jobs import cli
 from warehouse.message_schemas import COLUMNS
-from warehouse.tables import EXPIRED, REFUSALS, SCHEMAS
+from warehouse.schemas import EXPIRED, REFUSALS, SCHEMAS
 
 FILE = Path(__file__).with_name("reference.md")
 _GLOBAL = ("help", *cli.GLOBAL_OPTIONS)

@@ -30,7 +30,8 @@ from tracker.messages import (
     with_columns,
 )
 from warehouse.pending import IS_CANCEL, are_cancelled
-from warehouse.tables import DELAYED_INDEX, OnProgress, Tables
+from warehouse.schemas import DELAYED_INDEX
+from warehouse.tables import OnProgress, Tables
 
 _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
 

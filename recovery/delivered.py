@@ -34,7 +34,8 @@ from tracker.messages import (
     typed,
     where,
 )
-from warehouse.tables import DELIVERIES, OnProgress, Tables, literal
+from warehouse.schemas import DELIVERIES
+from warehouse.tables import OnProgress, Tables, literal
 from warehouse.tenure import Tenures
 
 _log = logging.getLogger(__name__)

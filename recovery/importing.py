@@ -49,7 +49,8 @@ from tracker.messages import (
 from tracker.schedule import MAX_TIME_MILLIS, TOO_FAR
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.queries.index_rows import to_index, to_rejects
-from warehouse.tables import REJECTS, OnProgress, Tables
+from warehouse.schemas import REJECTS
+from warehouse.tables import OnProgress, Tables
 from warehouse.unseen_entries import find_not_seen
 
 _ROWS_AT_ONCE = 1_000_000

@@ -16,7 +16,8 @@ from recovery.rebuild import rebuild
 from status.job_status import STALE_MILLIS, read_status
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from warehouse.maintenance.maintain import lock
-from warehouse.tables import SCHEMAS, OnProgress, Tables, exists
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import OnProgress, Tables, exists
 
 
 class RebuildError(DelayLakeError):

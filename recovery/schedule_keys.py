@@ -12,7 +12,8 @@ from broker.position import Position
 from recovery.delivered import partition_name
 from tracker.commands.rebuilt import LIVE_KEYS, REBUILT_KEPT_MILLIS
 from tracker.messages import concat, int64, typed
-from warehouse.tables import DELAYED_INDEX, Tables
+from warehouse.schemas import DELAYED_INDEX
+from warehouse.tables import Tables
 
 # The columns of rows of `delayed_index` of which keys are made.
 KEYED_ROWS = pa.schema(

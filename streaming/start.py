@@ -22,7 +22,8 @@ from streaming.release.last_sent import last_sent
 from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import last_published
 from warehouse.known_routes import known_routes
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from broker.admin_rest import AdminClient
 from conf.errors import DelayLakeError
-from warehouse.tables import MESSAGE_SCHEMAS as TABLE
+from warehouse.schemas import MESSAGE_SCHEMAS as TABLE
 from warehouse.tables import Tables, exists, literal
 
 COLUMNS = pa.schema(

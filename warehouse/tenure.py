@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from broker.position import Position
 from tracker.messages import BoolArray, int64
 from warehouse.known_routes import KnownRoutes
-from warehouse.tables import SUBSCRIPTION_CHANGES, Tables, exists, literal
+from warehouse.schemas import SUBSCRIPTION_CHANGES
+from warehouse.tables import Tables, exists, literal
 
 TABLE = "subscription_changes"
 

@@ -17,7 +17,8 @@ from broker.client import NoAnswerError
 from broker.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position, SourceTopic
 from status.troubles import NOT_SEEN_REASON
-from warehouse.tables import REJECTS, Tables, literal
+from warehouse.schemas import REJECTS
+from warehouse.tables import Tables, literal
 
 _MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
 _MAX_ROWS = 100_000  # of a gap; the last one stands for the rest

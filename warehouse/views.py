@@ -12,7 +12,8 @@ from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.pending import IS_CANCEL, LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
-from warehouse.tables import MESSAGE_SCHEMAS, SCHEMAS, exists, literal, query_builder, run_sql
+from warehouse.schemas import MESSAGE_SCHEMAS, SCHEMAS
+from warehouse.tables import exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"

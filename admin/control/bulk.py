@@ -20,7 +20,7 @@ from tracker.messages import Int64Array, int64, typed, where
 from tracker.schedule import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.waiting import WAITS, Pending
-from warehouse.tables import DELAYED_INDEX
+from warehouse.schemas import DELAYED_INDEX
 
 # The columns of messages that are to be changed.
 NAMED = pa.schema(

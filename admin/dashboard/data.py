@@ -20,7 +20,8 @@ from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.schedule import deliver_at
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
-from warehouse.tables import SCHEMAS, STATISTICS, Snapshot, Tables, literal
+from warehouse.schemas import SCHEMAS, STATISTICS
+from warehouse.tables import Snapshot, Tables, literal
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0

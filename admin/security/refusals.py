@@ -12,7 +12,8 @@ from typing import Self
 import pyarrow as pa
 
 from conf.errors import one_line
-from warehouse.tables import REFUSALS, Tables
+from warehouse.schemas import REFUSALS
+from warehouse.tables import Tables
 
 TABLE = "refusals"
 

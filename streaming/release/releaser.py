@@ -31,7 +31,8 @@ from streaming.release.unwritable import Part, Unwritable
 from streaming.release.written_down import WrittenDown, of_target
 from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
-from warehouse.tables import DELIVERIES, Tables
+from warehouse.schemas import DELIVERIES
+from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 

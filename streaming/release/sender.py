@@ -28,7 +28,8 @@ from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, pack, typed, with_columns
 from warehouse.epoch import PauseWatch
 from warehouse.message_schemas import DestinationSchemas, producer_with_schema
-from warehouse.tables import DELIVERIES, Tables
+from warehouse.schemas import DELIVERIES
+from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from tracker.commands.schema import CANCEL_ROWS, OUTCOME_ROWS
 from tracker.entry_log import EMPTY_ENTRIES
 from tracker.messages import MESSAGES, concat, in_order, unpack
 from warehouse.queries.index_rows import cancels_to_index, to_index, to_rejects
-from warehouse.tables import DELAYED_INDEX, Tables
+from warehouse.schemas import DELAYED_INDEX
+from warehouse.tables import Tables
 from warehouse.tenure import write_changes
 
 

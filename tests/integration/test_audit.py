@@ -17,7 +17,8 @@ from conf.settings import Settings
 from tests.conftest import Run
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 from warehouse.views import Warehouse as Views
 
 ORDERS = "persistent://public/default/orders"  # to billing and audit

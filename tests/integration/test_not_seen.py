@@ -30,7 +30,8 @@ from tests.harness import now, wait_until
 from tests.java_client import make_key
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.queries.index_rows import positions
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 
 SUBSCRIPTION = "delaylake"
 

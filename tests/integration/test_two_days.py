@@ -32,7 +32,8 @@ from warehouse.queries.index_rows import (
     rows_due,
     to_index,
 )
-from warehouse.tables import DELIVERIES, OUTCOMES, SCHEMAS, Tables
+from warehouse.schemas import DELIVERIES, OUTCOMES, SCHEMAS
+from warehouse.tables import Tables
 
 START = 1_800_000_000_000
 MINUTE, HOUR = 60_000, 3_600_000

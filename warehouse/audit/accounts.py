@@ -171,7 +171,8 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
 
     from warehouse.audit.broker_comparison import compare, read_broker
     from warehouse.missing_routes import missing_routes
-    from warehouse.tables import SCHEMAS, Tables, literal, query_builder
+    from warehouse.schemas import SCHEMAS
+    from warehouse.tables import Tables, literal, query_builder
     from warehouse.tenure import Tenures
 
     if not settings.routes:

@@ -23,7 +23,8 @@ from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.pending import IS_CANCEL, are_cancelled, are_moved_on
-from warehouse.tables import SCHEMAS, Tables, query_builder, run_sql
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables, query_builder, run_sql
 from warehouse.tenure import Tenures
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.

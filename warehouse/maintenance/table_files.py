@@ -19,7 +19,8 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from tracker.messages import typed
-from warehouse.tables import SCHEMAS, STATISTICS, TIME, Tables
+from warehouse.schemas import SCHEMAS, STATISTICS, TIME
+from warehouse.tables import Tables
 
 # The app id of a transaction that every merge of files carries; its number is the time, ms since the epoch.
 MERGES = "delaylake-maintain"

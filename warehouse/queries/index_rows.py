@@ -13,7 +13,8 @@ from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, command_positions
 from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed, where
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.tables import DELAYED_INDEX, OUTCOMES, REJECTS, Tables, any_of, literal, ranges_of
+from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
+from warehouse.tables import Tables, any_of, literal, ranges_of
 
 # The tables that are looked up for a command: the messages that it names, and its first answer if it is repeated.
 LOOKED_UP = ["delayed_index", "entries", "outcomes"]

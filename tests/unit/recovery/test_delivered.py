@@ -9,7 +9,8 @@ import pytest
 
 from broker.position import Position
 from recovery.delivered import _deliveries, _of_known_entries, _Sent
-from warehouse.tables import DELIVERIES, SCHEMAS, Tables
+from warehouse.schemas import DELIVERIES, SCHEMAS
+from warehouse.tables import Tables
 
 ORDERS = "persistent://public/default/orders"
 OWN = "delaylake-0123456789ab-billing-0-p0"

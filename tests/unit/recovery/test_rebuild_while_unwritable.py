@@ -15,7 +15,8 @@ from tracker.messages import in_order, typed
 from tracker.shard import Shard, TickInput
 from tracker.store import MemoryStore
 from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index
-from warehouse.tables import DELIVERIES, SCHEMAS, Tables
+from warehouse.schemas import DELIVERIES, SCHEMAS
+from warehouse.tables import Tables
 
 NOW = 1_790_000_000_000
 NAMES = ["a", "b"]

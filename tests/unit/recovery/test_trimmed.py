@@ -15,7 +15,8 @@ from broker.position import Position
 from conf.settings import Settings
 from recovery.delivered import Delivered, write_missing_deliveries
 from recovery.trimmed import warn_of_trimmed
-from warehouse.tables import DELIVERIES, Tables
+from warehouse.schemas import DELIVERIES
+from warehouse.tables import Tables
 
 ORDERS = "persistent://public/default/orders"
 BILLING = f"{ORDERS}-billing"

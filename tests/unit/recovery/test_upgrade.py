@@ -19,7 +19,8 @@ from tests.unit.warehouse.maintenance.test_maintenance import rows
 from tracker.messages import int64
 from warehouse.maintenance.maintain import maintain
 from warehouse.queries.index_rows import read_segment
-from warehouse.tables import SCHEMAS, VERSION, VERSION_OF, Tables
+from warehouse.schemas import SCHEMAS, VERSION, VERSION_OF
+from warehouse.tables import Tables
 
 FIXTURES = sorted((Path(__file__).parents[2] / "fixtures").glob("warehouse-*.tar.xz"))
 

@@ -18,7 +18,8 @@ from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.shard import Effects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 
 NOW = 1_000_000
 DUE = NOW + 40

@@ -20,7 +20,8 @@ from status.batch_status import BatchStatus
 from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
 from status.metrics import JobCollector
 from tests.harness import now
-from warehouse.tables import DELIVERIES, Tables
+from warehouse.schemas import DELIVERIES
+from warehouse.tables import Tables
 
 CONF = Path(__file__).parents[3] / "conf"
 COUNTS = {

@@ -23,7 +23,8 @@ from tracker.messages import MESSAGES, concat, unpack
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages
 from warehouse.known_routes import KnownRoutes
 from warehouse.queries.index_rows import cancels_to_index, rows_due, to_index
-from warehouse.tables import DELAYED_INDEX, Tables
+from warehouse.schemas import DELAYED_INDEX
+from warehouse.tables import Tables
 
 OTHER = "persistent://public/default/other"
 KEY = 0

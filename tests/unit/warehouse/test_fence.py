@@ -16,7 +16,8 @@ from warehouse.commits import remove_torn_commits
 from warehouse.durable import write_durably
 from warehouse.epoch import FencedError, PauseWatch
 from warehouse.maintenance.table_files import TableFiles
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 from warehouse.tenure import TABLE, Changes, write_changes
 
 

@@ -22,7 +22,8 @@ from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import known_routes
 from warehouse.missing_routes import MissingRoutesWatch, missing_routes, settings_with
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 
 OTHER = "persistent://public/default/other"
 NOW = 1_000_000

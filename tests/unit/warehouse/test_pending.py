@@ -23,7 +23,8 @@ from tracker.commands.schema import CANCEL_ROWS
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingError, PendingFilter, PendingMessage, State
 from warehouse.queries.waiting import OVERDUE_MILLIS, Pending
-from warehouse.tables import DELIVERIES, Tables, ranges_of
+from warehouse.schemas import DELIVERIES
+from warehouse.tables import Tables, ranges_of
 
 NOW = 1_800_000_000_000
 SUBSCRIPTIONS = ("a", "b")

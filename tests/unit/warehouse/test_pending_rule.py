@@ -30,7 +30,8 @@ from warehouse.maintenance.retention import Retention
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, positions, to_index
 from warehouse.queries.listing import PendingFilter, State
 from warehouse.queries.waiting import WAITS, Pending
-from warehouse.tables import DELIVERIES, SCHEMAS, Tables
+from warehouse.schemas import DELIVERIES, SCHEMAS
+from warehouse.tables import Tables
 from warehouse.views import Warehouse
 
 OTHER = "persistent://public/default/other"

@@ -21,7 +21,8 @@ from tests.conftest import run_here
 from tests.messages import TOPIC
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.message_schemas import SchemaKeeper
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 from warehouse.views import VIEWS, Warehouse
 
 DUE = 1_900_000_000_000

@@ -27,7 +27,7 @@ from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, pack, unpack, with_columns
 from warehouse import tables as warehouse
 from warehouse.known_routes import KnownRoutes, known_routes
-from warehouse.tables import DELIVERIES
+from warehouse.schemas import DELIVERIES
 
 NAMES = ["a", "b"]
 SENDING = '{"lanes": 2}'

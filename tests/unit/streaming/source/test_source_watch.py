@@ -24,7 +24,8 @@ from streaming.source.watch.standing import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from tests.fake_pulsar import FakeBroker, FakeConsumer
 from warehouse.epoch import FencedError
-from warehouse.tables import REJECTS, Tables
+from warehouse.schemas import REJECTS
+from warehouse.tables import Tables
 from warehouse.unseen_entries import find_not_seen
 
 ORDERS = "persistent://public/default/orders"

@@ -22,7 +22,8 @@ from warehouse.maintenance.compaction import FAN_IN, Run, merge, overlap, plan
 from warehouse.maintenance.maintain import MaintenanceError, is_paused, lock, maintain, needs_maintenance
 from warehouse.maintenance.table_files import DataFile, TableFiles
 from warehouse.queries.index_rows import read_segment
-from warehouse.tables import SCHEMAS, Tables
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
 
 TOPIC = "persistent://public/default/t"
 NOW = 1_795_000_000_000
