@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pulsar
@@ -19,8 +18,8 @@ from broker.topic_questions import BrokerSide
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import MessageDetails
-from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys, int64
-from tracker.schedule import MAX_TIME_MILLIS
+from streaming.source.receiving.received_chunks import ReceivedChunks
+from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 from tracker.wire.message_id_pb2 import MessageIdData
 
 _log = logging.getLogger(__name__)
@@ -50,20 +49,6 @@ class Limits:
     max_size: int
     max_messages: int
     max_bytes: int
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    rows: pa.Table
-    n_bytes: int
-    earliest: int  # when the first of its messages is due, ms since the epoch
-    start: Position  # the last entry that was read before
-    last: Position
-
-    @property
-    def n_messages(self) -> int:
-        """At least one, so that it gets into a batch."""
-        return max(1, int(self.rows.num_rows))
 
 
 class Receiver:
@@ -115,7 +100,7 @@ class Receiver:
         self._settled = after  # what comes up to here was taken in before, and is dropped
         self._entries = EntrySet()  # that have come, beyond the last acknowledged one
         self._last_received = after
-        self._read_to = after  # all that comes up to here has come
+        self._chunks = ReceivedChunks(source.name, after)
         self._wanted = START  # somebody waits until this has been read
         self._acknowledged = START
         self._chunked = ChunkedMessages(source.name, broker)
@@ -123,10 +108,6 @@ class Receiver:
         self._last_added = START
         self._newest = after  # the last entry of which a message has come
         self._next_index: int | None = None  # the broker entry index of the next message; None: not known
-        self._chunks: deque[_Chunk] = deque()
-        self._late: list[pa.Table] = []  # of entries before others that are in a batch: they go with the next chunk
-        self._waiting = [0, 0]  # messages and bytes that are in no batch yet
-        self._cut = after  # the last entry that is in a batch
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
@@ -142,7 +123,7 @@ class Receiver:
     @property
     def waiting(self) -> int:
         """How many messages have come in that are in no batch yet."""
-        return self._waiting[0]
+        return self._chunks.waiting_messages
 
     @property
     def last_received(self) -> Position:
@@ -152,12 +133,12 @@ class Receiver:
     @property
     def read_to(self) -> Position:
         """The last entry that has been read: all has come in that comes up to it."""
-        return self._read_to
+        return self._chunks.read_to
 
     @property
     def last_cut(self) -> Position:
         """The last entry that is in a batch."""
-        return self._cut
+        return self._chunks.last_cut
 
     @property
     def problem(self) -> str | None:
@@ -176,7 +157,7 @@ class Receiver:
     def has_due(self, cutoff: int) -> bool:
         """Whether any message that is in no batch yet is due at a time, ms since the epoch, or before."""
         with self._changed:
-            return any(chunk.last > self._cut and chunk.earliest <= cutoff for chunk in self._chunks)
+            return self._chunks.has_due(cutoff)
 
     def end(self) -> Position:
         """Asks the broker for the topic partition's last entry. From now on the receiver makes sure to read up to it.
@@ -194,13 +175,13 @@ class Receiver:
 
     def is_cut_to(self, end: Position) -> bool:
         """Whether all that comes up to an entry is in the batches so far."""
-        return self._cut >= end
+        return self._chunks.last_cut >= end
 
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
         """Waits until all that comes up to an entry has come in; returns whether that came true in time."""
         self._want(end)
         with self._changed:
-            return self._changed.wait_for(lambda: self._read_to >= end, timeout_seconds)
+            return self._changed.wait_for(lambda: self._chunks.read_to >= end, timeout_seconds)
 
     def cut(self, max_messages: int, max_bytes: int, up_to: Position | None = None) -> tuple[Position, int, int]:
         """Takes what waits into a batch, as far as it may hold that, but at least one chunk.
@@ -215,20 +196,9 @@ class Receiver:
             and bytes.
         """
         with self._changed:
-            messages = n_bytes = 0
-            for chunk in self._chunks:
-                if chunk.last <= self._cut:
-                    continue
-                if up_to is not None and chunk.last > up_to:
-                    break
-                if messages and (messages + chunk.n_messages > max_messages or n_bytes + chunk.n_bytes > max_bytes):
-                    break
-                messages += chunk.n_messages
-                n_bytes += chunk.n_bytes
-                end = chunk.last
-            if messages:
-                self._cut_at(end)
-            return self._cut, messages, n_bytes
+            taken = self._chunks.cut(max_messages, max_bytes, up_to)
+            self._changed.notify_all()
+            return taken
 
     def rows(self, after: Position, last: Position, timeout_seconds: float = 60) -> pa.Table:
         """Waits until entries have come in, and returns their messages as MESSAGES.
@@ -245,19 +215,14 @@ class Receiver:
         if not self.wait_for(last, timeout_seconds):
             raise TimeoutError(f"{self.source.name}: entry {last} has not come within {timeout_seconds:.0f} s")
         with self._changed:
-            if last > self._cut:
-                self._cut_at(last)
-            chunks = [chunk for chunk in self._chunks if chunk.last > after and chunk.start < last]
-        return concat(
-            chunk.rows if after <= chunk.start and chunk.last <= last else _between(chunk.rows, after, last)
-            for chunk in chunks
-        )
+            chunks = self._chunks.between(after, last)
+            self._changed.notify_all()
+        return concat(chunk.rows_between(after, last) for chunk in chunks)
 
     def forget(self, last: Position) -> None:
         """Drops the rows of what came up to an entry: Spark has committed its batch."""
         with self._changed:
-            while self._chunks and self._chunks[0].last <= last:
-                self._chunks.popleft()
+            self._chunks.forget(last)
 
     def acknowledge(self, last: Position) -> None:
         """Acknowledges all up to an entry, or up to a chunked message before it that is not whole yet.
@@ -308,12 +273,6 @@ class Receiver:
         with self._changed:
             self._wanted = max(self._wanted, end)
 
-    def _cut_at(self, end: Position) -> None:
-        self._cut = end
-        left = [chunk for chunk in self._chunks if chunk.last > end]
-        self._waiting = [sum(c.n_messages for c in left), sum(c.n_bytes for c in left)]
-        self._changed.notify_all()
-
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
@@ -347,7 +306,10 @@ class Receiver:
             return self._changed.wait_for(
                 lambda: (
                     self._stopped.is_set()
-                    or (self._waiting[0] < self._limits.max_messages and self._waiting[1] < self._limits.max_bytes)
+                    or (
+                        self._chunks.waiting_messages < self._limits.max_messages
+                        and self._chunks.waiting_bytes < self._limits.max_bytes
+                    )
                 ),
                 timeout_seconds,
             )
@@ -437,32 +399,9 @@ class Receiver:
             self._entries.forget(self._acknowledged)
             self._last_received = max(self._last_received, builder.entries.last)
             self._may_be_chunked = bool(self._entries.gaps(self._acknowledged))
-            self._add_chunk(rows, builder.n_bytes, builder.entries.last)
+            self._chunks.add(rows, builder.n_bytes, builder.entries.last)
+            self._changed.notify_all()
         self._on_received()
-
-    def _add_chunk(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
-        """Adds rows as a new chunk, or to the last one where entries come that are before its end."""
-        earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
-        if last > self._read_to:
-            self._chunks.append(_Chunk(concat([*self._late, rows]), n_bytes, earliest, self._read_to, last))
-            self._late = []
-            self._read_to = last
-        elif self._chunks and self._read_to > self._cut:
-            chunk = self._chunks[-1]
-            self._chunks[-1] = replace(
-                chunk,
-                rows=concat([chunk.rows, rows]),
-                n_bytes=chunk.n_bytes + n_bytes,
-                earliest=min(chunk.earliest, earliest),
-            )
-        else:
-            _log.error(
-                "%s: entry %s came after the batches had passed it: the next has it, a stop before that loses it",
-                self.source.name,
-                last,
-            )
-            self._late.append(rows)
-        self._cut_at(self._cut)
 
     def _last_of_wanted(self, consumer: pulsar.Consumer) -> Any:
         """Finds out, where nothing comes and more is wanted, whether all has been read that comes up to that entry.
@@ -476,7 +415,7 @@ class Receiver:
         before, self._idle_with = self._idle_with, None
         with self._changed:
             wanted = self._wanted
-            if wanted <= self._read_to:
+            if wanted <= self._chunks.read_to:
                 return None
         try:
             connection = self._broker.connection(self.source.name)
@@ -495,12 +434,13 @@ class Receiver:
             _log.warning("%s: whether all up to %s was read is not known: %s", self.source.name, wanted, error)
             return None
         self._idle_with = connection, wanted
-        if before is None or before[0] != connection or before[1] <= self._read_to:
+        if before is None or before[0] != connection or before[1] <= self._chunks.read_to:
             return None
         wanted = before[1]  # by now more may be wanted
         self._on_passed(min(wanted, cursor.end))
         with self._changed:
-            self._add_chunk(MESSAGES.empty_table(), 0, wanted)
+            self._chunks.add(MESSAGES.empty_table(), 0, wanted)
+            self._changed.notify_all()
         self._on_received()
         return None
 
@@ -525,14 +465,3 @@ class Receiver:
         except (PulsarError, ValueError) as error:
             _log.warning("%s: the index of entry %s stays unknown: %s", self.source.name, position, error)
             return None
-
-
-def _between(rows: pa.Table, after: Position, last: Position) -> pa.Table:
-    """Returns the rows of the entries after one and up to another."""
-    if not rows.num_rows:
-        return rows
-    ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
-    wanted = ((ledgers > after.ledger_id) | ((ledgers == after.ledger_id) & (entries > after.entry_id))) & (
-        (ledgers < last.ledger_id) | ((ledgers == last.ledger_id) & (entries <= last.entry_id))
-    )
-    return rows if wanted.all() else rows.filter(pa.array(wanted))

@@ -223,8 +223,7 @@ def test_messages_that_come_some_milliseconds_apart_are_built_together(monkeypat
     monkeypatch.setattr(streaming.source.receiving.receiver, "_CHUNK_SECONDS", 60)
     harness = Harness()
     harness.receiver.receive(Slow([*one(0), *one(1), *batch(2, 2)]))
-    assert len(harness.receiver._chunks) == 1
-    assert harness.take().num_rows == 4
+    assert harness.receiver.cut(max_messages=1, max_bytes=1)[1] == 4, "one chunk, which a batch takes whole"
 
 
 def test_an_entry_of_which_the_rest_does_not_come_is_not_taken_in_part() -> None:
@@ -435,7 +434,7 @@ class TestWhatNoConsumerGets:
         for entry in (7, 8, 9):
             harness.receiver._want(Position(5, entry))
             harness.receiver.receive(consumer)
-            read.append([n for n in (7, 8, 9) if harness.receiver._read_to >= (5, n)])
+            read.append([n for n in (7, 8, 9) if harness.receiver.read_to >= (5, n)])
         assert read == [[], [7], [7, 8]]
 
     def test_what_comes_after_it_was_passed_over_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
