@@ -4,6 +4,11 @@
 class DelayLakeError(Exception):
     """An expected failure. The message is one line that says what is wrong and what to do."""
 
+    @property
+    def lines(self) -> list[str]:
+        """A line for each thing that is wrong."""
+        return [one_line(self)]
+
 
 def one_line(error: BaseException) -> str:
     """Returns the message of an error, as of another library, as one line."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -20,8 +21,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
-from yaml import YAMLError
 
 from conf.errors import DelayLakeError, one_line
 from conf.secrets import is_secret
@@ -30,11 +31,18 @@ DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
 
 MOST_LANES = 64
 
+_ENVIRONMENT_PREFIX = "DELAYLAKE_"
+
 TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
 
 
 class SettingsError(DelayLakeError):
-    """The settings file can't be read, or a setting is unknown or wrong. The message is one line that says which."""
+    """The settings file can't be read, or settings are unknown or wrong. The message has a line for each of them."""
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each wrong setting."""
+        return str(self).splitlines()
 
 
 def _persistent_topic(name: str) -> str:
@@ -272,7 +280,9 @@ class AuthSettings(Section):
 class Settings(BaseSettings):
     """All settings. Precedence: environment, then the file, then the defaults."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix="DELAYLAKE_", env_nested_delimiter="__")
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix=_ENVIRONMENT_PREFIX, env_nested_delimiter="__"
+    )
 
     pulsar: PulsarSettings = PulsarSettings()
     control: ControlSettings = ControlSettings()
@@ -332,21 +342,62 @@ def load_settings(file: Path | None = None) -> Settings:
     try:
         return FromFile()
     except ValidationError as error:
-        raise SettingsError(f"{path}: {_one_line(error)}") from error
-    except (ValueError, OSError, YAMLError) as error:
+        raise SettingsError(_each_line(error, path)) from error
+    except (ValueError, OSError, yaml.YAMLError) as error:
         raise SettingsError(f"{path}: {one_line(error)}") from error
 
 
-def _one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or "settings"
-    if first["type"] == "extra_forbidden":
-        return f"{name} = {first['input']!r}: no such setting"
-    hidden = isinstance(first["input"], dict | BaseModel) or "secret" in name
+def _each_line(error: ValidationError, path: Path) -> str:
+    """Returns a line for each wrong setting: where it is, its name and value, and what is allowed."""
+    tree = yaml.compose(path.read_text())
+    errors = error.errors()
+    lines = []
+    for one in errors:
+        loc = one["loc"]
+        place, is_given = _place(loc, path, tree)
+        # What only follows from another one: a default that is made of it, or a list without it.
+        is_cut = one["type"] == "too_short" and any(e["loc"][: len(loc)] == loc != e["loc"] for e in errors)
+        if (is_given or one["type"] == "missing") and not is_cut:
+            lines.append(f"{place}: {_wrong(one)}")
+    return "\n".join(lines) or f"{path}: {_wrong(errors[0])}"
+
+
+def _wrong(error: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in error["loc"]) or "settings"
+    if error["type"] == "extra_forbidden":
+        return f"{name} = {error['input']!r}: no such setting"
+    hidden = isinstance(error["input"], dict | BaseModel) or "secret" in name
     hidden = hidden or (name.startswith("spark.conf.") and is_secret(name))
-    shown = "" if hidden else f" = {first['input']!r}"
-    message = first["msg"].removeprefix("Value error, ")
+    shown = "" if hidden else f" = {error['input']!r}"
+    message = error["msg"].removeprefix("Value error, ")
     return f"{name}{shown}: {message[0].lower()}{message[1:]}"
+
+
+def _place(at: tuple[str | int, ...], path: Path, tree: yaml.Node | None) -> tuple[str, bool]:
+    """Returns where a setting, or what it is part of, is: an environment variable, or file and line; and if itself is.
+
+    Args:
+        at: its name, by parts.
+        path: the settings file.
+        tree: what is in it.
+    """
+    environment = {name.upper() for name in os.environ}
+    for end in range(len(at), 0, -1):
+        variable = (_ENVIRONMENT_PREFIX + "__".join(map(str, at[:end]))).upper()
+        if variable in environment:
+            return variable, True
+    place = str(path)
+    for part in at:
+        if isinstance(tree, yaml.MappingNode) and (
+            found := [pair for pair in tree.value if pair[0].value == str(part)]
+        ):
+            node, tree = found[-1]
+        elif isinstance(tree, yaml.SequenceNode) and isinstance(part, int) and part < len(tree.value):
+            node = tree = tree.value[part]
+        else:
+            return place, False
+        place = f"{path}:{node.start_mark.line + 1}"
+    return place, True
 
 
 def is_object_storage(uri: str) -> bool:

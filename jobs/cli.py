@@ -96,7 +96,7 @@ def _take_global_options_anywhere(group: Any) -> None:
 
 
 def main() -> None:
-    """The console entry point. Exit status: 0 done, 1 failed, 2 wrong usage; an error is one line on stderr."""
+    """The console entry point. Exit status: 0 done, 1 failed, 2 wrong usage; each error is one line on stderr."""
     options = GlobalOptions()
     command = typer.main.get_command(app)
     _take_global_options_anywhere(command)
@@ -112,10 +112,10 @@ def main() -> None:
     except Exception as error:
         if options.verbose:
             raise
-        expected = isinstance(error, DelayLakeError)
-        status = _complain(
-            str(error) if expected else f"{type(error).__name__}: {error} (unexpected: --verbose shows where)"
-        )
+        lines = [f"{type(error).__name__}: {error} (unexpected: --verbose shows where)"]
+        if isinstance(error, DelayLakeError):
+            lines = error.lines
+        status = max(map(_complain, lines))
     sys.exit(status or 0)
 
 

@@ -44,7 +44,36 @@ def test_the_default_file_names_every_setting_with_its_default() -> None:
 
 def test_an_unknown_setting_is_named(write: Callable[[str], Path]) -> None:
     file = write("tracker: {shrads: 4}")
-    assert message(file) == f"{file}: tracker.shrads = 4: no such setting"
+    assert message(file) == f"{file}:1: tracker.shrads = 4: no such setting"
+
+
+def test_all_that_is_wrong_is_said_at_once_with_its_line(
+    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(f"""
+tracker:
+  shards: many
+  shrads: 4
+routes:
+- source: {ORDERS}
+  subscriptions:
+  - {{name: a}}
+  - name: b
+    type: Bogus
+- subscriptions: [{{name: a}}]
+release: {{lookahead_millis: 500}}
+""")
+    monkeypatch.setenv("DELAYLAKE_API__PORT", "none")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file)
+    assert {tuple(line.split(": ")[:2]) for line in caught.value.lines} == {
+        ("DELAYLAKE_API__PORT", "api.port = 'none'"),
+        (f"{file}:3", "tracker.shards = 'many'"),
+        (f"{file}:4", "tracker.shrads = 4"),
+        (f"{file}:10", "routes.0.subscriptions.1.type = 'Bogus'"),
+        (f"{file}:11", "routes.1.source"),
+        (f"{file}:12", "release"),
+    }
 
 
 def test_an_unknown_section_is_named(write: Callable[[str], Path]) -> None:
