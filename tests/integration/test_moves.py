@@ -93,7 +93,7 @@ def test_messages_come_when_they_were_moved_to_across_a_lost_checkpoint_and_kill
         desk = Desk(pulsar_client, job, topic)
         later, earlier, at_once = desk.send("later", 25), desk.send("earlier", 3600), desk.send("at once", 3600)
         one, restored, gone = desk.send("one of two", 3600), desk.send("restored", 60), desk.send("gone", 60)
-        soon, held = desk.send("soon", 12), desk.send("held", 30)
+        soon, held = desk.send("soon", 18), desk.send("held", 30)
         again, back = desk.send("again", 3600), desk.send("back", 3600)
         # All but the soonest.
         wait_until(lambda: len(job.rows("delayed_index")) >= 9, 20, f"what is far ahead is sealed\n{job.log}")

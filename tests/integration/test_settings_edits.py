@@ -51,10 +51,10 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
     try:
         job.start()
         desk = Desk(pulsar_client, job, topic)
-        refs = [desk.send(f"skip {i}", 27) for i in range(N)]
+        refs = [desk.send(f"skip {i}", 36) for i in range(N)]
         for i in range(N):
-            desk.send(f"keep {i}", 27)
-        late = [desk.send(f"late {i}", 54) for i in range(N)]
+            desk.send(f"keep {i}", 36)
+        late = [desk.send(f"late {i}", 66) for i in range(N)]
         far = Desk(pulsar_client, job, goes)
         purged = [far.send(f"far {i}", 3600) for i in range(N)]
         assert desk.skip("a", *refs) == {"APPLIED"}
@@ -63,7 +63,7 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
             desk.send(text, 0)
         wait_until(lambda: (arrived(f"{topic}-a"), arrived(f"{topic}-b")) == (early, early), 20, "what is due at once")
         wait_until(lambda: run_audit(job.settings).taken_in >= len(early), 20, "it is durable")
-        assert desk.skip("*", *(desk.send(f"for nobody {i}", 27) for i in range(N))) == {"APPLIED"}
+        assert desk.skip("*", *(desk.send(f"for nobody {i}", 36) for i in range(N))) == {"APPLIED"}
         assert not changes()
 
         # The two are swapped, and another one comes in front of them.
