@@ -15,7 +15,7 @@ from tests.harness import Collector, Job, now, wait_until
 pytestmark = pytest.mark.chaos  # it needs a C compiler
 
 HOUR = 3_600_000
-LATE_MILLIS = 5_000
+LATE_MILLIS = 10_000
 
 
 @pytest.fixture
