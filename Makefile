@@ -30,7 +30,7 @@ run: setup ## the main job on an embedded broker, with a summary that checks its
 
 # In the order of tests/conftest.py. Tests wait more than they work: there are more workers than cores.
 test: setup browser ## the test suite; WORKERS=n, each with about 4 GB
-	@$(PY) -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(PY) -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-fast: setup ## what needs no broker and no Spark, with few examples of each property
 	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile -p no:schemathesis -p no:anyio
@@ -48,7 +48,7 @@ bench: setup ## each benchmark prints one JSON object
 
 chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
-	@$(PY) -m pytest -m chaos --timeout 0
+	@$(PY) -m pytest -m chaos -o faulthandler_timeout=0
 
 clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -1,0 +1,136 @@
+"""What has been received of a topic partition, in chunks, from when it comes in until Spark has committed it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from broker.position import Position
+from tracker.messages import concat, int64
+from tracker.schedule import MAX_TIME_MILLIS
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Entries that follow on one another, with all of their messages.
+
+    Attributes:
+        rows: as MESSAGES.
+        n_bytes: of these, about.
+        earliest: when the first of its messages is due, ms since the epoch.
+        start: the last entry that was read before.
+        last: the last entry that had been read when it was made.
+    """
+
+    rows: pa.Table
+    n_bytes: int
+    earliest: int
+    start: Position
+    last: Position
+
+    @property
+    def n_messages(self) -> int:
+        """At least one, so that it gets into a batch."""
+        return max(1, int(self.rows.num_rows))
+
+    def rows_between(self, after: Position, last: Position) -> pa.Table:
+        """Returns the rows of the entries after one and up to another."""
+        rows = self.rows
+        if not rows.num_rows or (after <= self.start and self.last <= last):
+            return rows
+        ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
+        wanted = ((ledgers > after.ledger_id) | ((ledgers == after.ledger_id) & (entries > after.entry_id))) & (
+            (ledgers < last.ledger_id) | ((ledgers == last.ledger_id) & (entries <= last.entry_id))
+        )
+        return rows if wanted.all() else rows.filter(pa.array(wanted))
+
+
+class ReceivedChunks:
+    """The chunks of a topic partition, and how far they are in batches. To be used by one thread at a time.
+
+    Args:
+        topic: the topic partition's name.
+        after: the last entry that an earlier run has taken in.
+    """
+
+    def __init__(self, topic: str, after: Position) -> None:
+        self._topic = topic
+        self._chunks: deque[Chunk] = deque()
+        self._late: list[pa.Table] = []  # of entries before others that are in a batch: they go with the next chunk
+        self.read_to = after  # all that comes up to here has come
+        self.last_cut = after  # the last entry that is in a batch
+        self.waiting_messages = 0  # that are in no batch yet
+        self.waiting_bytes = 0
+
+    def has_due(self, cutoff: int) -> bool:
+        """Whether any message that is in no batch yet is due at a time, ms since the epoch, or before."""
+        return any(chunk.last > self.last_cut and chunk.earliest <= cutoff for chunk in self._chunks)
+
+    def add(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
+        """Adds rows as a new chunk, or to the last one where entries come that are before its end.
+
+        Args:
+            rows: as MESSAGES.
+            n_bytes: of these.
+            last: all has come that comes up to this entry.
+        """
+        earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
+        if last > self.read_to:
+            self._chunks.append(Chunk(concat([*self._late, rows]), n_bytes, earliest, self.read_to, last))
+            self._late = []
+            self.read_to = last
+        elif self._chunks and self.read_to > self.last_cut:
+            chunk = self._chunks[-1]
+            self._chunks[-1] = replace(
+                chunk,
+                rows=concat([chunk.rows, rows]),
+                n_bytes=chunk.n_bytes + n_bytes,
+                earliest=min(chunk.earliest, earliest),
+            )
+        else:
+            _log.error(
+                "%s: entry %s came after the batches had passed it: the next has it, a stop before that loses it",
+                self._topic,
+                last,
+            )
+            self._late.append(rows)
+        self._cut_at(self.last_cut)
+
+    def cut(self, max_messages: int, max_bytes: int, up_to: Position | None) -> tuple[Position, int, int]:
+        """Takes what waits into a batch: see `Receiver.cut`."""
+        messages = n_bytes = 0
+        for chunk in self._chunks:
+            if chunk.last <= self.last_cut:
+                continue
+            if up_to is not None and chunk.last > up_to:
+                break
+            if messages and (messages + chunk.n_messages > max_messages or n_bytes + chunk.n_bytes > max_bytes):
+                break
+            messages += chunk.n_messages
+            n_bytes += chunk.n_bytes
+            end = chunk.last
+        if messages:
+            self._cut_at(end)
+        return self.last_cut, messages, n_bytes
+
+    def between(self, after: Position, last: Position) -> list[Chunk]:
+        """Returns the chunks with entries after one and up to another, which counts as taken into a batch."""
+        if last > self.last_cut:
+            self._cut_at(last)
+        return [chunk for chunk in self._chunks if chunk.last > after and chunk.start < last]
+
+    def forget(self, last: Position) -> None:
+        """Drops the chunks that come up to an entry."""
+        while self._chunks and self._chunks[0].last <= last:
+            self._chunks.popleft()
+
+    def _cut_at(self, end: Position) -> None:
+        self.last_cut = end
+        left = [chunk for chunk in self._chunks if chunk.last > end]
+        self.waiting_messages = sum(chunk.n_messages for chunk in left)
+        self.waiting_bytes = sum(chunk.n_bytes for chunk in left)
