@@ -79,6 +79,7 @@ KILLS: dict[str, Callable[[Job, EmbeddedBroker], None]] = {
     "worker": kill_worker,
     "jvm": kill_jvm,
     "broker": kill_broker,
+    "checkpoint": lose_checkpoint,
 }
 
 # As often as it can be, and so that much is removed while the test runs.
@@ -124,7 +125,7 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
 
     try:
         job.start()
-        producing = threading.Thread(target=produce)
+        producing = threading.Thread(target=produce, daemon=True)
         producing.start()
         tables = Tables(job.settings.warehouse)
         for name in ("delayed_index", "deliveries"):

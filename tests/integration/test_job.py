@@ -314,7 +314,7 @@ def test_a_start_without_a_broker_says_so_and_waits_for_it(tmp_path: Path) -> No
         status = read_status(job.settings.warehouse)
         return [] if status is None else [(trouble.kind, trouble.name) for trouble in status.troubles]
 
-    starting = threading.Thread(target=job.start)
+    starting = threading.Thread(target=job.start, daemon=True)
     try:
         starting.start()
         wait_until(lambda: told() == [(NO_BROKER, settings.service_url)], 60, "a trouble")

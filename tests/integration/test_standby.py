@@ -43,7 +43,7 @@ def test_a_standby_takes_over_from_a_killed_job_and_from_one_that_is_told_to_sto
         status = read_status(job.settings.warehouse)
         return status is not None and (status.state, status.process_id) == ("running", job.process.pid)
 
-    producing = threading.Thread(target=produce)
+    producing = threading.Thread(target=produce, daemon=True)
     try:
         first.start()
         producing.start()
