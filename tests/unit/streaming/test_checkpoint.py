@@ -172,7 +172,7 @@ def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
 
 def test_an_older_program_refuses_a_newer_warehouse(settings: Settings, tmp_path: Path) -> None:
     job = Start(settings, tmp_path / "c")
-    with mock.patch("warehouse.schemas.VERSION", 3):
+    with mock.patch("warehouse.tables.VERSION", 3):
         Start(settings, tmp_path / "c")
     before = {name: job.tables.version(name) for name in SCHEMAS}
     words = r"a newer delaylake has written the warehouse .* \(version 3, this one knows 2\): use that one"
