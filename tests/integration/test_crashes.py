@@ -22,6 +22,7 @@ from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from tests import java_client
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.maintenance.table_files import MERGES
 from warehouse.tables import Tables
@@ -169,7 +170,8 @@ def test_every_kind_of_crash_beside_maintenance_loses_doubles_and_hurries_nothin
     wait_until(lambda: now() > ended_at + BUSY_MAINTENANCE["retention"]["delayed_index_millis"], 10, "its retention")
     done = job.command("maintain")
     assert done.returncode == 0, done.stderr
-    assert job.rows("delayed_index") == []
+    # Of what was held back while the broker was away a row stays, at a time that never comes.
+    assert {row["deliver_at"] for row in job.rows("delayed_index")} <= {HELD_DELIVER_AT}
     assert run_audit(job.settings).is_clean
 
 
