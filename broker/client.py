@@ -60,8 +60,8 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
     return pulsar.Client(settings.service_url, **(arguments | options))
 
 
-def close_quietly(opened: pulsar.Client | pulsar.Producer) -> None:
-    """Closes a client or a producer; that it can't be closed goes to the debug log."""
+def close_quietly(opened: pulsar.Client | pulsar.Producer | pulsar.Consumer) -> None:
+    """Closes a client, a producer or a consumer; that it can't be closed goes to the debug log."""
     try:
         opened.close()
     except Exception as error:

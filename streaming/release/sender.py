@@ -315,17 +315,20 @@ def _schemas(settings: Settings) -> DestinationSchemas:
     return _shared_schemas[key]
 
 
-def _forget_client() -> None:
-    for owner, client in list(_shared.values()):
-        if owner == os.getpid():
-            # In the background: a connection that does not answer may take long to close.
-            threading.Thread(target=close_quietly, args=(client,), daemon=True).start()
+def _taken_clients() -> list[pulsar.Client]:
+    """Returns this process's clients, which are kept no longer."""
+    own = [client for owner, client in list(_shared.values()) if owner == os.getpid()]
     _shared.clear()
+    return own
+
+
+def _forget_client() -> None:
+    for client in _taken_clients():
+        # In the background: a connection that does not answer may take long to close.
+        threading.Thread(target=close_quietly, args=(client,), daemon=True).start()
 
 
 @atexit.register
 def _close_client() -> None:
-    for owner, client in list(_shared.values()):
-        if owner == os.getpid():
-            close_quietly(client)
-    _shared.clear()
+    for client in _taken_clients():
+        close_quietly(client)

@@ -405,13 +405,7 @@ def test_made_up_calls_are_answered_as_described(service: Service) -> None:
     for result in schema.get_all_operations():
         operation = result.ok()  # type: ignore[union-attr]
 
-        @settings(
-            max_examples=examples(40),
-            deadline=None,
-            database=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(max_examples=examples(40), database=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(), is_known=st.sampled_from([True, True, False]))
         def check(case: schemathesis.Case, is_known: bool) -> None:  # type: ignore[type-arg]
             if is_known:

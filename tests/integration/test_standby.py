@@ -20,8 +20,8 @@ def test_a_standby_takes_over_from_a_killed_job_and_from_one_that_is_told_to_sto
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
     routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
-    first, second, third = jobs = [
-        Job(tmp_path, broker.settings, routes, tracker={"max_seal_interval_millis": 1500}) for _ in range(3)
+    first, second, third, idle = jobs = [
+        Job(tmp_path, broker.settings, routes, tracker={"max_seal_interval_millis": 1500}) for _ in range(4)
     ]
     collector.collect(f"{topic}-a")
     producer = pulsar_client.create_producer(topic)
@@ -61,6 +61,9 @@ def test_a_standby_takes_over_from_a_killed_job_and_from_one_that_is_told_to_sto
         third.start(is_standby=True)
         assert second.terminate() == 0
         wait_until(lambda: delivers(third), 10, "the third one's status")
+        idle.start(is_standby=True)
+        assert idle.terminate() == 0
+        assert delivers(third)
         stopped.set()
         producing.join()
         wait_until(lambda: len(collector.received[f"{topic}-a"]) >= len(sent), 60, f"all\n{third.log}")

@@ -12,7 +12,7 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
-from broker.client import PulsarError
+from broker.client import PulsarError, close_quietly
 from broker.position import START, EntrySet, Position, SourceTopic
 from broker.topic_questions import BrokerSide
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
@@ -296,10 +296,7 @@ class Receiver:
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            try:
-                consumer.close()
-            except Exception as error:
-                _log.debug("%s: closing: %s", self.source.name, error)
+            close_quietly(consumer)
 
     def _wait_for_room(self, timeout_seconds: float | None = None) -> bool:
         with self._changed:

@@ -223,7 +223,7 @@ def test_messages_that_come_some_milliseconds_apart_are_built_together(monkeypat
     monkeypatch.setattr(streaming.source.receiving.receiver, "_CHUNK_SECONDS", 60)
     harness = Harness()
     harness.receiver.receive(Slow([*one(0), *one(1), *batch(2, 2)]))
-    assert harness.receiver.cut(max_messages=1, max_bytes=1)[1] == 4, "one chunk, which a batch takes whole"
+    assert harness.take(max_messages=1).num_rows == 4, "one chunk, which a batch takes whole"
 
 
 def test_an_entry_of_which_the_rest_does_not_come_is_not_taken_in_part() -> None:
