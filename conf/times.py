@@ -1,8 +1,11 @@
-"""Times as people write them."""
+"""Times as people write and read them."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
+
+LOCAL = "local"
 
 
 def parse_time(text: str) -> int:
@@ -25,3 +28,32 @@ def parse_time(text: str) -> int:
             f"{text!r} is no time: give ms since the epoch, or ISO 8601 with a zone, as in 2030-01-31T12:00:00Z"
         )
     return round(time.timestamp() * 1000)
+
+
+def parse_zone(name: str) -> tzinfo | None:
+    """Returns a time zone by its name, as Europe/Berlin; None: the machine's, which is called "local".
+
+    Raises:
+        ValueError: there is none; the message says what to give.
+    """
+    if name == LOCAL:
+        return None
+    try:
+        return UTC if name == "UTC" else ZoneInfo(name)
+    except (ValueError, OSError, LookupError):
+        raise ValueError(f"{name!r} is no time zone: give UTC, {LOCAL}, or a name as Europe/Berlin") from None
+
+
+def time_text(millis: int, zone: tzinfo | None = UTC) -> str:
+    """Returns a time in ISO 8601 with its zone; one beyond the year 9999 as the number that it is.
+
+    Args:
+        millis: ms since the epoch.
+        zone: None: the machine's.
+    """
+    try:
+        time = datetime.fromtimestamp(millis / 1000, zone)
+        time = time.astimezone() if zone is None else time
+    except (ValueError, OverflowError, OSError):
+        return str(millis)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

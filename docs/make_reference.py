@@ -75,7 +75,8 @@ def reference() -> str:
         "# Reference\n",
         "Made from the code by `docs/make_reference.py`.\n",
         "## Commands\n",
-        "Every command takes `-h`, `--config FILE`, `--verbose`, `--admin-url URL` and `--log-format text|json` too.\n",
+        "Every command takes `-h`, `--config FILE`, `--verbose`, `--admin-url URL`, `--log-format text|json` "
+        "and `--time-zone ZONE` (of times in text) too.\n",
         *commands(typer.main.get_command(cli.app)),
         "## REST\n",
         "| call | does | answers |\n|---|---|---|",

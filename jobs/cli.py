@@ -18,7 +18,7 @@ from jobs.logs import LogFormat
 from jobs.options import GlobalOptions, global_options
 
 # Given before or after the command.
-GLOBAL_OPTIONS = ("config", "verbose", "admin_url", "log_format")
+GLOBAL_OPTIONS = ("config", "verbose", "admin_url", "log_format", "time_zone")
 
 app = typer.Typer(
     name="delaylake",
@@ -48,6 +48,16 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _zone_name(name: str) -> str:
+    from conf.times import parse_zone
+
+    try:
+        parse_zone(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return name
+
+
 @app.callback()
 def _globals(
     context: typer.Context,
@@ -64,6 +74,15 @@ def _globals(
         LogFormat | None,
         typer.Option(help="How `run` and `api` log: text (the default), or JSON, a line each.", show_default=False),
     ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(
+            parser=_zone_name,
+            metavar="ZONE",
+            help="Of times in text: UTC (the default), local, or as Europe/Berlin.",
+            show_default=False,
+        ),
+    ] = None,
     shows_version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
@@ -73,6 +92,7 @@ def _globals(
     options.verbose = verbose or options.verbose
     options.admin_url = admin_url or options.admin_url
     options.log_format = log_format or options.log_format
+    options.time_zone = time_zone or options.time_zone
 
 
 def _take_global_options_anywhere(group: Any) -> None:

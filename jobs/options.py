@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import tzinfo
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +35,19 @@ class GlobalOptions:
     verbose: bool = False
     admin_url: str | None = None
     log_format: LogFormat | None = None
+    time_zone: str | None = None
 
     @property
     def api_url(self) -> str | None:
         """The admin API to use; None: the control topic and the tables."""
         return self.admin_url or self.settings.api.url
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The time zone of times in text; None: the machine's."""
+        from conf.times import parse_zone
+
+        return parse_zone(self.time_zone or "UTC")
 
     @cached_property
     def settings(self) -> Settings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.options import Output, OutputOption, global_options, show
+from jobs.text_table import table_text
 from warehouse.audit.accounts import Audit, run_audit
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 # The names in the printed JSON of those fields of `ComparedTopic` that are called otherwise there.
 _PRINTED_AS = {"durable": "booked", "not_durable": "not_booked"}
-
-# Width of the printed table, in characters: so wide that no topic's name is cut short.
-_WIDTH = 1_000
 
 
 def audit(
@@ -48,21 +46,18 @@ def _json(result: Audit) -> dict[str, Any]:
 
 
 def _text(result: Audit) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("topic", "subscription", box=box.SIMPLE)
-    columns = ["delivered", "taken back", "superseded", "rejected", "pending"]
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in result.counts:
-        numbers = [f"{row[column.replace(' ', '_')]:,}" for column in columns]
-        table.add_row(row["topic"].removeprefix("persistent://"), row["subscription"], *numbers)
-    console = Console(color_system=None, width=_WIDTH, markup=False, emoji=False)
-    with console.capture() as captured:
-        console.print(table)
-    lines = [line.rstrip() for line in captured.get().strip("\n").splitlines()]
+    columns = {
+        "delivered": "delivered",
+        "cancelled": "taken_back",
+        "superseded": "superseded",
+        "rejected": "rejected",
+        "pending": "pending",
+    }
+    rows = [
+        [row["topic"].removeprefix("persistent://"), row["subscription"], *(f"{row[n]:,}" for n in columns.values())]
+        for row in result.counts
+    ]
+    lines = [table_text(["topic", "subscription", *columns], rows, right=columns)]
     for kind, found in result.findings.items():
         lines.append(f"{kind.replace('_', ' ')}: {found['count']:,}")
         lines += [

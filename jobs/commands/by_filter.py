@@ -110,7 +110,7 @@ def purge(
     ]
     purged = settings.model_copy(update={"routes": tuple(routes)})
     bulk = _Bulk(topic, PendingFilter(), Change(Action.CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
-    _apply(purged, None, bulk)
+    _apply(purged, options, None, bulk)
 
 
 def command_by_filter(action: str, text: str) -> Callable[..., None]:
@@ -199,11 +199,11 @@ def _change(context: typer.Context, bulk: _Bulk) -> None:
     if not bulk.wanted.is_selective:
         raise typer.BadParameter("say which messages are meant; --due-after 0 means all")
     options = global_options(context)
-    _apply(options.settings, options, bulk)
+    _apply(options.settings, options, options.api_url, bulk)
 
 
-def _apply(settings: Settings, options: GlobalOptions | None, bulk: _Bulk) -> None:
-    """Does the work of `_change`: by the admin API where options name one, else by the control topic and the tables.
+def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk: _Bulk) -> None:
+    """Does the work of `_change`: by the admin API where one is given, else by the control topic and the tables.
 
     Raises:
         BulkError: the change was not made, or not to all messages.
@@ -216,16 +216,16 @@ def _apply(settings: Settings, options: GlobalOptions | None, bulk: _Bulk) -> No
         if n and not bulk.yes:
             if not console.is_terminal:
                 raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
-            console.print(messages_text(listed()), highlight=False, markup=False, emoji=False)
+            console.print(messages_text(listed(), options.zone), highlight=False, markup=False, emoji=False)
             typer.confirm(f"{bulk.change.action} {n:,} messages?", abort=True, err=True)
 
-    if options is not None and options.api_url is not None:
-        with rest_client(options, options.api_url) as client:
+    if api_url is not None:
+        with rest_client(options, api_url) as client:
             found = _by_rest(client, bulk, confirm)
     else:
         found = _by_control_topic(settings, bulk, confirm, console)
     if bulk.dry_run:
-        text = [f"{found['matched']:,} messages match", *([messages_text(found["messages"][:_SHOWN])])]
+        text = [f"{found['matched']:,} messages match", messages_text(found["messages"][:_SHOWN], options.zone)]
         show(bulk.output, found, "\n".join(text if found["matched"] else text[:1]))
         return
     counts = {name: n for name, n in found.items() if name != "matched" and n}

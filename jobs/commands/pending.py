@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.times import time_text
 from jobs.commands.produce import parse_property, parse_time
-from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
+from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client
+from jobs.text_table import table_text
+from jobs.watch import WatchOption, watch
 
 if TYPE_CHECKING:
     from warehouse.queries.listing import PendingFilter
@@ -63,6 +67,11 @@ def pending(
     ] = Listed.WAITING,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 100,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts by subscription instead.")] = False,
+    count: Annotated[
+        bool,
+        typer.Option("--count", help="Show how many there are instead: one that several subscriptions wait for once."),
+    ] = False,
+    every: WatchOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List the messages that wait, soonest first.
@@ -70,17 +79,24 @@ def pending(
     A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis), and one that is due sooner
     than about 10 seconds after that never.
     """
+    if stats and count:
+        raise typer.BadParameter("give --stats or --count, not both")
     wanted = filter_of(subscription, due_before, due_after, key, properties, producer_name, ledger_id, entry_id, state)
-    found = _listed(global_options(context), topic, wanted, limit, stats)
-    if stats:
-        show(output, found, _stats_text(found) if output is Output.TEXT else "")
-        return
-    lines = messages_text(found["messages"]) if output is Output.TEXT else ""
-    if found.get("isWithoutRoute"):
-        lines = f"{topic} is without a route: what comes due is held back until the settings have it again\n{lines}"
-    if found["nextCursor"]:
-        lines += "\n... and more (--limit)"
-    show(output, found, lines)
+    options = global_options(context)
+
+    def render() -> str:
+        found = _listed(options, topic, wanted, limit, stats or count)
+        if count:
+            n = found["messages"]
+            return json.dumps({"count": n}) if output is Output.JSON else str(n)
+        if output is Output.JSON:
+            return json.dumps(found)
+        return _stats_text(found, options.zone) if stats else _listing_text(topic, found, options.zone)
+
+    if every is None:
+        print(render(), flush=True)
+    else:
+        watch(render, every, output, options.zone)
 
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
@@ -146,21 +162,28 @@ def filter_of(
         raise typer.BadParameter(" ".join([*map(str, first["loc"]), first["msg"]])) from None
 
 
-def messages_text(messages: list[dict[str, Any]]) -> str:
-    """Returns messages, as the JSON of a listing has them, as lines of text."""
+def _listing_text(topic: str, found: dict[str, Any], zone: tzinfo | None) -> str:
+    lines = messages_text(found["messages"], zone)
+    if found.get("isWithoutRoute"):
+        lines = f"{topic} is without a route: what comes due is held back until the settings have it again\n{lines}"
+    return f"{lines}\n... and more (--limit)" if found["nextCursor"] else lines
+
+
+def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> str:
+    """Returns messages, as the JSON of a listing has them, as lines of text, with times in a zone (None: local)."""
     rows = [
         [
-            "held back" if m["isHeld"] else _time(m["deliverAt"]),
+            "held back" if m["isHeld"] else time_text(m["deliverAt"], zone),
             m["messageId"],
             m["key"] or "",
             ",".join(m["subscriptions"]),
         ]
         for m in messages
     ]
-    return _columns(["deliver at", "message", "key", "subscriptions"], rows)
+    return table_text(["deliver at", "message", "key", "subscriptions"], rows)
 
 
-def _stats_text(stats: dict[str, Any]) -> str:
+def _stats_text(stats: dict[str, Any], zone: tzinfo | None) -> str:
     columns = {
         "subscription": "subscription",
         "pending": "pending",
@@ -168,31 +191,17 @@ def _stats_text(stats: dict[str, Any]) -> str:
         "< 1 h": "dueWithinHour",
         "< 1 day": "dueWithinDay",
         "held back": "held",
-        "taken back": "takenBack",
+        "cancelled": "takenBack",
         "earliest": "earliest",
         "latest": "latest",
     }
+    numbers = [name for name in columns if name not in ("subscription", "earliest", "latest")]
     rows = []
     for row in stats["subscriptions"]:
-        values = {name: _time(row[name]) if name in ("earliest", "latest") else row[name] for name in columns.values()}
-        if row["isPaused"]:
-            values["subscription"] += " (paused)"
-        rows.append([f"{v:,}" if isinstance(v, int) else v for v in values.values()])
+        cells = {name: f"{row[columns[name]]:,}" for name in numbers}
+        cells |= {name: "" if row[name] is None else time_text(row[name], zone) for name in ("earliest", "latest")}
+        cells["subscription"] = row["subscription"] + (" (paused)" if row["isPaused"] else "")
+        rows.append([cells[name] for name in columns])
     age = stats["lastWriteAgeMillis"] / 1000
-    return _columns(list(columns), rows) + f"\nthe table was written {age:,.0f} s ago (version {stats['version']})"
-
-
-def _time(millis: int | None) -> str:
-    if millis is None:
-        return ""
-    try:
-        return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError):  # beyond the year 9999
-        return str(millis)
-
-
-def _columns(names: list[str], rows: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
-    return "\n".join(
-        "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in [names, *rows]
-    )
+    table = table_text(list(columns), rows, right=numbers)
+    return f"{table}\nthe table was written {age:,.0f} s ago (version {stats['version']})"

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf.errors import DelayLakeError, one_line
+from conf.times import time_text
 from jobs.commands.produce import parse_time
-from jobs.options import Output, OutputOption, global_options
+from jobs.options import global_options
+from jobs.text_table import table_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# Columns of these names, and the first and last of them, are times, ms since the epoch. A column that is computed from
+# others has another name, unless the query gives it one.
+_TIME = re.compile(r"((min|max|first_value|last_value)\()?(\w+\.)*\w+_(at|time)\)?")
+
+
+class SqlOutput(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
 
 
 class SqlError(DelayLakeError):
@@ -33,42 +48,80 @@ def sql(
             help="As it was then: ISO 8601 with a zone, or ms since the epoch.",
         ),
     ] = None,
-    output: OutputOption = Output.TEXT,
+    output: Annotated[
+        SqlOutput, typer.Option("--output", help="How to print: for people, or JSON or CSV alone on stdout.")
+    ] = SqlOutput.TEXT,
 ) -> None:
     """Query the tables (delayed_index, deliveries, outcomes, entries, rejects, schemas) and views.
 
     The views: pending, schedule, lateness, cancellations, funnel, subscriptions. SQL as DataFusion has it. With
-    --output json a row is an object, one a line.
+    --output json a row is an object, one a line. Times in columns as deliver_at are ms since the epoch; as text they
+    are printed in --time-zone.
     """
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
     from warehouse.views import Warehouse
 
     text = sys.stdin.read() if query == "-" else query
     if text.split(maxsplit=1)[:1] == [] or text.split(maxsplit=1)[0].upper() not in ("SELECT", "WITH", "EXPLAIN"):
         raise SqlError('a SELECT is needed: delaylake sql "SELECT * FROM schedule LIMIT 20"')
+    options = global_options(context)
     try:
-        rows = Warehouse(global_options(context).settings, as_of).sql(text)
+        rows = Warehouse(options.settings, as_of).sql(text)
+    except TableNotFoundError:
+        raise SqlError(f"no tables in {options.settings.warehouse}: has the job run?") from None
     except DeltaError as error:
         raise SqlError(one_line(error)) from error
-    if output is Output.JSON:
+    if output is SqlOutput.JSON:
         for row in rows.to_pylist():
             print(json.dumps(_plain(row)))
+    elif output is SqlOutput.CSV:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(rows.column_names)
+        writer.writerows([_cell(value) for value in row] for row in _rows(rows))
     else:
-        _print(rows)
+        print(_text(rows, options.zone))
 
 
-def _print(rows: pa.Table) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    """The values of each row; a query may give two columns the same name."""
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
-    table = Table(*rows.column_names, box=box.SIMPLE)
-    for row in rows.to_pylist():
-        table.add_row(*("" if value is None else str(_plain(value)) for value in row.values()))
-    # Lines are cut on a terminal only. The values are data: `7:0:-1:-1` has no emoji, and `[x]` no style in it.
-    width = None if Console().is_terminal else 10_000
-    Console(width=width, markup=False, emoji=False).print(table)
+
+def _text(table: pa.Table, zone: tzinfo | None) -> str:
+    from pyarrow import types
+
+    names = table.column_names
+    is_time = [types.is_int64(field.type) and _TIME.fullmatch(field.name) is not None for field in table.schema]
+    numbers = [
+        field.name
+        for field, at in zip(table.schema, is_time, strict=True)
+        if not at and (types.is_integer(field.type) or types.is_floating(field.type))
+    ]
+    rows = [
+        [_time(value, zone) if at else _cell(value, zone) for value, at in zip(row, is_time, strict=True)]
+        for row in _rows(table)
+    ]
+    return table_text(names, rows, right=numbers)
+
+
+def _time(millis: int | None, zone: tzinfo | None) -> str:
+    """A time as people read it, given in ms since the epoch. 0 and less are not set, or none that anybody means."""
+    from tracker.commands.moves import HELD_DELIVER_AT
+
+    if millis is None or millis <= 0:
+        return "" if millis is None else str(millis)
+    return "held back" if millis == HELD_DELIVER_AT else time_text(millis, zone)
+
+
+def _cell(value: Any, zone: tzinfo | None = UTC) -> str:
+    """A value as text: a timestamp, which is in UTC, in a zone (None: the machine's); maps and lists as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC).astimezone(zone).isoformat().replace("+00:00", "Z")
+    plain = _plain(value)
+    return json.dumps(plain) if isinstance(plain, dict | list) else str(plain)
 
 
 def _plain(value: Any) -> Any:

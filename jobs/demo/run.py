@@ -241,7 +241,7 @@ class DemoRun:
             "scheduled": f"{self._produced:,}",
             "pending": f"{max(0, self._scheduled_copies - delivered - cancelled):,}",
             "delivered": f"{delivered:,}",
-            "taken back": f"{cancelled:,}",
+            "cancelled": f"{cancelled:,}",
             "rejected": f"{consumers.rejected:,}",
             "late p50": "-" if late["p50"] is None else f"{late['p50']:.0f} ms",
             "late p99": "-" if late["p99"] is None else f"{late['p99']:.0f} ms",

@@ -70,6 +70,7 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
         stats = done("pending", topic, "--stats")["subscriptions"]
         assert [(s["pending"], s["dueWithinHour"], s["takenBack"]) for s in stats] == [(32, 32, 2), (33, 33, 1)]
         assert (stats[0]["earliest"], stats[0]["latest"]) == (due + 2, due + 100)
+        assert done("pending", topic, "--count") == {"count": 33}
 
         k1 = ("topics", "cancel-by-filter", topic, "--key", "k1")
         matching = done(*k1, "--dry-run")
@@ -110,6 +111,7 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
             rest = ("--admin-url", str(api.base_url))
             cancelled = done(*rest, "pending", topic, "-s", "a", "--key", "k1", "--state", "takenBack")["messages"]
             assert [m["deliverAt"] - due for m in cancelled] == [*range(1, 30, 3)]
+            assert done(*rest, "pending", topic, "-s", "a", "--count") == {"count": n_pending(subscription="a")}
             k1_red = ("--key", "k1", "--property", "color=red", "--due-after", str(due + 10), "--yes")
             undone = done(*rest, "topics", "restore-by-filter", topic, "-s", "a", *k1_red)
             assert undone == {"applied": 3, "tooLate": 0, "matched": 3}  # 13, 19, 25

@@ -220,12 +220,13 @@ class Pending:
     def stats(self) -> dict[str, Any]:
         """Counts for each subscription the messages that are pending, due soon or held back, as the admin API gives it.
 
+        `messages` is as `count`: a message that several subscriptions wait for counts once.
         `earliest` and `latest` are when the first and the last message are due, ms since the epoch. `takenBack` does
         not go by the filter: it counts the topic's messages, and whole entries, that were cancelled and would be due
         later.
         """
         names = [s.name for s in self.subscriptions]
-        columns = []
+        columns = [f"count(*) FILTER (WHERE {WAITS} <> 0) AS messages"]
         for i in range(len(names)):
             waits = f"{WAITS} & {1 << i} <> 0"
             columns += [f"count(*) FILTER (WHERE {waits}) AS pending_{i}"]
@@ -257,6 +258,7 @@ class Pending:
             "version": self.version,
             "asOf": self.as_of,
             "lastWriteAgeMillis": max(0, self.as_of - written_at),
+            "messages": counts["messages"],
             "subscriptions": [
                 {
                     "subscription": name,

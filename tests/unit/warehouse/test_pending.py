@@ -219,6 +219,7 @@ def test_the_statistics_count_by_subscription(warehouse: Warehouse) -> None:
         "takenBack": 0,
     }
     assert (b["pending"], b["dueWithinMinute"], b["earliest"], b["takenBack"]) == (3, 0, NOW + 1_800_000, 2)
+    assert stats["messages"] == warehouse.pending().count() == 4
     assert (stats["version"], stats["asOf"]) == (warehouse.tables.version("delayed_index"), NOW)
     written_at = DeltaTable(warehouse.tables.path("delayed_index")).history(1)[0]["timestamp"]
     assert stats["lastWriteAgeMillis"] == max(0, NOW - written_at)

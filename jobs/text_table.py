@@ -1,0 +1,103 @@
+"""Tables as text, for people: what has no room in a line is folded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Sequence
+
+_WIDTH = 120  # of a line where there is no terminal, and COLUMNS does not say it
+_LEAST = 16  # a column is folded to this width at the least
+_GAP = "  "
+_BREAKS = " ,/"
+
+
+def table_text(
+    names: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = (), width: int | None = None
+) -> str:
+    """Returns a table as lines that end at a width.
+
+    Columns of text are folded, each cell within its column. Where they get too narrow, each row is written as lines of
+    its own, a line for a column.
+
+    Args:
+        names: of the columns.
+        rows: the cells, (rows, columns). Characters that would not be shown as they are, are escaped.
+        right: names of columns that are aligned at the right, and not folded: numbers.
+        width: characters in a line; None: those of the terminal, else COLUMNS in the environment, else 120.
+    """
+    width = width or shutil.get_terminal_size((_WIDTH, 24)).columns
+    shown = [[_printable(cell) for cell in row] for row in rows]
+    natural = [max(map(_cells, column)) for column in zip(names, *shown, strict=True)]
+    widths = _folded(natural, [name in right for name in names], width)
+    if widths is None:
+        return _records(names, shown)
+    lines: list[str] = []
+    for row in [names, *shown]:
+        parts = [_fold(cell, w) for cell, w in zip(row, widths, strict=True)]
+        for i in range(max(map(len, parts))):
+            line = [part[i] if i < len(part) else "" for part in parts]
+            lines.append(_GAP.join(map(_aligned, line, widths, (name in right for name in names))).rstrip())
+    return "\n".join(lines)
+
+
+def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] | None:
+    """Returns the columns' widths with which a row fits into a line; None: there are none."""
+    widths = list(natural)
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    while excess > 0:
+        can_fold = [w for w, fixed in zip(widths, is_number, strict=True) if not fixed and w > _LEAST]
+        if not can_fold:
+            return None
+        widest = max(can_fold)
+        i = next(i for i, w in enumerate(widths) if w == widest and not is_number[i])
+        # Not below the next one in width: these two are then folded alike.
+        least = max([w for w in can_fold if w < widest], default=_LEAST)
+        cut = min(excess, max(1, widest - least))
+        widths[i] -= cut
+        excess -= cut
+    return widths
+
+
+def _records(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns each row as a numbered heading, and a line for each column that is not empty."""
+    length = max(map(_cells, names))
+    lines = []
+    for number, row in enumerate(rows, 1):
+        lines.append(f"-- {number} --")
+        lines += [f"{_aligned(name, length, False)}{_GAP}{cell}" for name, cell in zip(names, row, strict=True) if cell]
+    return "\n".join(lines)
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """Returns a text in lines of a width: broken after one of _BREAKS where there is one in a line's second half."""
+    from rich.cells import chop_cells
+
+    lines = []
+    while _cells(text) > width:
+        line = chop_cells(text[:width], width)[0]
+        end = max(map(line.rfind, _BREAKS)) + 1
+        end = end if end > len(line) // 2 else len(line)
+        lines.append(text[:end])
+        text = text[end:]
+    return [*lines, text]
+
+
+def _aligned(text: str, width: int, is_right: bool) -> str:
+    space = " " * (width - _cells(text))
+    return space + text if is_right else text + space
+
+
+def _cells(text: str) -> int:
+    """Returns how many places of a line a text takes: of some scripts each character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _printable(text: str) -> str:
+    """Returns a text without line ends, and without characters that would control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,98 @@
+"""What `sql`, `pending` and `status` print for people, and what for programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from status.job_status import StatusWriter
+from tests.conftest import run_here
+from tests.messages import TOPIC
+from tracker.commands.moves import HELD_DELIVER_AT
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
+
+DUE = int(time.time() + 86_400) // 60 * 60_000
+SUMMER = 1_909_130_400_123  # 2030-07-01T10:00:00.123Z
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}]
+    warehouse = f"file:{tmp_path}/warehouse"
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump({"warehouse": warehouse, "routes": routes}))
+    return tmp_path
+
+
+def said(folder: Path, *arguments: str, code: int = 0) -> str:
+    done = run_here("--config", str(folder / "settings.yaml"), *arguments)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def seal(folder: Path, *times: int, key: str = "k") -> None:
+    tables = Tables(f"file:{folder}/warehouse")
+    tables.create()
+    rows = [
+        {"topic": TOPIC, "partition": -1, "ledger_id": 7, "entry_id": i, "batch_index": -1, "batch_size": 1}
+        | {"operation": "DELAY", "deliver_at": at, "key": key, "publish_time": 1, "producer_name": "p"}
+        for i, at in enumerate(times)
+    ]
+    columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in SCHEMAS["delayed_index"]]
+    tables.append("delayed_index", pa.table(columns, schema=SCHEMAS["delayed_index"]), {})
+
+
+def test_times_are_printed_as_people_read_them_and_ms_for_programs(folder: Path) -> None:
+    seal(folder, SUMMER, HELD_DELIVER_AT)
+    query = "SELECT entry_id, deliver_at, deliver_at - 1 AS before FROM delayed_index ORDER BY entry_id"
+    assert said(folder, "sql", query).splitlines() == [
+        "entry_id  deliver_at                         before",
+        "       0  2030-07-01T10:00:00.123Z    1909130400122",
+        f"       1  held back                 {HELD_DELIVER_AT - 1}",
+    ]
+    zone = ("--time-zone", "Europe/Berlin")
+    assert "2030-07-01T12:00:00.123+02:00" in said(folder, "sql", query, *zone)
+    minute = "SELECT minute FROM schedule"
+    assert "2030-07-01T12:00:00+02:00" in said(folder, "sql", minute, *zone)
+    largest = said(folder, "sql", "SELECT min(deliver_at), max(d.deliver_at) FROM delayed_index AS d")
+    assert "2030-07-01T10:00:00.123Z" in largest
+    assert [json.loads(line) for line in said(folder, "sql", minute, "--output", "json").splitlines()] == [
+        {"minute": "2030-07-01T10:00:00Z"}
+    ] * 2
+    rows = csv.reader(said(folder, "sql", query, *zone, "--output", "csv").splitlines())
+    assert [*rows][:2] == [["entry_id", "deliver_at", "before"], ["0", str(SUMMER), str(SUMMER - 1)]]
+    assert "2030-07-01T12:00:00.123+02:00" in said(folder, "pending", TOPIC, *zone)
+    assert "no time zone" in said(folder, "pending", TOPIC, "--time-zone", "Mars/Base", code=2)
+
+
+def test_what_is_too_wide_is_folded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    seal(folder, SUMMER, key="a key " * 30)
+    for arguments in (["sql", "SELECT * FROM delayed_index"], ["pending", TOPIC], ["pending", TOPIC, "--stats"]):
+        lines = said(folder, *arguments).splitlines()
+        assert [line for line in lines if len(line) > 80 and not line.startswith("key ")] == [], arguments
+
+
+def test_what_waits_is_counted_once_whoever_waits_for_it(folder: Path) -> None:
+    seal(folder, DUE, DUE + 1, DUE + 2)
+    assert said(folder, "pending", TOPIC, "--count") == "3\n"
+    assert json.loads(said(folder, "pending", TOPIC, "--count", "--output", "json")) == {"count": 3}
+    assert said(folder, "pending", TOPIC, "--count", "--due-before", str(DUE + 2)) == "2\n"
+    assert "not both" in said(folder, "pending", TOPIC, "--count", "--stats", code=2)
+
+
+def test_of_a_job_that_has_done_nothing_no_figures_are_told(folder: Path) -> None:
+    assert "no job has run on the warehouse" in said(folder, "status", code=1)
+    assert "no tables" in said(folder, "sql", "SELECT 1", code=1)
+    with StatusWriter(f"file:{folder}/warehouse", 1) as status:
+        status._write()
+        told = said(folder, "status")
+    assert told.startswith("starting, started 2")
+    assert "it has made no batch since: what waits is not known" in told
+    assert "pending" not in told

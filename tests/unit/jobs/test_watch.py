@@ -1,0 +1,86 @@
+"""`--watch`: shown anew until Ctrl-C, on a terminal and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conf.errors import DelayLakeError
+from jobs.options import Output
+from jobs.watch import watch
+from tests.conftest import PROGRAM, RUN_SECONDS
+
+
+def looks(*answers: str | Exception) -> tuple[Callable[[], str], Callable[[float], None]]:
+    """What to show at each look, and a pause that is Ctrl-C after the last one."""
+    left = list(answers)
+
+    def render() -> str:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 3
+        if not left:
+            raise KeyboardInterrupt
+
+    return render, sleep
+
+
+def test_without_a_terminal_it_is_printed_again_with_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    render, sleep = looks("one", DelayLakeError("no tables"), "two")
+    watch(render, 3, Output.TEXT, sleep=sleep)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line and not line.endswith("Z")] == ["one", "error: no tables", "two"]
+    assert sum(line.endswith("Z") for line in lines) == 3
+
+
+def test_with_json_each_look_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    render, sleep = looks('{"n": 1}', '{"n": 2}')
+    watch(render, 3, Output.JSON, sleep=sleep)
+    assert [json.loads(line)["n"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
+
+
+def test_what_is_wrong_at_the_first_look_ends_it() -> None:
+    render, sleep = looks(DelayLakeError("no such topic"))
+    with pytest.raises(DelayLakeError, match="no such topic"):
+        watch(render, 3, Output.TEXT, sleep=sleep)
+
+
+def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f"warehouse: file:{tmp_path}/warehouse\n")
+    terminal, side = pty.openpty()
+    job = subprocess.Popen(
+        [sys.executable, PROGRAM, "--config", settings, "status", "--watch", "0.2"],
+        stdin=side, stdout=side, stderr=side, start_new_session=True,
+    )  # fmt: skip
+    os.close(side)
+    shown, until = b"", time.monotonic() + RUN_SECONDS
+    while shown.count(b"\x1b[H") < 3 and time.monotonic() < until:
+        shown += os.read(terminal, 65_536)
+    job.send_signal(signal.SIGINT)
+    try:
+        while part := os.read(terminal, 65_536):
+            shown += part
+    except OSError:  # the program has closed its side
+        pass
+    os.close(terminal)
+    assert job.wait(RUN_SECONDS) == 0, shown
+    text = shown.decode()
+    assert text.count("\x1b[2J") == 1
+    assert "no job has run on the warehouse" in text
+    assert "every 0.2 s; Ctrl-C ends" in text
+    assert "Traceback" not in text
+    assert "aborted" not in text
