@@ -27,6 +27,7 @@ class InputKind:
     PAUSE_CHANGES = "switches"  # body: JSON
     KNOWN_MESSAGES = "found"
     PAYLOAD_ROWS = "kept"
+    PACE = "pace"  # body: JSON
     REJECTED_COMMANDS = "no_commands"
     NOTES = "notes"  # of new messages of this shard's entries that are in other shards
     REJECTED = "rejected"  # what was rejected while the topic for that could not be written

@@ -43,7 +43,7 @@ MESSAGES = pa.schema(
         ("ordering_key_bytes", pa.binary()),  # an ordering key that is not UTF-8
         ("key_encoding", pa.string()),  # base64: the key is bytes, of which the broker has the base64; null: it is text
         ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
-        ("was_due", pa.int64()),  # of a message that was held back and goes out now: when it was due; null: deliver_at
+        ("was_due", pa.int64()),  # of a message that is or was held back: when it was due; null: deliver_at
         ("schedule_key", pa.string()),  # of messages with the same one of a topic one is delivered; null: none
         ("key_since", pa.int64()),  # when the first message since the key began anew was published; null: not known
     ]

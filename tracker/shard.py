@@ -18,10 +18,10 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.cancelled import Compression
 from tracker.commands.control import Control
 from tracker.commands.giving_up import GivenUp, GivingUp
-from tracker.commands.holding import RELEASED_A_SECOND
 from tracker.commands.match import with_released
 from tracker.commands.moment import Moment
 from tracker.commands.moves import HELD_DELIVER_AT, held
+from tracker.commands.pace import PACE_MILLIS, PACE_ROWS, Pace
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.repeats import FirstAnswers, no_answers
 from tracker.commands.schema import (
@@ -106,6 +106,7 @@ class TickInput:
     rejected: pa.Table = field(default_factory=MESSAGES.empty_table)
     # Topics with a route again, or with a subscription that is new: `payload_rows` has the rows held back for them.
     reinstated: Collection[str] = ()
+    pace: Pace = field(default_factory=dict)  # at which rows that were held back go out, of all shards' rows
 
 
 @dataclass
@@ -181,7 +182,7 @@ class Shard:
                 moment, highest_cutoff=highest_cutoff, waiting=self._tracker.waiting(released + 1, highest_cutoff)
             )
         effects = Effects()
-        self._control.unwritable = self._unwritable(tick)
+        self._control.begin(self._unwritable(tick), tick_input.pace)
         open_releases = self._open_releases(tick)
         opened = self._in_flight.confirm(tick.confirmed, open_releases)
         kept_open = concat([self._control.keep_open(release.rows, moment) for release in opened])
@@ -376,9 +377,9 @@ class Shard:
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.
 
-        Of many, RELEASED_A_SECOND are sent a second: the rest waits in the tracker.
+        Of many, PACE_ROWS are sent each PACE_MILLIS: the rest waits in the tracker.
         """
-        times = tick.now + np.arange(rejects.num_rows) // RELEASED_A_SECOND * 1000
+        times = tick.now + np.arange(rejects.num_rows) // PACE_ROWS * PACE_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
     def _unwritable(self, tick: Tick) -> dict[str, int]:

@@ -32,6 +32,7 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("schema_version"),
         MESSAGES.field("schedule_key"),
         MESSAGES.field("key_since"),
+        MESSAGES.field("was_due"),
     ]
 )
 

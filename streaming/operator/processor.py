@@ -17,6 +17,7 @@ from streaming.operator.spark_store import SparkStore
 from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.cancelled import Compression
+from tracker.commands.pace import Pace
 from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, Rebuilt
 from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
@@ -91,6 +92,7 @@ class Operator:
         offset: Offset | None = None
         request_ids: dict[str, int] = {}
         pause_changes: list[PauseChange] = []
+        pace: Pace = {}
         rebuilt_meta: dict[str, Any] | None = None
         tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
         for row in rows:
@@ -100,6 +102,8 @@ class Operator:
                 request_ids = json.loads(row.body)
             elif row.kind == InputKind.PAUSE_CHANGES:
                 pause_changes = [PauseChange(**change) for change in json.loads(row.body)]
+            elif row.kind == InputKind.PACE:
+                pace = json.loads(row.body)
             elif row.kind == InputKind.REBUILT:
                 rebuilt_meta = json.loads(row.body)
             else:
@@ -148,6 +152,7 @@ class Operator:
             first_answers=first_answers,
             reinstated={topic for topic, _ in offset.reinstated},
             rejected=concat(tables[InputKind.REJECTED]),
+            pace=pace,
         )
         effects = shard.apply(offset.to_tick(), tick_input)
 

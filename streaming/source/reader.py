@@ -27,6 +27,7 @@ from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
 from tracker.commands.decode import decode
 from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.pace import pace
 from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import concat, int64, pack, unpack, where
 from warehouse.known_routes import KnownRoutes
@@ -142,7 +143,8 @@ class SourceReader:
             parts = self._read_rebuilt(partition)
         elif isinstance(partition, HeldPart):
             chosen = [(topic, name) for topic, name in partition.subscriptions]
-            parts = split(find_held(self._tables, partition.version, chosen), InputKind.PAYLOAD_ROWS, self._shard_keys)
+            rows = find_held(self._tables, partition.version, chosen)
+            parts = [*self._pace(rows), *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
             parts = split(rows, InputKind.REJECTED, self._shard_keys)
@@ -156,7 +158,8 @@ class SourceReader:
         # What is held back for paused subscriptions may be much, and stays in the table.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
-        parts = split(self._held(partition.version, routes, going_on), InputKind.PAYLOAD_ROWS, self._shard_keys)
+        held = self._held(partition.version, routes, going_on)
+        parts = [*self._pace(held), *split(held, InputKind.PAYLOAD_ROWS, self._shard_keys)]
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
             parts.append((key, InputKind.REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]
@@ -172,12 +175,15 @@ class SourceReader:
         resumed: dict[str, int] = defaultdict(int)
         for change in decoded.pause_changes:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
+        resumes: list[tuple[int, str, bytes]] = []
         if any(resumed.values()):
             others = where(payload_rows, int64(payload_rows, "deliver_at") < HELD_DELIVER_AT)
-            payload_rows = concat([others, self._held(partition.versions[0], routes, resumed)])
+            held = self._held(partition.versions[0], routes, resumed)
+            payload_rows, resumes = concat([others, held]), self._pace(held)
         request_ids = json.dumps(decoded.request_ids).encode()
         pause_changes_json = json.dumps([asdict(change) for change in pause_changes]).encode()
         return [
+            *resumes,
             *((key, InputKind.REQUEST_IDS, request_ids) for key in self._shard_keys),
             *((key, InputKind.PAUSE_CHANGES, pause_changes_json) for key in self._shard_keys if pause_changes),
             *split(payload_rows, InputKind.PAYLOAD_ROWS, self._shard_keys),
@@ -197,6 +203,11 @@ class SourceReader:
             if subscriptions.get(topic, 0) >> number & 1 and not subscription.is_removed
         ]
         return find_held(self._tables, version, chosen)
+
+    def _pace(self, held: pa.Table) -> list[tuple[int, str, bytes]]:
+        """Returns for each shard the pace at which messages that were held back go out."""
+        steps = json.dumps(pace(held)).encode()
+        return [(key, InputKind.PACE, steps) for key in self._shard_keys]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Is told that the batches up to an offset are done."""

@@ -16,6 +16,7 @@ from tracker.commands.holding import Holding
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.operations import Operations
+from tracker.commands.pace import Pace
 from tracker.commands.outcome_rows import answer
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.remaining import Remaining
@@ -97,14 +98,14 @@ class Control:
         """The number of commands' rows that wait for their message."""
         return len(self._waiting)
 
-    @property
-    def unwritable(self) -> Mapping[str, int]:
-        """By topic a mask of the subscriptions whose destinations are unwritable; set for each tick."""
-        return self._holding.unwritable
+    def begin(self, unwritable: Mapping[str, int], pace: Pace) -> None:
+        """Begins a tick.
 
-    @unwritable.setter
-    def unwritable(self, masks: Mapping[str, int]) -> None:
-        self._holding.unwritable = masks
+        Args:
+            unwritable: by topic a mask of the subscriptions whose destinations are unwritable.
+            pace: at which `release_held` has rows go out.
+        """
+        self._holding.unwritable, self._holding.pace = unwritable, pace
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.commands.moment import Moment
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.operations import Operations
+from tracker.commands.pace import PACE_MILLIS, Pace, step_of
 from tracker.commands.remaining import Remaining
 from tracker.commands.schema import PauseChange
 from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, typed, with_columns
 from tracker.subscriptions import Subscriptions, by_topic
-
-# So many messages that were held back does a shard hand out a second, so that its releases are of moderate size.
-RELEASED_A_SECOND = 5_000
 
 # Messages that are moved together in one tick: so many have sequences of their own, and keep their order.
 _MAX_IN_ORDER = 1 << 19
@@ -41,6 +40,7 @@ class Holding:
     Attributes:
         paused: as above.
         unwritable: by topic a mask of the subscriptions whose destinations are unwritable; set for each tick.
+        pace: of what `release` moves; set for each tick.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Holding:
         self._remembered_millis = remembered_millis
         self.paused = paused
         self.unwritable: Mapping[str, int] = {}
+        self.pace: Pace = {}
 
     def pause(self, changes: Iterable[PauseChange]) -> None:
         """Pauses and resumes subscriptions."""
@@ -81,9 +82,9 @@ class Holding:
             return masks
         held_back = masks & by_topic(rows, self._held_back)
         for subscription in range(int(held_back.max(initial=0)).bit_length()):
-            held = np.flatnonzero(held_back >> subscription & 1)
-            times = np.full(len(held), HELD_DELIVER_AT)
-            self._operations.move(rows.take(pa.array(held)), subscription, times, self._in_order(held, moment))
+            held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
+            times, was_due = np.full(held.num_rows, HELD_DELIVER_AT), pc.coalesce(held["was_due"], held["deliver_at"]).to_numpy()
+            self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
         return masks & ~held_back
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
@@ -111,7 +112,7 @@ class Holding:
     def release(self, rows: pa.Table, moment: Moment) -> None:
         """Moves messages that were held back to now, for the subscriptions that are not held back any more.
 
-        Of many messages RELEASED_A_SECOND are moved to each second from now on, in the order in which they were due.
+        Many of them go at the `pace`, in the order in which they were due.
 
         Args:
             rows: as MESSAGES, this shard's rows at HELD_DELIVER_AT; those that a later move has replaced are ignored.
@@ -132,16 +133,30 @@ class Holding:
             if len(released):
                 _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
                 released = released[np.sort(first)]
-                chosen, due = rows.take(pa.array(released)), until[released] - self._remembered_millis
-                # All were due by the last cutoff. A later time is how long a rebuild keeps the move: sequences order.
-                last_due = max(moment.released, moment.highest_cutoff)
-                order_known = np.where(due > last_due, sequences[released], 0)
-                due = np.minimum(due, last_due)
-                order = np.lexsort([*message_ids(chosen)[::-1], order_known, due])
-                chosen = with_columns(chosen.take(pa.array(order)), was_due=pa.array(due[order]))
-                times = np.maximum(moment.now + np.arange(len(due)) // RELEASED_A_SECOND * 1000, due[order])
-                self._operations.move(chosen, subscription, times, self._in_order(due, moment))
+                chosen, known = rows.take(pa.array(released)), rows["was_due"].fill_null(0).to_numpy()[released]
+                # A row of an earlier version does not tell when it was due: by the last cutoff it was.
+                latest = max(moment.released, moment.highest_cutoff)
+                due = np.where(known > 0, known, np.minimum(until[released] - self._remembered_millis, latest))
+                order = np.lexsort([*message_ids(chosen)[::-1], sequences[released], due, known])
+                chosen, due = chosen.take(pa.array(order)), due[order]
+                times = np.maximum(moment.now + self._after(chosen, subscription, known[order]), due)
+                self._operations.move(chosen, subscription, times, self._in_order(due, moment), due)
                 self._remaining.unwanted_moves += len(due)  # the rows that were held back
+
+    def _after(self, rows: pa.Table, subscription: int, due: Int64Array) -> Int64Array:
+        """Returns how long after now rows go out that were due at `due`, which is ascending, by the pace: ms, (rows,).
+
+        Args:
+            rows: as MESSAGES.
+            subscription: its number.
+            due: int64, (rows,), ms since the epoch; 0 where it is not known.
+        """
+        after = np.zeros(len(due), np.int64)
+        for topic in pc.unique(rows["topic"]).to_pylist() if self.pace else ():
+            if steps := self.pace.get(topic, {}).get(self._subscriptions.names[topic][subscription]):
+                of_topic = np.flatnonzero(pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False))
+                after[of_topic] = step_of(due[of_topic], steps) * PACE_MILLIS
+        return after
 
     def _held_back(self, topic: str) -> int:
         """A mask of the topic's subscriptions that are held back now."""

@@ -68,7 +68,14 @@ class Operations:
         }
         self._cancels.add(pa.table([values[f.name] for f in CANCEL_ROWS], schema=CANCEL_ROWS))
 
-    def move(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> None:
+    def move(
+        self,
+        rows: pa.Table,
+        subscription: int,
+        times: Int64Array,
+        sequence: int | Int64Array,
+        was_due: Int64Array | None = None,
+    ) -> None:
         """Gives messages another row, at another time, for one subscription; `take_moves` returns these rows.
 
         Args:
@@ -76,17 +83,28 @@ class Operations:
             subscription: its number.
             times: int64, (rows,), ms since the epoch: when the new rows are due.
             sequence: of all moves, or int64, (rows,).
+            was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
         """
-        self._moves.append(self.moved(rows, subscription, times, sequence))
+        self._moves.append(self.moved(rows, subscription, times, sequence, was_due))
 
-    def moved(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int | Int64Array) -> pa.Table:
+    def moved(
+        self,
+        rows: pa.Table,
+        subscription: int,
+        times: Int64Array,
+        sequence: int | Int64Array,
+        was_due: Int64Array | None = None,
+    ) -> pa.Table:
         """Moves messages as `move` does, but returns the new rows, as MESSAGES."""
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._remembered_millis
         self._moved.put(subscription, *position, np.full(n, sequence), times, until)
         names = self._subscriptions.names_of(rows["topic"], subscription)
         sequences = pa.array(np.full(n, sequence))
-        moved = with_columns(rows, deliver_at=pa.array(times), subscription=names, sequence=sequences)
+        due_before = pa.nulls(n, pa.int64()) if was_due is None else pa.array(was_due)
+        moved = with_columns(
+            rows, deliver_at=pa.array(times), subscription=names, sequence=sequences, was_due=due_before
+        )
         # The MOVE row tells which of the two counts, so it stays until both are past.
         self.add("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
         return moved

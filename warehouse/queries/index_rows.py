@@ -13,6 +13,7 @@ from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, command_positions
 from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed, where
 from tracker.wire.delaylake_pb2 import Result
+from warehouse.pending import are_moved_on
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 from warehouse.tables import Tables, any_of, literal, ranges_of
 
@@ -120,14 +121,21 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
     """Reads the sealed rows of messages that are held back for subscriptions, as MESSAGES.
 
+    A message that a later move has taken from there is left out, if that move is sealed.
+
     Args:
         version: of the delayed index.
         subscriptions: (topic, subscription) of each.
     """
-    own = [f"(topic = {literal(topic)} AND subscription = {literal(name)})" for topic, name in subscriptions]
-    condition = f"deliver_at = {HELD_DELIVER_AT} AND operation = 'DELAY' AND ({' OR '.join(own) or 'false'})"
-    sql = f"SELECT * FROM delayed_index WHERE {condition}"  # noqa: S608
-    return typed(tables.query("delayed_index", sql, version), MESSAGES)
+    sql = f"SELECT {{}} FROM delayed_index WHERE deliver_at = {HELD_DELIVER_AT} AND operation = {{}} AND {{}}"  # noqa: S608
+    found = []
+    for topic, name in subscriptions:
+        own = f"topic = {literal(topic)} AND subscription = {literal(name)}"
+        rows = tables.query("delayed_index", sql.format("*", "'DELAY'", own), version)
+        columns = "ledger_id, entry_id, batch_index, sequence"
+        moves = tables.query("delayed_index", sql.format(columns, "'MOVE'", own), version)
+        found.append(typed(where(rows, ~are_moved_on(rows, moves)), MESSAGES))
+    return concat(found)
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:

@@ -395,6 +395,18 @@ def test_what_is_held_back_for_who_is_paused_is_not_read(tmp_path: Path) -> None
     assert find_held(tables, tables.version("delayed_index"), []).num_rows == 0
 
 
+def test_what_went_on_from_there_is_not_read_as_held_back(tmp_path: Path) -> None:
+    _, tables = make(tmp_path)
+    held = [one(HELD_DELIVER_AT, entry_id=i, subscription="a", topic=TOPIC, sequence=5) for i in range(3)]
+    moves = [
+        one(HELD_DELIVER_AT, operation="MOVE", topic=TOPIC, entry_id=i, subscription=name, sequence=sequence)
+        for i, name, sequence in [(0, "a", 5), (1, "a", 6), (2, "b", 6)]
+    ]
+    tables.append("delayed_index", rows("delayed_index", [*held, *moves]), {})
+    found = find_held(tables, tables.version("delayed_index"), [(TOPIC, "a")])
+    assert found["entry_id"].to_pylist() == [0, 2]
+
+
 def test_what_was_imported_does_not_come_again() -> None:
     table = pa.table({"topic": ["x"], "partition": [-1], "ledger_id": [FIRST_IMPORTED_LEDGER], "entry_id": [0]})
     assert not is_not_durable(table, {"x": Position(1, 1)}).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
 from tracker.commands.moves import held
+from tracker.commands.pace import pace
 from tracker.commands.schema import KNOWN, PauseChange
 from tracker.in_flight import PLACE
 from tracker.messages import concat, with_columns
@@ -115,6 +117,34 @@ def test_what_several_shards_held_back_is_in_order_together_also_what_came_late(
     rows.sort(key=lambda row: (row["deliver_at"], row["was_due"], row["entry_id"]))
     due = {entry: 10 + entry * 7 % 50 for entry in range(50)} | {100: 7, 101: 8}
     assert [row["entry_id"] for row in rows] == sorted(due, key=lambda entry: (due[entry], entry))
+
+
+def test_many_messages_come_in_the_order_in_which_they_were_due_however_unevenly_shards_have_them() -> None:
+    """Also those that are in no bucket yet; and those due at one time are not all handed out together."""
+    shards = [Service(), Service()]
+    stuck: dict[str, Any] = {"b": {"open": []}}
+    due = {n: 10 + n // 7 if n < 6_000 else 950 for n in range(9_000)}
+    for n, shard in enumerate(shards):
+        own = [(1, entry, due[entry]) for entry in due if (entry % 10 == 0) == (n == 0)]
+        shard.step(0, messages(own), unwritable=stuck)
+        for cutoff in (300, 600, 1_000):
+            shard.step(cutoff, unwritable=stuck)
+    sealed = [held(concat(shard.stored)) for shard in shards]
+    steps = pace(concat(sealed))
+    rows = []
+    for shard, own in zip(shards, sealed, strict=True):
+        effects = shard.step(3_000, reinstated={TOPIC}, payload_rows=own, pace=steps, now=1_100)
+        rows += [row for release in effects.releases for row in release.rows.to_pylist()]
+    assert len(rows) == 9_000
+    rows.sort(key=lambda row: (row["deliver_at"], row["was_due"], row["entry_id"]))
+    assert [row["was_due"] for row in rows] == sorted(due.values())
+    assert [due[row["entry_id"]] for row in rows] == sorted(due.values())
+    together = Counter(row["deliver_at"] for row in rows)
+    n_steps = len(steps[TOPIC]["b"])
+    assert n_steps > 3
+    last = 1_100 + n_steps * 100  # the messages that are in no bucket are all in the last step
+    assert sorted(together) == [*range(1_100, last + 1, 100)]
+    assert max(n for time, n in together.items() if time < last) <= 1_100
 
 
 def test_the_order_outlives_long_outages() -> None:
