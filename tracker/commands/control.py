@@ -16,8 +16,8 @@ from tracker.commands.holding import Holding
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.operations import Operations
-from tracker.commands.pace import Pace
 from tracker.commands.outcome_rows import answer
+from tracker.commands.pace import Pace
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.remaining import Remaining
 from tracker.commands.repeats import FirstAnswers, Repeats, no_answers

@@ -14,7 +14,7 @@ from tracker.commands.operations import Operations
 from tracker.commands.pace import PACE_MILLIS, Pace, step_of
 from tracker.commands.remaining import Remaining
 from tracker.commands.schema import PauseChange
-from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, typed, with_columns
+from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, typed
 from tracker.subscriptions import Subscriptions, by_topic
 
 # Messages that are moved together in one tick: so many have sequences of their own, and keep their order.
@@ -83,7 +83,8 @@ class Holding:
         held_back = masks & by_topic(rows, self._held_back)
         for subscription in range(int(held_back.max(initial=0)).bit_length()):
             held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
-            times, was_due = np.full(held.num_rows, HELD_DELIVER_AT), pc.coalesce(held["was_due"], held["deliver_at"]).to_numpy()
+            was_due = pc.coalesce(held["was_due"], held["deliver_at"]).to_numpy()
+            times = np.full(held.num_rows, HELD_DELIVER_AT)
             self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
         return masks & ~held_back
 

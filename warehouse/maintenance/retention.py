@@ -1,10 +1,10 @@
 """Finds and removes the rows of a table that nobody needs any more: not the job, not a rebuild, not the audit.
 
-A row goes when it is older than the settings' retention of its table and, in `delayed_index`, all subscriptions are
-done with the message; in `entries`, `delayed_index` has nothing of the entry any more; in `deliveries`, `outcomes` and
-`rejects`, `entries` does not have the entry any more. So the audit finds every message of `entries` accounted for, and
-a rebuild can tell which messages of `delayed_index` are done. Rows of entries that a rebuild reads again from the
-source topics all stay.
+A row goes when it is older than the settings' retention of its table (one of what was held back: when it was delivered
+or cancelled so long ago) and, in `delayed_index`, all subscriptions are done with the message; in `entries`,
+`delayed_index` has nothing of the entry any more; in `deliveries`, `outcomes` and `rejects`, `entries` does not have
+the entry any more. So the audit finds every message of `entries` accounted for, and a rebuild can tell which messages
+of `delayed_index` are done. Rows of entries that a rebuild reads again from the source topics all stay.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from conf.settings import Settings
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
-from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among
+from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among, where
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.pending import IS_CANCEL, are_cancelled, are_moved_on
@@ -40,6 +41,12 @@ _MAX_LEDGERS = 200  # that a query names one by one
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
 _NAMED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
+_NO_MOVES = pa.schema(
+    [
+        *[("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_id", pa.int64())],
+        *[("batch_index", pa.int32()), ("sequence", pa.int64())],
+    ]
+).empty_table()
 _NEEDED = {
     "delayed_index": [
         *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
@@ -89,11 +96,13 @@ class Retention:
     def excess(self, table: TableFiles) -> Iterator[Excess]:
         """Yields the files of a table from which rows can go."""
         horizon = self._horizons[table.name]
+        # Rows at the time of what is held back never get old by it.
+        held = HELD_DELIVER_AT if table.name == "delayed_index" else np.iinfo(np.int64).max
         for file in table.all():
-            if file.first >= horizon:
+            if file.first >= horizon and file.last < held:
                 continue
             rows = table.read(file.path, _NEEDED[table.name])
-            goes = int64(rows, table.time) < horizon
+            goes = (int64(rows, table.time) < horizon) | (int64(rows, table.time) >= held)
             if goes.any():
                 index = np.flatnonzero(goes)
                 goes[index] = self._can_go(table.name, rows.take(pa.array(index)))
@@ -102,9 +111,12 @@ class Retention:
 
     def _can_go(self, name: str, rows: pa.Table) -> BoolArray:
         if name == "delayed_index":
-            is_delay = pc.equal(rows["operation"], "DELAY").to_numpy(zero_copy_only=False)
-            # A CANCEL for a message that has come says what `outcomes` says, too.
-            return np.where(is_delay, self._is_settled(rows), self._is_durable(rows))
+            is_held = int64(rows, "deliver_at") >= HELD_DELIVER_AT
+            can_go = np.zeros(rows.num_rows, np.bool_)
+            for part, condition in ((~is_held, self._can_go_from_index), (is_held, self._held_can_go)):
+                if part.any():
+                    can_go[part] = condition(where(rows, part))
+            return can_go
         if name == "entries":
             return self._is_durable(rows, or_last=False) & ~self._is_in("delayed_index", rows)
         unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
@@ -113,13 +125,32 @@ class Retention:
             # By a subscription's last pause change a rebuild knows whether it is paused.
             is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
-            can_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
-            return can_go
+            may_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
+            return may_go
         if name == "rejects":
             # A command that could not be read is in `rejects`, too, and `entries` never has it.
             is_command: BoolArray = pc.equal(rows["topic"], self._control_topic).to_numpy(zero_copy_only=False)
             return unneeded | is_command
         return unneeded
+
+    def _can_go_from_index(self, rows: pa.Table) -> BoolArray:
+        """A mask of the rows of `delayed_index`, past its horizon, that can go."""
+        # A CANCEL for a message that has come says what `outcomes` says, too.
+        can_go: BoolArray = np.where(_is_delay(rows), self._is_settled(rows), self._is_durable(rows))
+        return can_go
+
+    def _held_can_go(self, rows: pa.Table) -> BoolArray:
+        """A mask of the rows of `delayed_index` at HELD_DELIVER_AT that can go.
+
+        A message that went on from there may have no other row: its row stays until it was delivered or cancelled, and
+        that is past the horizon. The moves tell which rows count as long as there are any.
+        """
+        horizon = self._horizons["delayed_index"]
+        delivered = f"{_of_ledgers(rows)} AND sent_at < {horizon}"
+        settled = self._are_done(rows, delivered, f"applied_at < {horizon}", _NO_MOVES)
+        is_last = self._is_durable(rows) & ~self._is_in("delayed_index", rows)
+        can_go: BoolArray = np.where(_is_delay(rows), settled, is_last)
+        return can_go
 
     def _is_settled(self, rows: pa.Table) -> BoolArray:
         """A mask of the DELAY rows with which all subscriptions of their topic's route are done.
@@ -128,15 +159,26 @@ class Retention:
         the row is not for it. Of a topic without a route it is not known who is to get the messages: its rows stay.
         """
         first, last = pc.min_max(rows["deliver_at"]).as_py().values()
-        delivered = self._query(
-            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries "  # noqa: S608
-            f"WHERE deliver_at BETWEEN {first} AND {last}"
-        )
-        cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {_of_ledgers(rows)}")
-        restored = self._query(
-            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {_of_ledgers(rows)}"
-        )
         moved = self._query(f"{_NAMED} FROM delayed_index WHERE operation = 'MOVE' AND {_of_ledgers(rows)}")
+        return self._are_done(rows, f"deliver_at BETWEEN {first} AND {last}", "true", moved)
+
+    def _are_done(self, rows: pa.Table, delivered_when: str, cancelled_when: str, moved: pa.Table) -> BoolArray:
+        """A mask as of `_is_settled`, by some of what has been delivered, cancelled and moved.
+
+        Args:
+            rows: of `delayed_index`.
+            delivered_when: SQL condition: which rows of `deliveries` count.
+            cancelled_when: the same, of the outcomes that have cancelled.
+            moved: the rows of type MOVE that count, with the columns of _NAMED.
+        """
+        delivered = self._query(
+            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries WHERE {delivered_when}"  # noqa: S608
+        )
+        ledgers = _of_ledgers(rows)
+        cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
+        restored = self._query(
+            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {ledgers}"
+        )
         settled = np.zeros(rows.num_rows, np.bool_)
         for topic, subscriptions in self._names.items():
             is_of_topic = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
@@ -212,6 +254,11 @@ def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
             run = found.file.run if found.file.is_part else new_run()
             added.append(table.write(rows, run, changes_data=True))
     return table.replace([found.file for found in excess], added, changes_data=True)
+
+
+def _is_delay(rows: pa.Table) -> BoolArray:
+    is_delay: BoolArray = pc.equal(rows["operation"], "DELAY").to_numpy(zero_copy_only=False)
+    return is_delay
 
 
 def _of_ledgers(rows: pa.Table) -> str:

@@ -27,7 +27,7 @@ def control(monkeypatch: pytest.MonkeyPatch) -> Control:
 
 
 def test_what_is_held_back_in_one_tick_has_only_sequences_of_that_tick(control: Control) -> None:
-    control.unwritable = {TOPIC: (1 << len(NAMES)) - 1}
+    control.begin({TOPIC: (1 << len(NAMES)) - 1}, {})
     control.hand_out(messages([(1, i, 900) for i in range(40)]), MOMENT)
     moved = control.take_moves().to_pylist()
     assert {row["sequence"] >> BITS for row in moved} == {MOMENT.tick}

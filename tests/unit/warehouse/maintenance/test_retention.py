@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from recovery.rebuild import rebuild
 from tests.examples import examples
 from tests.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
+from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.maintain import maintain
@@ -63,15 +64,18 @@ class Entry:
                 # What happened, in its order: cancelled, restored, moved, delivered.
                 for sequence, event in enumerate(fate, 1):
                     done = {**own, "sequence": sequence}
+                    before = max(own["deliver_at"], due)
                     if event in MOVES:
-                        own["deliver_at"] += MOVES[event]
+                        own["deliver_at"] = MOVES[event](due, own["deliver_at"])
                         done = {**own, "sequence": sequence}
                         found["delayed_index"].append({**done, "operation": "DELAY"})
                     if event == "DELIVER":
                         found["deliveries"].append({**own, "sent_at": own["deliver_at"] + 5})
-                    else:
-                        operation = {"operation": "MOVE" if event in MOVES else event}
-                        found["delayed_index"].append({**done, **operation, "deliver_at": max(own["deliver_at"], due)})
+                        continue
+                    operation = {"operation": "MOVE" if event in MOVES else event}
+                    last_due = max(own["deliver_at"], before)
+                    found["delayed_index"].append({**done, **operation, "deliver_at": last_due})
+                    if event not in ("HOLD", "RELEASE"):
                         command = {"result": "APPLIED", "applied_at": self.published + sequence}
                         command["operation"] = "RESCHEDULE" if event in MOVES else event
                         found["outcomes"].append({**done, **command})
@@ -88,10 +92,36 @@ def write(tables: Tables, made: list[Entry], durable: int | None = None) -> None
             append(tables, name, [row for found in batch for row in found[name]])
 
 
-MOVES = {"LATER": DAY // 2, "EARLIER": -DAY}  # of RESCHEDULE
-WAITS = [(), ("LATER",), ("EARLIER",), ("CANCEL", "RESTORE")]
-CANCELLED = [("CANCEL",), ("LATER", "CANCEL"), ("EARLIER", "LATER", "CANCEL"), ("CANCEL", "RESTORE", "CANCEL")]
-DELIVERED = [("DELIVER",), ("LATER", "DELIVER"), ("EARLIER", "DELIVER"), ("CANCEL", "RESTORE", "DELIVER")]
+# By a RESCHEDULE, or because it is held back: a message's next time, of when it was due at first, and last.
+MOVES: dict[str, Callable[[int, int], int]] = {
+    "LATER": lambda due, last: last + DAY // 2,
+    "EARLIER": lambda due, last: last - DAY,
+    "HOLD": lambda due, last: HELD_DELIVER_AT,
+    "RELEASE": lambda due, last: due,
+}
+WAITS = [
+    (),
+    ("LATER",),
+    ("EARLIER",),
+    ("CANCEL", "RESTORE"),
+    ("HOLD",),
+    ("HOLD", "RELEASE"),
+    ("HOLD", "RELEASE", "HOLD"),
+]
+CANCELLED = [
+    ("CANCEL",),
+    ("LATER", "CANCEL"),
+    ("EARLIER", "LATER", "CANCEL"),
+    ("CANCEL", "RESTORE", "CANCEL"),
+    ("HOLD", "CANCEL"),
+]
+DELIVERED = [
+    ("DELIVER",),
+    ("LATER", "DELIVER"),
+    ("EARLIER", "DELIVER"),
+    ("CANCEL", "RESTORE", "DELIVER"),
+    ("HOLD", "RELEASE", "DELIVER"),
+]
 
 
 @st.composite
