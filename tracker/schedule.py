@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from conf.errors import DelayLakeError
@@ -13,6 +14,9 @@ MAX_TIME_MILLIS = 253_402_300_799_999  # the end of the year 9999
 
 # As Pulsar puts it.
 TOO_FAR = "Exceeds max allowed delivery delay of {} milliseconds"
+
+_DURATION = re.compile(r"([0-9]{1,18})(ms|s|m|h|d)?")
+_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class BadSchedule(DelayLakeError):
@@ -49,6 +53,26 @@ def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_d
     if 0 < max_delay_millis < due - publish_time:
         raise BadSchedule(TOO_FAR.format(max_delay_millis))
     return due
+
+
+def duration(name: str, text: str) -> int:
+    """Reads a property that is a duration above 0, as `90s`, `5m`, `2h`, `1d`, or ms.
+
+    Args:
+        name: the property's, for the error.
+        text: its value.
+
+    Returns:
+        ms.
+
+    Raises:
+        BadSchedule: it is none.
+    """
+    match = _DURATION.fullmatch(text)
+    millis = int(match[1]) * _UNIT_MILLIS[match[2]] if match else 0
+    if not 0 < millis <= MAX_TIME_MILLIS:
+        raise BadSchedule(f"{name} is no duration above 0, as 90s, 5m, 2h, 1d or milliseconds: {text[:40]!r}")
+    return millis
 
 
 def _millis(name: str, text: str) -> int:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
+from tracker.schedule import BadSchedule, duration
 
 SCHEDULE_KEY = "scheduleKey"
 SCHEDULE_MODE = "scheduleMode"
 DEBOUNCE_MAX = "debounceMax"
 
 MAX_KEY_BYTES = 512
-
-_DURATION = re.compile(r"([0-9]{1,18})(ms|s|m|h|d)?")
-_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Mode(StrEnum):
@@ -71,7 +67,7 @@ def key_rule(properties: Mapping[str, str]) -> KeyRule:
     if mode not in list(Mode):
         raise BadSchedule(f"{SCHEDULE_MODE} is none of {', '.join(Mode)}: {mode[:40]!r}")
     longest = properties.get(DEBOUNCE_MAX)
-    return KeyRule(Mode(mode), None if longest is None else _duration(longest))
+    return KeyRule(Mode(mode), None if longest is None else duration(DEBOUNCE_MAX, longest))
 
 
 def key_hash(topic: str, key: str) -> tuple[int, int]:
@@ -79,11 +75,3 @@ def key_hash(topic: str, key: str) -> tuple[int, int]:
     # Topics are names without a NUL.
     digest = hashlib.blake2b(f"{topic}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
-
-
-def _duration(text: str) -> int:
-    match = _DURATION.fullmatch(text)
-    millis = int(match[1]) * _UNIT_MILLIS[match[2]] if match else 0
-    if not 0 < millis <= MAX_TIME_MILLIS:
-        raise BadSchedule(f"{DEBOUNCE_MAX} is no duration above 0, as 90s, 5m, 2h, 1d or milliseconds: {text[:40]!r}")
-    return millis

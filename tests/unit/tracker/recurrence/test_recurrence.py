@@ -1,0 +1,299 @@
+"""When the occurrences of a schedule are: what a `repeat` may be, and what comes after an occurrence."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+import pytest
+from dateutil.rrule import rrulestr
+from hypothesis import assume, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tracker.recurrence.recurrence import Misfire, Recurrence, RecurrenceError
+from tracker.schedule import MAX_TIME_MILLIS
+
+START = int(datetime(2026, 9, 21, 14, 13, 20, 123_000, tzinfo=UTC).timestamp() * 1_000)
+DAY = 86_400_000
+
+
+def shown(at: int | None) -> str | None:
+    return None if at is None else datetime.fromtimestamp(at / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def some(rule: Recurrence, start: int, n: int) -> list[str | None]:
+    found: list[int | None] = [start]
+    while len(found) < n and (last := found[-1]) is not None:
+        found.append(rule.following(last, start))
+    return [shown(at) for at in found]
+
+
+@pytest.mark.parametrize(
+    ("repeat", "expected"),
+    [
+        ("*/5 * * * *", ["2026-09-21 14:15:00", "2026-09-21 14:20:00"]),
+        ("*/20 * * * * *", ["2026-09-21 14:13:40", "2026-09-21 14:14:00"]),
+        ("0 9 * * MON-FRI", ["2026-09-22 09:00:00", "2026-09-23 09:00:00"]),
+        ("0 0 29 2 *", ["2028-02-29 00:00:00", "2032-02-29 00:00:00"]),
+        ("@every 90s", ["2026-09-21 14:14:50", "2026-09-21 14:16:20"]),
+        ("@every 1500", ["2026-09-21 14:13:21", "2026-09-21 14:13:23"]),
+        ("FREQ=DAILY", ["2026-09-22 14:13:20", "2026-09-23 14:13:20"]),
+        (
+            "RRULE:FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=9;BYMINUTE=0;BYSECOND=0",
+            ["2026-09-25 09:00:00", "2026-10-30 09:00:00"],
+        ),
+        ("freq=hourly;byminute=0,30;bysecond=0", ["2026-09-21 14:30:00", "2026-09-21 15:00:00"]),
+        ("FREQ=YEARLY;BYWEEKNO=1", ["2027-01-04 14:13:20", "2028-01-03 14:13:20"]),
+        ("FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1", ["2026-09-30 14:13:20", "2026-10-30 14:13:20"]),
+    ],
+)
+def test_the_first_is_after_the_publish_time_and_each_is_after_the_one_before(repeat: str, expected: list[str]) -> None:
+    rule = Recurrence.parse(repeat)
+    start = rule.first(START, None)
+    assert start is not None
+    assert some(rule, start, 2) == expected
+
+
+def test_the_first_is_at_deliver_at_where_that_is_given() -> None:
+    rule = Recurrence.parse("0 9 * * *")
+    assert rule.first(START, START + 5) == START + 5
+    assert shown(rule.following(START + 5, START + 5)) == "2026-09-22 09:00:00"
+    assert rule.following(START, START + 5) == START + 5  # there is none before the first
+
+
+def test_every_counts_from_the_first_occurrence_and_not_from_the_one_before() -> None:
+    rule = Recurrence.parse("@every 90s")
+    assert rule.following(START + 90_000 + 7, START) == START + 180_000
+
+
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        ({"repeat": ""}, "repeat"),
+        ({"repeat": "ö" * 257}, "repeat"),
+        ({"repeat": "* * * *"}, "repeat"),
+        ({"repeat": "* * * * * * *"}, "repeat"),
+        ({"repeat": "61 * * * *"}, "repeat"),
+        ({"repeat": "\ud800 * * * *"}, "repeat"),
+        ({"repeat": "@daily"}, "repeat"),
+        ({"repeat": "@every"}, "repeat"),
+        ({"repeat": "@every 0s"}, "repeat"),
+        ({"repeat": "@every 999ms"}, "repeat"),
+        ({"repeat": "@every 1 day"}, "repeat"),
+        ({"repeat": "0 0 30 2 *"}, "repeat"),
+        ({"repeat": "* * */20 * 1L"}, "repeat"),
+        ({"repeat": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30"}, "repeat"),
+        ({"repeat": "FREQ=SECONDLY;BYMONTH=4;BYMONTHDAY=31"}, "repeat"),
+        ({"repeat": "INTERVAL=2"}, "repeat"),
+        ({"repeat": "FREQ=FORTNIGHTLY"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;BYEASTER=1"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;INTERVAL=0"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;COUNT=2;UNTIL=20280101"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;UNTIL=20281301"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;BYDAY=1MO"}, "repeat"),
+        ({"repeat": "FREQ=WEEKLY;BYMONTHDAY=3"}, "repeat"),
+        ({"repeat": "FREQ=HOURLY;BYSETPOS=1;BYDAY=MO"}, "repeat"),
+        ({"repeat": "FREQ=MONTHLY;BYDAY=54MO"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;BYHOUR=24"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;FREQ=DAILY"}, "repeat"),
+        ({"repeat": "DTSTART=20260101;FREQ=DAILY"}, "repeat"),
+        ({"repeat": "* * * * *", "timeZone": "Middle/Earth"}, "timeZone"),
+        ({"repeat": "* * * * *", "repeatUntil": "tomorrow"}, "repeatUntil"),
+        ({"repeat": "* * * * *", "repeatUntil": "-1"}, "repeatUntil"),
+        ({"repeat": "* * * * *", "repeatUntil": str(MAX_TIME_MILLIS + 1)}, "repeatUntil"),
+        ({"repeat": "* * * * *", "repeatTimes": "0"}, "repeatTimes"),
+        ({"repeat": "* * * * *", "repeatTimes": "1.5"}, "repeatTimes"),
+        ({"repeat": "* * * * *", "misfire": "twice"}, "misfire"),
+    ],
+)
+def test_what_is_wrong_is_refused_soon_and_named_by_its_property(properties: dict[str, str], name: str) -> None:
+    began = time.process_time()
+    with pytest.raises(RecurrenceError) as error:
+        Recurrence.of_properties(properties)
+    assert time.process_time() - began < 1
+    assert error.value.property_name == name
+    assert str(error.value) == f"{name} {error.value.reason}"
+    assert "\n" not in str(error.value)
+
+
+def test_without_repeat_the_others_mean_nothing() -> None:
+    assert Recurrence.of_properties({"timeZone": "Nowhere", "misfire": "twice"}) is None
+
+
+def test_what_has_been_read_is_kept() -> None:
+    properties = {"repeat": "0 9 * * *", "timeZone": "Europe/Berlin", "repeatTimes": "3"}
+    assert Recurrence.of_properties(properties) is Recurrence.of_properties(dict(properties))
+
+
+def test_a_schedule_ends_after_its_times_and_at_its_end() -> None:
+    rule = Recurrence.parse("@every 1d", until_millis=START + 2 * DAY, times=3)
+    assert rule.next_occurrence(1, START, START, START) == (2, START + DAY)
+    assert rule.next_occurrence(2, START + DAY, START, START) == (3, START + 2 * DAY)
+    assert rule.next_occurrence(3, START + 2 * DAY, START, START) is None
+    assert rule.following(START + 2 * DAY, START) is None
+    assert rule.first(START, START + 2 * DAY + 1) is None
+
+
+def test_a_rule_s_own_count_and_until_end_it_as_well() -> None:
+    rule = Recurrence.parse("FREQ=DAILY;COUNT=2")
+    assert rule.next_occurrence(1, START, START, START) == (2, START + DAY)
+    assert rule.next_occurrence(2, START + DAY, START, START) is None
+    for until, days in (("20260922", 1), ("20260923T141320Z", 2), ("20260923T101320", 2), ("20260923T101319", 1)):
+        rule = Recurrence.parse(f"FREQ=DAILY;UNTIL={until}", "America/New_York")
+        found = START
+        for n in range(days):
+            assert (found := rule.following(found, START) or 0) == START + (n + 1) * DAY
+        assert rule.following(found, START) is None
+
+
+def test_days_of_missed_occurrences_take_no_time() -> None:
+    began = time.process_time()
+    now = START + 3_650 * DAY
+    for misfire, after in ((Misfire.ONCE, now), (Misfire.SKIP, now), (Misfire.ALL, START)):
+        rule = Recurrence.parse("* * * * * *", "Europe/Berlin", misfire=misfire)
+        assert rule.next_occurrence(1, START, START, now) == (2, after // 1_000 * 1_000 + 1_000)
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        "FREQ=SECONDLY;INTERVAL=2;BYSECOND=1,3,5;BYMINUTE=0",
+        "FREQ=SECONDLY;INTERVAL=86399;BYHOUR=3;BYMINUTE=0;BYSECOND=0",
+        "FREQ=DAILY;INTERVAL=7;BYDAY=TU",
+        "FREQ=DAILY;INTERVAL=999999999999999999",
+        "FREQ=YEARLY;INTERVAL=9999;BYMONTH=2;BYMONTHDAY=29",
+        "FREQ=MINUTELY;INTERVAL=1441;BYMONTH=2;BYMONTHDAY=29;BYHOUR=7",
+        f"FREQ=DAILY;BYSECOND={','.join(map(str, range(60)))};BYMINUTE={','.join(map(str, range(60)))}",
+    ],
+)
+def test_no_rule_takes_long_however_long_ago_it_began(repeat: str) -> None:
+    rule = Recurrence.parse(repeat)
+    began = time.process_time()
+    for after in (START, START + 1_000 * DAY, START + 1_000_000 * DAY, MAX_TIME_MILLIS - 1):
+        found = rule.following(after, START)
+        assert found is None or found > after
+        rule.following(START, 0)
+    assert time.process_time() - began < 2
+
+
+RULES = st.sampled_from(
+    [
+        "*/5 * * * *",
+        "*/7 * * * * *",
+        "0 */6 * * *",
+        "30 2 * * *",
+        "@every 90s",
+        "@every 1d",
+        "FREQ=MINUTELY;INTERVAL=7",
+        "FREQ=DAILY;INTERVAL=2",
+        "FREQ=DAILY;BYHOUR=1,2,3",
+    ]
+)
+
+
+@effort(max_examples=examples(200))
+@given(
+    RULES,
+    st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/Havana"]),
+    st.sampled_from(list(Misfire)),
+    st.none() | st.integers(1, 6),
+    st.none() | st.integers(0, 3 * DAY),
+    st.integers(0, 370 * DAY),
+    st.lists(st.integers(-DAY // 2, 2 * DAY) | st.integers(-60_000, 600_000), min_size=1, max_size=8),
+)
+def test_occurrences_follow_each_other_as_a_naive_reading_has_it(
+    repeat: str, zone: str, misfire: Misfire, times: int | None, lasts: int | None, offset: int, waits: list[int]
+) -> None:
+    """The naive one lists all times of the rule, one after another, and goes along it."""
+    start = START + offset
+    until = None if lasts is None else start + lasts
+    rule = Recurrence.parse(repeat, zone, until, times, misfire)
+    all_times = [start]
+    for _ in range(2_000):
+        if (following := rule.following(all_times[-1], start)) is None:
+            break
+        assert following > all_times[-1]
+        all_times.append(following)
+    number, place = 1, 0
+    for wait in waits:
+        now = all_times[place] + wait
+        assume(following is None or now < all_times[-1])
+        later = [
+            n
+            for n in range(place + 1, len(all_times))
+            if misfire is Misfire.ALL or all_times[n] > max(now, all_times[place])
+        ]
+        chosen = later[:1]
+        expected = (number + 1, all_times[chosen[0]]) if chosen and number != times else None
+        assert rule.next_occurrence(number, all_times[place], start, now) == expected
+        if expected is None:
+            return
+        number, place = number + 1, chosen[0]
+
+
+@st.composite
+def recurrence_rules(draw: st.DrawFn) -> str:
+    frequency = draw(st.sampled_from(["YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"]))
+
+    def numbers(low: int, high: int, from_end: bool = False) -> st.SearchStrategy[str]:
+        number = st.integers(low, high) | st.integers(-high, -low) if from_end else st.integers(low, high)
+        return st.lists(number, min_size=1, max_size=3, unique=True).map(lambda found: ",".join(map(str, found)))
+
+    weekdays = st.lists(st.sampled_from(["MO", "TU", "WE", "TH", "FR", "SA", "SU"]), min_size=1, max_size=3).map(
+        ",".join
+    )
+    numbered = st.sampled_from(["1MO", "-1FR", "2TU,-2TH", "5WE"])
+    parts = {
+        "BYMONTH": numbers(1, 12),
+        "BYHOUR": numbers(0, 23),
+        "BYMINUTE": numbers(0, 59),
+        "BYSECOND": numbers(0, 59),
+        "BYDAY": numbered if frequency in ("YEARLY", "MONTHLY") and draw(st.booleans()) else weekdays,
+        "WKST": st.sampled_from(["MO", "SU"]),
+    }
+    if frequency != "WEEKLY":
+        parts["BYMONTHDAY"] = numbers(1, 31, from_end=True)
+    if frequency in ("YEARLY", "HOURLY", "MINUTELY", "SECONDLY"):
+        parts["BYYEARDAY"] = numbers(1, 366, from_end=True)
+    chosen = draw(st.lists(st.sampled_from(sorted(parts)), unique=True, max_size=3))
+    rule = [f"FREQ={frequency}", *(f"{name}={draw(parts[name])}" for name in chosen)]
+    interval = draw(st.sampled_from([1, 1, 2, 3, 5]))
+    of_time = {"BYHOUR", "BYMINUTE", "BYSECOND"} & set(chosen)
+    if interval > 1 and not (
+        frequency in ("MINUTELY", "SECONDLY") and of_time
+    ):  # of some dateutil says they are invalid
+        rule.append(f"INTERVAL={interval}")
+    if frequency in ("YEARLY", "MONTHLY", "DAILY") and set(chosen) - {"WKST"} and draw(st.booleans()):
+        rule.append(f"BYSETPOS={draw(numbers(1, 4, from_end=True))}")
+    return ";".join(rule)
+
+
+@effort(max_examples=examples(300))
+@given(recurrence_rules(), st.integers(0, 1_400 * 86_400))
+def test_a_recurrence_rule_means_what_dateutil_says(repeat: str, seconds: int) -> None:
+    start = datetime(2026, 1, 1) + timedelta(seconds=seconds)
+    end = start + timedelta(days=8 * 366)
+    ours: list[datetime] = []
+    try:
+        rule = Recurrence.parse(repeat)
+    except RecurrenceError as error:
+        wrong = error.reason
+    else:
+        wrong = ""
+        first = at = int(start.replace(tzinfo=UTC).timestamp()) * 1_000
+        last = end.replace(tzinfo=UTC).timestamp() * 1_000
+        while len(ours) < 5 and (at := rule.following(at, first) or 0) and at <= last:
+            ours.append(datetime.fromtimestamp(at / 1_000, UTC).replace(tzinfo=None))
+    assert not wrong or "never occurs" in wrong
+    if not ours and not repeat.startswith(("FREQ=YEARLY", "FREQ=MONTHLY")):
+        return  # dateutil would look for minutes, until the year 9999
+    try:
+        of_dateutil = rrulestr(f"RRULE:{repeat};UNTIL={end:%Y%m%dT%H%M%S}", dtstart=start)
+    except ValueError:  # by its interval it matches never
+        of_dateutil = ()
+    assert ours == [at for at in islice(of_dateutil, 6) if at > start][:5]

@@ -1,0 +1,1 @@
+"""Recurring messages: when the occurrences of a schedule are, by its properties alone."""

@@ -1,0 +1,38 @@
+"""A cron expression of five or six fields; the first of six are seconds."""
+
+from __future__ import annotations
+
+from copy import copy
+from datetime import datetime, timedelta
+
+from cronsim import CronSim, CronSimError
+
+_EPOCH = datetime(1970, 1, 1)
+_SECOND = timedelta(seconds=1)
+
+
+class CronRule:
+    """The times of a cron expression, as Debian's cron reads it: see `tracker.recurrence.wall_clock.Rule`.
+
+    Raises:
+        ValueError: it can't be read.
+    """
+
+    def __init__(self, expression: str) -> None:
+        fields = expression.split()
+        if len(fields) not in (5, 6):
+            raise ValueError(f"has {len(fields)} fields: a cron expression has five, or six with seconds")
+        try:
+            # Without a time zone: what its changes do is decided elsewhere.
+            self._sim = CronSim(expression, _EPOCH)
+        except CronSimError as error:
+            message = str(error)
+            raise ValueError(message[:1].lower() + message[1:]) from error
+        self.every_pass = any(field.startswith("*") for field in fields[-5:-3])
+
+    def after(self, wall: int) -> int | None:
+        """Returns the first time after a wall time; None: not within 50 years."""
+        sim = copy(self._sim)
+        sim.dt = _EPOCH + timedelta(seconds=wall)
+        found = next(sim, None)
+        return None if found is None else (found - _EPOCH) // _SECOND

@@ -1,0 +1,19 @@
+"""What makes the properties of a recurring message wrong."""
+
+from __future__ import annotations
+
+from tracker.schedule import BadSchedule
+
+
+class RecurrenceError(BadSchedule):
+    """A property of a recurring message can't be read. The error's message begins with the property's name.
+
+    Attributes:
+        property_name: which one.
+        reason: what is wrong with it, without the name.
+    """
+
+    def __init__(self, property_name: str, reason: str) -> None:
+        super().__init__(f"{property_name} {reason}")
+        self.property_name = property_name
+        self.reason = reason

@@ -1,0 +1,120 @@
+"""From a rule's times, as a clock on the wall shows them, to instants. Gaps and overlaps are as Vixie cron has them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+_WEEK = 7 * 86_400  # no time zone changes its offset there and back within a week
+
+
+class Rule(Protocol):
+    """Which times recur, as a clock on the wall shows them.
+
+    A wall time is an int: the seconds between 1970-01-01T00:00:00 and the time shown, as if each day had 24 hours.
+    """
+
+    every_pass: bool  # more often than once an hour: in an hour that the clock shows twice it recurs twice, too
+
+    def after(self, wall: int) -> int | None:
+        """Returns the first wall time of the rule after another; None: there is none, or not within 50 years."""
+
+
+def next_instant(rule: Rule, zone: ZoneInfo | None, after: int) -> int | None:
+    """Returns when a rule next recurs.
+
+    Where the clock is put forward, a rule of certain times of the day recurs at the end of the gap for those within
+    it, and any other passes the gap over. Where the clock is put back, a rule of certain times of the day recurs in
+    the first of the two passes only, any other in both.
+
+    Args:
+        rule: on the wall clock.
+        zone: the clock's; None: UTC.
+        after: the result is later than this, seconds since the epoch.
+
+    Returns:
+        Seconds since the epoch; None: there is none.
+    """
+    try:
+        if zone is None:
+            return rule.after(after)
+        return _every_pass(rule, zone, after) if rule.every_pass else _first_pass(rule, zone, after)
+    except (OverflowError, ValueError):  # beyond the year 9999
+        return None
+
+
+def wall_time(zone: ZoneInfo | None, instant: int) -> int:
+    """Returns what a zone's clock (None: UTC's) shows at an instant, seconds since the epoch."""
+    return instant if zone is None else instant + _offset(zone, instant)
+
+
+def _every_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
+    offset = _offset(zone, after)
+    shown = after + offset
+    while (wall := rule.after(shown)) is not None:
+        instant = wall - offset
+        change = _first_change(zone, after, instant)
+        if change is None:
+            return instant
+        # From there on the clock shows other times: it is asked again from the second before.
+        after, offset = change, _offset(zone, change)
+        shown = after + offset - 1
+    return None
+
+
+def _first_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
+    offset = _offset(zone, after)
+    shown = after + offset
+    first = _instant(zone, shown)
+    if first < after:  # the second pass: all that it shows has been
+        change = _first_change(zone, first, after)
+        assert change is not None
+        shown = max(shown, change - 1 + _offset(zone, first))
+    wall = rule.after(shown)
+    return None if wall is None else _instant(zone, wall)
+
+
+def _instant(zone: ZoneInfo, wall: int) -> int:
+    """The first time at which the clock shows `wall`, or the end of the gap in which it would."""
+    shown = _datetime(wall)
+    before = _seconds(zone.utcoffset(shown))
+    after = _seconds(zone.utcoffset(shown.replace(fold=1)))
+    if before >= after:  # plain, or twice: the earlier
+        return wall - before
+    change = _first_change(zone, wall - after - 1, wall - before)
+    assert change is not None
+    return change
+
+
+def _first_change(zone: ZoneInfo, low: int, high: int) -> int | None:
+    """The first instant after `low`, up to `high`, from which on the offset is another; None: it stays."""
+    offset = _offset(zone, low)
+    while low < high:
+        end = min(low + _WEEK, high)
+        if _offset(zone, end) != offset:
+            while end - low > 1:
+                middle = (low + end) // 2
+                if _offset(zone, middle) == offset:
+                    low = middle
+                else:
+                    end = middle
+            return end
+        low = end
+    return None
+
+
+def _offset(zone: ZoneInfo, instant: int) -> int:
+    return _seconds(datetime.fromtimestamp(instant, zone).utcoffset())
+
+
+_EPOCH = datetime(1970, 1, 1)
+
+
+def _datetime(wall: int) -> datetime:
+    return _EPOCH + timedelta(seconds=wall)
+
+
+def _seconds(offset: timedelta | None) -> int:
+    assert offset is not None
+    return offset.days * 86_400 + offset.seconds
