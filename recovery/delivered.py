@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from broker.admin_rest import AdminClient
 from broker.client import connect
 from broker.position import Position
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from recovery.message_set import MessageSet
 from recovery.trimmed import warn_of_trimmed
@@ -47,6 +48,8 @@ CLOCKS_MILLIS = 15 * 60 * 1000
 Times = dict[tuple[str, int], int]
 
 _MESSAGES_AT_ONCE = 20_000
+
+_MEANS = "what was sent there and not written down may come twice"
 
 # Producers' names begin with the app id of a checkpoint: any one, since the job's may be lost.
 _APPLICATION = "delaylake-[0-9a-f]{12}"
@@ -175,6 +178,10 @@ def read_delivered(
     return delivered
 
 
+class UnreadableDestinationError(DelayLakeError):
+    """A destination can't be read. The message is one line, with what can be done."""
+
+
 def write_missing_deliveries(
     settings: Settings,
     tables: Tables,
@@ -183,6 +190,7 @@ def write_missing_deliveries(
     overdue: Mapping[tuple[str, int], int],
     on_progress: OnProgress,
     on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
 ) -> int:
     """Adds the messages that only the destinations have to `deliveries`; returns how many.
 
@@ -195,14 +203,21 @@ def write_missing_deliveries(
         overdue: for each subscription, by topic and number, that is still to get a durable message that is due the
             least time of such a one: ms since the epoch.
         on_warning: called with one line.
+        without: destinations that are not read. That is a warning for each that was to be.
 
     Raises:
-        PulsarError, pulsar.PulsarException: the topics can't be read.
+        UnreadableDestinationError: a destination can't be read.
+        PulsarError, pulsar.PulsarException: the source topics can't be read.
     """
     found: list[pa.Table] = []
     n = 0
     client = connect(settings.pulsar)
     admin = AdminClient(settings.pulsar)
+
+    def warn(text: str) -> None:
+        _log.warning("%s", text)
+        on_warning(text)
+
     try:
         for route in settings.routes:
             not_durable = _first_not_durable(client, route.source, durable)
@@ -210,20 +225,29 @@ def write_missing_deliveries(
                 times = [t for t in (overdue.get((route.source, number)), not_durable) if t is not None]
                 if not times:
                     continue
-                messages = _messages_since(client, subscription.destination, max(0, min(times) - CLOCKS_MILLIS))
-                while some := list(islice(messages, _MESSAGES_AT_ONCE)):
-                    rows = _deliveries(some, route.source, subscription.name)
-                    missing = where(rows, ~delivered.contains(number, rows))
-                    missing = _of_known_entries(tables, missing, delivered.durable)
-                    delivered.add(missing)
-                    found.append(missing)
-                    n += len(some)
-                    on_progress("destinations", "messages read", n)
-                partitions = client.get_topic_partitions(subscription.destination)
+                destination = subscription.destination
+                if destination in without:
+                    warn(f"{destination}: not read: {_MEANS}")
+                    continue
+                try:
+                    messages = _messages_since(client, destination, max(0, min(times) - CLOCKS_MILLIS))
+                    while some := list(islice(messages, _MESSAGES_AT_ONCE)):
+                        rows = _deliveries(some, route.source, subscription.name)
+                        missing = where(rows, ~delivered.contains(number, rows))
+                        missing = _of_known_entries(tables, missing, delivered.durable)
+                        delivered.add(missing)
+                        found.append(missing)
+                        n += len(some)
+                        on_progress("destinations", "messages read", n)
+                    partitions = client.get_topic_partitions(destination)
+                except pulsar.PulsarException as error:
+                    raise UnreadableDestinationError(
+                        f"{destination} can't be read ({one_line(error)}): make it readable, or go on with "
+                        f"--without-destination {destination}; then {_MEANS}"
+                    ) from error
                 warning = warn_of_trimmed(admin, tables, partitions, min(times), route.source, subscription.name)
                 if warning is not None:
-                    _log.warning("%s", warning)
-                    on_warning(warning)
+                    warn(warning)
     finally:
         admin.close()
         client.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
@@ -29,27 +29,33 @@ def rebuild_checkpoint(
     discards_checkpoint: bool,
     on_progress: OnProgress = lambda table, step, rows: None,
     on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
 ) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings from the tables.
 
     Args:
         discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
         on_warning: as of `rebuild`.
+        without: as of `rebuild`.
 
     Returns:
         the counts that `rebuild` returns.
 
     Raises:
-        RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, or tables are
-            missing.
-        PulsarError, pulsar.PulsarException: the destinations can't be read.
+        RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, a table is
+            missing, or `without` names what is no destination.
+        UnreadableDestinationError: a destination can't be read.
+        PulsarError, pulsar.PulsarException: the source topics can't be read.
     """
+    known = {one.destination for route in settings.routes for one in route.subscriptions}
+    if unknown := sorted(set(without) - known):
+        raise RebuildError(f"{unknown[0]} is no destination: those are {', '.join(sorted(known))}")
     missing = [name for name in SCHEMAS if not exists(settings.warehouse, name)]
     if missing:
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
-    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, on_progress, on_warning)
+    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, on_progress, on_warning, without)
 
 
 def import_and_rebuild(
@@ -58,6 +64,7 @@ def import_and_rebuild(
     bring_in: Callable[[Tables], None],
     on_progress: OnProgress,
     on_warning: Callable[[str], None],
+    without: Collection[str] = (),
 ) -> dict[str, int]:
     """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
@@ -67,13 +74,15 @@ def import_and_rebuild(
         discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
         bring_in: appends to the tables.
         on_warning: as of `rebuild`.
+        without: as of `rebuild`.
 
     Returns:
         the counts that `rebuild` returns.
 
     Raises:
         RebuildError: the job or maintenance runs, or there is a checkpoint that is not to be discarded.
-        PulsarError, pulsar.PulsarException: the destinations can't be read.
+        UnreadableDestinationError: a destination can't be read.
+        PulsarError, pulsar.PulsarException: the source topics can't be read.
     """
     checkpoint = Path(local_path(settings.checkpoint))
     try:
@@ -89,7 +98,7 @@ def import_and_rebuild(
             tables.take_over(epoch)
             _wait_for_overtaken(settings, on_progress)
             bring_in(tables)
-            return rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning)
+            return rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning, without=without)
     except Timeout:
         raise RebuildError(
             f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"

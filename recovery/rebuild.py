@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,7 @@ def rebuild(
     on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
 ) -> dict[str, int]:
     """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
 
@@ -76,13 +77,15 @@ def rebuild(
         checkpoint: its folder.
         now: ms since the epoch; None: the current time.
         on_warning: called with one line for each destination of which the broker has trimmed messages that were to be
-            read.
+            read, or that is not read.
+        without: destinations that are not read.
 
     Returns:
         counts: `pending`, `taken_back_or_delivered`, `deliveries_found_at_destinations` and `topic_partitions`.
 
     Raises:
-        PulsarError, pulsar.PulsarException: the destinations can't be read.
+        UnreadableDestinationError: a destination can't be read.
+        PulsarError, pulsar.PulsarException: the source topics can't be read.
         FencedError: somebody else has taken the warehouse over.
     """
     # The messages of a missing route go on waiting.
@@ -96,7 +99,7 @@ def rebuild(
     changes = commands.changes(delivered)
     control = _control(known, changes, now)
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
-    unwritten = write_missing_deliveries(known, tables, delivered, durable, overdue, on_progress, on_warning)
+    unwritten = write_missing_deliveries(known, tables, delivered, durable, overdue, on_progress, on_warning, without)
     if unwritten:  # `delivered` has these, too, now
         changes = commands.changes(delivered)
         control = _control(known, changes, now)

@@ -15,6 +15,10 @@ def rebuild(
     discard_checkpoint: Annotated[
         bool, typer.Option("--discard-checkpoint", help="Move an existing checkpoint aside first.")
     ] = False,
+    without_destination: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC", help="Do not read this destination: what was not written down may come twice."),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Prepare a new checkpoint from the Delta tables alone, where the old one is lost. The job must not run.
@@ -28,7 +32,9 @@ def rebuild(
     warnings: list[str] = []
     settings = global_options(context).settings
     with ProgressLine(output) as progress:
-        found = rebuild_checkpoint(settings, discard_checkpoint, progress.show, warnings.append)
+        found = rebuild_checkpoint(
+            settings, discard_checkpoint, progress.show, warnings.append, without_destination or ()
+        )
     lines = [f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items()]
     lines += [f"warning: {warning}" for warning in warnings]
     show(output, found | {"warnings": warnings}, "\n".join([*lines, "ready: start the job with `delaylake run`"]))

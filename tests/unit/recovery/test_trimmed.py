@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
+import pulsar
 import pyarrow as pa
 import pytest
 
@@ -13,7 +14,8 @@ from broker.admin_rest import AdminClient, BrokerEntry, TopicLedgers
 from broker.client import PulsarError
 from broker.position import Position
 from conf.settings import Settings
-from recovery.delivered import Delivered, write_missing_deliveries
+from recovery.delivered import Delivered, UnreadableDestinationError, write_missing_deliveries
+from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from recovery.trimmed import warn_of_trimmed
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import Tables
@@ -129,6 +131,46 @@ def test_a_broker_that_does_not_say_is_told_of(tables: Tables) -> None:
     delivered(tables, NEEDED - HOUR)
     admin = mock.Mock(internal_stats=mock.Mock(side_effect=PulsarError("no answer")))
     assert told(tables, admin) == f"{BILLING}: the broker does not say from when it still has it (no answer); {MEANS}"
+
+
+def test_a_destination_that_can_not_be_read_is_named_and_can_be_left_out(
+    tables: Tables, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}]}
+    settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
+    client = mock.Mock()
+    client.get_topic_partitions.side_effect = lambda name: [name]
+    client.create_reader.side_effect = lambda name, *_, **__: reader(name)
+
+    def reader(name: str) -> mock.Mock:
+        if name == BILLING:
+            raise pulsar.AuthorizationError("no rights")
+        return mock.Mock(has_message_available=lambda: False)
+
+    known = Delivered({ORDERS: ["billing"]}, {ORDERS: Position(1, 0)})
+    overdue = {(ORDERS, 0): NEEDED}
+    warnings: list[str] = []
+    with (
+        mock.patch("recovery.delivered.connect", return_value=client),
+        mock.patch("recovery.delivered.AdminClient", return_value=FakeAdmin([])),
+    ):
+        with pytest.raises(
+            UnreadableDestinationError, match=f"{BILLING} can't be read .*no rights.*--without-dest"
+        ) as e:
+            write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None)
+        assert "\n" not in str(e.value)
+        found = write_missing_deliveries(
+            settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append, [BILLING]
+        )
+    assert (found, warnings) == (0, [f"{BILLING}: not read: what was sent there and not written down may come twice"])
+    assert caplog.messages == warnings
+
+
+def test_what_is_no_destination_can_not_be_left_out(tmp_path: Path) -> None:
+    route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}]}
+    settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
+    with pytest.raises(RebuildError, match=f"x is no destination: those are {BILLING}"):
+        rebuild_checkpoint(settings, False, without=["x"])
 
 
 def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_say(
