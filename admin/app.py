@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from admin.control.async_client import AsyncControlClient
-from admin.dashboard import pages
+from admin.dashboard import overview, pages
 from admin.dashboard.data import Stats
 from admin.dashboard.responses import error_page
 from admin.errors import answer_errors
@@ -71,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(index_api.router, tags=["topics"])
     app.include_router(pending_api.router, tags=["pending messages"])
     app.include_router(health_api.router, tags=["health"])
+    app.include_router(overview.router)
     app.include_router(pages.router)
     answer_errors(app, error_page)
     # The innermost middleware: others pass on a copy of the request's scope, and outside of them the route is not seen.

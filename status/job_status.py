@@ -113,6 +113,7 @@ class JobStatus:
     clock_steps: int = 0  # how often the machine's clock was set
     planned: Lateness = field(default_factory=Lateness)
     short_notice: Lateness = field(default_factory=Lateness)
+    most_per_second: float = 0.0  # the most messages delivered a second, over some seconds
     history: list[Point] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
     routes: dict[str, Any] = field(default_factory=dict)  # the known routes, as `KnownRoutes.to_json` gives them
@@ -219,6 +220,7 @@ class StatusWriter:
         self._totals = dict.fromkeys((*names, "clock_steps"), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
         self._history: deque[Point] = deque(maxlen=_POINTS)
+        self._most_per_second = 0.0
         self._point_began = time.monotonic()
         self._point = (0, 0)
         self._point_late: list[np.ndarray] = []
@@ -289,6 +291,7 @@ class StatusWriter:
                     **self._values,
                     **self._totals,
                     **self._lateness,
+                    "most_per_second": self._most_per_second,
                     "history": list(self._history),
                     "troubles": [asdict(trouble) for trouble in self._troubles()],
                 }
@@ -301,6 +304,7 @@ class StatusWriter:
         p50, p99 = (round(float(p), 1) for p in np.percentile(late, [50, 99])) if len(late) else (None, None)
         rates = [round((now - before) / seconds, 1) for now, before in zip(totals, self._point, strict=True)]
         self._history.append(Point(_now(), rates[0], rates[1], p50, p99))
+        self._most_per_second = max(self._most_per_second, rates[1])
         self._point_began, self._point, self._point_late = time.monotonic(), totals, []
 
     def _run(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -185,23 +186,30 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
     return Plan(calls, total, impossible)
 
 
-def requests(settings: Settings, issued_by: str, topic: str, call: Call) -> Iterator[ControlRequest]:
-    """Makes the commands of a call; their outcomes are summed up."""
-    made = RequestFactory(settings, issued_by, topic, [call.subscription], sum_up=True)
-    # A command at a time, so that there are few Python objects of a million messages.
-    for start in range(0, call.rows.num_rows, MAX_ENTRIES):
-        rows = call.rows.slice(start, MAX_ENTRIES)
-        position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
-        messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
-        match call.action:
-            case Action.RESCHEDULE:
-                yield from made.reschedule(messages, call.deliver_at)
-            case Action.RESTORE:
-                yield from made.restore(messages)
-            case Action.SKIP:
-                yield from made.skip(messages, times)
-            case Action.CANCEL:
-                yield from made.cancel_entries(list(map(Cancel, messages, times)), call.batch_size)
+def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Call]) -> Iterator[ControlRequest]:
+    """Makes the commands of one change, for its calls; their outcomes are summed up.
+
+    Their request ids are one id with a number behind it, by which the change is one in the control log.
+    """
+    change, numbers = uuid.uuid4().hex, itertools.count()
+    for call in calls:
+        # A command at a time, so that there are few Python objects of a million messages.
+        for start in range(0, call.rows.num_rows, MAX_ENTRIES):
+            made = RequestFactory(
+                settings, issued_by, topic, [call.subscription], sum_up=True, request_id=f"{change}.{next(numbers)}"
+            )
+            rows = call.rows.slice(start, MAX_ENTRIES)
+            position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
+            messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
+            match call.action:
+                case Action.RESCHEDULE:
+                    yield from made.reschedule(messages, call.deliver_at)
+                case Action.RESTORE:
+                    yield from made.restore(messages)
+                case Action.SKIP:
+                    yield from made.skip(messages, times)
+                case Action.CANCEL:
+                    yield from made.cancel_entries(list(map(Cancel, messages, times)), call.batch_size)
 
 
 def _whole_entries(rows: pa.Table) -> pa.Table:

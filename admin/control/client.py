@@ -166,8 +166,7 @@ class ControlClient:
         """
         from admin.control.bulk import requests
 
-        made = (r for call in calls for r in requests(self._settings, self._issued_by, topic, call))
-        return self._send(made, timeout_seconds)
+        return self._send(requests(self._settings, self._issued_by, topic, calls), timeout_seconds)
 
     def _factory(self, topic: str, subscriptions: Sequence[str]) -> RequestFactory:
         return RequestFactory(self._settings, self._issued_by, topic, subscriptions)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +24,10 @@ from warehouse.tables import Snapshot, Tables, literal
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
+
+_READ_OUTCOMES = 20_000
+# Commands of one call have request ids with a number behind them.
+_REQUEST = "regexp_replace(request_id, '[.][0-9]+$', '')"
 
 _WORDS = {
     "CANCEL": "cancelled",
@@ -56,23 +59,59 @@ class Stats:
             return stats
 
 
-def control_log(settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int) -> list[dict[str, Any]]:
-    """Returns the newest outcomes of control commands, newest first: rows of the table `outcomes`.
+def changes_log(settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int) -> list[dict[str, Any]]:
+    """Returns the newest outcomes of control commands, newest first: those that one call had alike are one row.
 
     Args:
         topics: their source topics.
-        asked: columns and the values that they must have; empty values are passed over.
+        asked: columns and the values that they must have; empty values are passed over. A `request_id` may be that of
+            a call, without the number of the command.
         limit: the most rows that are returned.
+
+    Returns:
+        rows with the columns that all of a row's outcomes share, `request` (the request id without the number of the
+        command), `n`, how many messages they are of among the newest _READ_OUTCOMES outcomes, and `ledger_id`,
+        `entry_id` and `batch_index` of one of them.
 
     Raises:
         DeltaError: there is no such table.
     """
-    conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value]
+    shared = "request, topic, subscription, operation, result, issued_by, reason"
+    conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value and column != "request_id"]
+    if request := asked.get("request_id"):
+        conditions.append(f"{literal(request)} IN (request_id, {_REQUEST})")
     where = " AND ".join([_of_topics(topics), *conditions])
-    snapshot = Snapshot(settings.warehouse, {"outcomes": None})
-    rows: list[dict[str, Any]] = snapshot.sql(
-        f"SELECT * FROM outcomes WHERE {where} ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"  # noqa: S608
-    ).to_pylist()
+    rows: list[dict[str, Any]] = (
+        Snapshot(settings.warehouse, {"outcomes": None})
+        .sql(
+            f"SELECT {shared}, max(applied_at) AS applied_at, max(sequence) AS sequence, count(*) AS n, "  # noqa: S608
+            "max(ledger_id) AS ledger_id, max(entry_id) AS entry_id, max(batch_index) AS batch_index "
+            f"FROM (SELECT *, {_REQUEST} AS request FROM outcomes WHERE {where} "
+            f"ORDER BY applied_at DESC, sequence DESC LIMIT {_READ_OUTCOMES}) AS o GROUP BY {shared} "
+            f"ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"
+        )
+        .to_pylist()
+    )
+    return rows
+
+
+def outcomes_of(
+    settings: Settings, topics: Sequence[str], request: str, result: str, subscription: str, limit: int
+) -> list[dict[str, Any]]:
+    """Returns the outcomes of a row of `changes_log`, in the order in which they were applied: rows of `outcomes`.
+
+    Raises:
+        DeltaError: there is no such table.
+    """
+    rows: list[dict[str, Any]] = (
+        Snapshot(settings.warehouse, {"outcomes": None})
+        .sql(
+            f"SELECT * FROM outcomes WHERE {_of_topics(topics)} AND {_REQUEST} = {literal(request)} "  # noqa: S608
+            f"AND result = {literal(result)} AND coalesce(subscription, '') = {literal(subscription)} "
+            f"ORDER BY sequence, entry_id, batch_index LIMIT {limit}"
+        )
+        .to_pylist()
+    )
     return rows
 
 
@@ -128,14 +167,16 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
     """Returns what happened to a message, from its publishing to its delivery, by time.
 
     Returns:
-        events with `at` (ms since the epoch), `what`, `who`, `subscription` and `detail`, which may be empty.
+        events with `at` (ms since the epoch), `what`, `who`, `subscription` and `detail`, which may be empty, and `to`,
+        the new time of a message that was rescheduled, else None.
     """
     snapshot = Snapshot(settings.warehouse, dict.fromkeys(("entries", "outcomes", "deliveries", "delayed_index")))
     entry = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
     events: list[dict[str, Any]] = []
 
-    def add(at: int, what: str, who: str = "", subscription: str = "", detail: str = "") -> None:
-        events.append({"at": at, "what": what, "who": who, "subscription": subscription, "detail": detail})
+    def add(at: int, what: str, who: str = "", subscription: str = "", detail: str = "", to: int | None = None) -> None:
+        event = {"at": at, "what": what, "who": who, "subscription": subscription, "detail": detail, "to": to}
+        events.append(event)
 
     for row in snapshot.sql(f"SELECT DISTINCT publish_time, batch_size FROM entries WHERE {entry}").to_pylist():  # noqa: S608
         add(row["publish_time"], "published", detail="" if row["batch_size"] == 1 else f"{row['batch_size']} messages")
@@ -157,10 +198,8 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         is_done = row["result"] == "APPLIED"
         what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
         what = "superseded" if row["result"] == "SUPERSEDED" else what
-        detail = row["reason"] or ""
-        if is_done and row["operation"] == "RESCHEDULE" and row["deliver_at"]:
-            detail = f"to {datetime.fromtimestamp(row['deliver_at'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", detail)
+        to = row["deliver_at"] if is_done and row["operation"] == "RESCHEDULE" else None
+        add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
     for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
         late = row["sent_at"] - row["deliver_at"]
         add(row["sent_at"], "delivered", row["destination"], row["subscription"], f"{late:,} ms after its time")

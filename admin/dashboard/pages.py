@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -14,7 +11,15 @@ from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import ValidationError
 
-from admin.dashboard.data import control_log, history_of, message_of, refusals, storage
+from admin.dashboard.data import (
+    changes_log,
+    history_of,
+    message_of,
+    outcomes_of,
+    refusals,
+    storage,
+)
+from admin.dashboard.histogram import ALL, FIT, SPANS, histogram
 from admin.dashboard.responses import COOKIE, page, part, static_file
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
@@ -25,21 +30,11 @@ from conf.secrets import without_secrets
 from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
 from status.job_status import read_status
-from status.troubles import Trouble
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.waiting import Pending
 
 _PAGE = 50
 _LOGGED = 200
-
-# The lengths of the schedule's window and of a bar in it, ms, by the name on the page.
-SPANS = {
-    "hour": (3_600_000, 60_000),
-    "day": (86_400_000, 900_000),
-    "week": (7 * 86_400_000, 7_200_000),
-    "month": (30 * 86_400_000, 43_200_000),
-    "year": (366 * 86_400_000, 7 * 86_400_000),
-}
 
 router = APIRouter(include_in_schema=False)
 
@@ -88,113 +83,80 @@ def logout(request: Request) -> Response:
     return answer
 
 
-@router.get("/")
-def overview(request: Request, caller: Caller) -> Response:
-    return page(request, "overview.html", caller, topics=caller.routes)
-
-
-@router.get("/ui/data/overview")
-def overview_data(request: Request, caller: Caller) -> Response:
-    """Answers with the job's status as JSON: figures, and the points of the charts."""
-    now = _now()
-    status = read_status(_settings(request).warehouse)
-    if status is None:
-        return JSONResponse({"now": now, "state": "unknown", "trouble": _NO_STATUS, "troubles": [], "history": []})
-    last = status.history[-1] if status.history else None
-    return JSONResponse(
-        {
-            "now": now,
-            "age": now - status.updated_at,
-            "state": status.state,
-            "trouble": status.trouble(now),
-            "troubles": [asdict(t) for t in status.troubles if caller.sees_all or _is_of(t, caller.routes)],
-            "isHeldUp": status.is_held_up,
-            "startedAt": status.started_at,
-            "lastBatchAge": now - status.last_batch_at if status.last_batch_at else None,
-            "pending": status.pending,
-            "inState": status.in_state,
-            "inFlight": status.in_flight,
-            "lookaheadMillis": status.lookahead_millis,
-            "batchMillis": status.batch_millis_last,
-            "rejected": status.rejected,
-            "taken": status.taken,
-            "delivered": status.delivered,
-            "takenPerSecond": last.taken_per_second if last else None,
-            "deliveredPerSecond": last.delivered_per_second if last else None,
-            "lateP50": last.late_millis_p50 if last else None,
-            "lateP99": last.late_millis_p99 if last else None,
-            "history": [
-                [p.at, p.taken_per_second, p.delivered_per_second, p.late_millis_p50, p.late_millis_p99]
-                for p in status.history
-            ],
-        }
-    )
-
-
-def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
-    """Whether a trouble is of a source topic, rejects topic or destination of the routes, or of a partition of one."""
-    name = re.sub(r"-partition-\d+$", "", trouble.name)
-    return any(
-        name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
-    )
-
-
-_NO_STATUS = "the job has told nothing of itself: start it with `delaylake run` on these settings"
-
-
-@router.get("/ui/part/subscriptions")
-def subscriptions(request: Request, caller: Caller) -> Response:
-    """Shows the counts of pending messages by subscription, for all topics that the caller may read."""
-    found, problem = [], None
-    for route in caller.routes:
-        try:
-            found.append(request.app.state.stats.of(route.source))
-        except PendingError as error:
-            problem = str(error)
-    return part(request, "parts/subscriptions.html", stats=found, problem=problem)
-
-
 @router.get("/ui/part/recent")
 def recent(request: Request, caller: Caller) -> Response:
     rows, problem = _logged(request, caller, {}, 8)
-    return part(request, "parts/outcomes.html", rows=rows, problem=problem)
+    return part(request, "parts/changes.html", caller, rows=rows, problem=problem, opens=False)
+
+
+@router.get("/ui/part/outcomes")
+def outcomes(
+    request: Request,
+    caller: Caller,
+    request_id: Annotated[str, Query(alias="requestId")] = "",
+    result: Text = "",
+    subscription: Text = "",
+) -> Response:
+    """Shows the messages of a line of the control log."""
+    topics = [route.source for route in caller.routes]
+    try:
+        rows = outcomes_of(_settings(request), topics, request_id, result, subscription, _LOGGED)
+    except DeltaError:
+        rows = []
+    return part(request, "parts/outcomes.html", caller, rows=rows, limit=_LOGGED)
 
 
 @router.get("/ui/schedule")
 def schedule(
-    request: Request, caller: Caller, topic: Text = "", subscription: Text = "", start: Text = "", span: Text = "day"
+    request: Request,
+    caller: Caller,
+    topic: Text = "",
+    subscription: Text = "",
+    start: Text = "",
+    end: Text = "",
+    span: Text = FIT,
 ) -> Response:
     route = _route(caller, topic)
     _check_subscription(route, subscription)
-    begin = _time("start", start) if start else None
+    begin, until = (_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
     return page(
-        request, "schedule.html", caller, topics=caller.routes, route=route, subscription=subscription,
-        start=start, span=span if span in SPANS else "day", spans=SPANS, begin=begin,
+        request, "schedule.html", caller, topics=caller.routes, route=route, subscription=subscription, start=start,
+        end=end, span=span if span in SPANS or span == ALL else FIT, spans=[FIT, *SPANS, ALL], begin=begin, until=until,
     )  # fmt: skip
 
 
 @router.get("/ui/data/schedule")
 def schedule_data(
-    request: Request, caller: Caller, topic: Text = "", subscription: Text = "", start: Text = "", span: Text = "day"
+    request: Request,
+    caller: Caller,
+    topic: Text = "",
+    subscription: Text = "",
+    start: Text = "",
+    end: Text = "",
+    span: Text = FIT,
 ) -> Response:
-    """Answers with the number of messages due in each bar of the window, as JSON."""
+    """Answers with the number of messages due in each bar of a window, for each subscription, as JSON."""
     route = _route(caller, topic)
     _check_subscription(route, subscription)
-    length, width = SPANS.get(span, SPANS["day"])
-    begin = (_time("start", start) if start else _now()) // width * width
-    wanted = PendingFilter(subscription=subscription or None, due_from=begin, due_before=begin + length)
+    settings = _settings(request)
+    begin, until = (_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
+    if begin is not None and until is not None and until <= begin:
+        raise AdminError(400, "the window ends before it begins")
     try:
-        question = Pending(_settings(request), route.source, wanted)
-        bars = question.histogram(width)
+        found = histogram(settings, route.source, subscription or None, span, begin, until)
     except PendingError as error:
         raise AdminError(503, str(error)) from error
-    counts = dict(bars)
+    status = read_status(settings.warehouse)
     return JSONResponse(
         {
-            "version": question.version,
-            "asOf": question.as_of,
-            "width": width,
-            "bars": [[at, counts.get(at, 0)] for at in range(begin, begin + length, width)],
+            "version": found.version,
+            "asOf": found.as_of,
+            "width": found.width,
+            "subscriptions": found.subscriptions,
+            "bars": [[int(at), *n] for at, n in zip(found.starts, found.counts.tolist(), strict=True)],
+            "before": found.n_before,
+            "after": found.n_after,
+            "mostPerSecond": status.most_per_second if status else 0,
         }
     )
 
@@ -266,7 +228,7 @@ def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> 
         n = Pending(_settings(request), _route(caller, asked["topic"]).source, _wanted(asked), cursor or None).count()
     except PendingError as error:
         raise AdminError(410, str(error)) from error
-    return part(request, "parts/count.html", n=n)
+    return part(request, "parts/count.html", caller, n=n)
 
 
 @router.get("/ui/message")
@@ -328,7 +290,7 @@ def _logged(
     request: Request, caller: Reader, asked: dict[str, str], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
     try:
-        return control_log(_settings(request), [route.source for route in caller.routes], asked, limit), None
+        return changes_log(_settings(request), [route.source for route in caller.routes], asked, limit), None
     except DeltaError:
         return [], "there are no tables yet: the job has not run"
 

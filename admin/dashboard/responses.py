@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from admin.dashboard.topic_names import short_names, shown
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from tracker.commands.moves import HELD_DELIVER_AT
@@ -59,6 +60,7 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
         "navigation": [entry for entry in NAVIGATION if entry[0] != SETTINGS or (caller and caller.is_admin)],
         "path": request.url.path,
         "caller": caller,
+        "topic_names": short_names([route.source for route in caller.routes]) if caller else {},
         "now": time.time_ns() // 1_000_000,
         "version": version("delaylake"),
         "is_protected": request.app.state.settings.auth.enabled,
@@ -75,10 +77,10 @@ def error_page(request: Request, code: int, reason: str) -> Response:
     return page(request, "error.html", code=code, title=title, problem=reason)
 
 
-def part(request: Request, template: str, **values: Any) -> Response:
+def part(request: Request, template: str, caller: Reader, **values: Any) -> Response:
     """Renders a part of a page, which the page loads by itself."""
-    now = time.time_ns() // 1_000_000
-    text = _environment.get_template(template).render(now=now, **values)
+    common = {"now": time.time_ns() // 1_000_000, "topic_names": short_names([route.source for route in caller.routes])}
+    text = _environment.get_template(template).render(**{**common, **values})
     return Response(text, headers=_HEADERS, media_type="text/html; charset=utf-8")
 
 
@@ -90,8 +92,13 @@ def static_file(name: str) -> Response:
     return Response(_STATIC[name], headers=headers, media_type=kind)
 
 
-def _time(millis: int | None) -> Markup:
-    """Formats a time, ms since the epoch, in UTC and with its zone."""
+def _time(millis: int | None, form: str = "whole") -> Markup:
+    """Formats a time, ms since the epoch, in UTC. `times.js` shows it in the zone that the reader has chosen.
+
+    Args:
+        form: "whole": with ms and zone; "cell": without the zone, which the heading of a column has; "short": without
+            the ms, too.
+    """
     if not millis:
         return Markup("&ndash;")
     if millis >= HELD_DELIVER_AT:
@@ -100,7 +107,8 @@ def _time(millis: int | None) -> Markup:
         text = datetime.fromtimestamp(millis / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
     except (ValueError, OverflowError):
         return Markup("{} ms").format(millis)
-    return Markup('<time datetime="{}Z">{} UTC</time>').format(text.replace(" ", "T"), text)
+    shown = {"whole": f"{text} UTC", "cell": text, "short": text[:19]}[form]
+    return Markup('<time datetime="{}Z" data-form="{}">{}</time>').format(text.replace(" ", "T"), form, shown)
 
 
 def _span(millis: float | None) -> str:
@@ -123,6 +131,7 @@ def _size(n_bytes: int) -> str:
 
 _environment.filters |= {
     "time": _time,
+    "topic": shown,
     "span": _span,
     "size": _size,
     "count": lambda n: "-" if n is None else f"{n:,}",

@@ -306,7 +306,7 @@ async def by_filter(
         raise _refusal(error) from error
     todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
     tally = Tally(todo)
-    commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
+    commands = requests(settings, role, question.topic, todo.calls)
     async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
         tally.add(outcome)
     return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
@@ -369,7 +369,7 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
             )
         tried += rows.num_rows
         todo = await asyncio.to_thread(plan, question.subscriptions, rows, Change(Action.SKIP))
-        commands = (command for call in todo.calls for command in requests(settings, role, question.topic, call))
+        commands = requests(settings, role, question.topic, todo.calls)
         before = tally.results["APPLIED"]
         async for outcome in client.send_ahead(commands, timeout_seconds):
             tally.add(outcome)

@@ -74,15 +74,15 @@ class Desk:
         wait_until(found, 20, f"messages with {fields}\n{self.job.log}")
 
     def act(self, page: Page, action: str, says: str, when: str | None = None) -> str:
-        """Presses an action's button and confirms; returns what the page told."""
+        """Presses an action's button and confirms; returns what the page answered."""
         page.get_by_role("button", name=f"{action}…").click()
         expect(page.get_by_role("dialog")).to_contain_text(says)
         if when is not None:
             page.get_by_label("Deliver at").fill(when)
         page.get_by_role("button", name="Do it").click()
-        told = page.locator("#told")
-        expect(told).to_contain_text(re.compile(rf"^{action}: "))
-        return told.text_content() or ""
+        answer = page.locator("#answer")
+        expect(answer).to_contain_text(re.compile(rf"^{action}: "))
+        return answer.text_content() or ""
 
     def stop(self) -> None:
         self.collector.stop()
@@ -277,7 +277,7 @@ def test_only_who_may_sees_and_acts(desk: Desk, tmp_path: Path) -> None:
         page.locator(".pick").check()
         page.get_by_role("button", name="Skip…").click()
         page.get_by_role("button", name="Do it").click()
-        expect(page.locator("#told")).to_contain_text("the role reader may not skip")
+        expect(page.locator("#answer")).to_contain_text("the role reader may not skip")
         # The cookie acts for nobody else's page.
         stolen = http.post(
             f"{api.url}/admin/v2/persistent/public/default/desk/subscription/a/pause",

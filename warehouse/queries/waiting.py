@@ -201,21 +201,25 @@ class Pending:
         rows = self._waiting(self._delayed((*ORDER, "subscription")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
-    def histogram(self, width_millis: int) -> list[tuple[int, int]]:
-        """Counts the messages that are due in each span of time, but for those that are held back.
+    def histogram(self, width_millis: int) -> pa.Table:
+        """Counts, by subscription, the messages that are due in each span of time, but for those that are held back.
 
         Args:
             width_millis: how long a span is.
 
         Returns:
-            (start, number) of each span that has messages, ascending; the start in ms since the epoch.
+            a row for each span that has messages, ascending: `at`, its start, ms since the epoch, and a column for each
+            of `subscriptions`, called by its place in there. All int64.
         """
-        rows = self._waiting(self._delayed((*ORDER, "subscription")))
-        bins = self._sql(
-            f"SELECT deliver_at / {width_millis} AS bin, count(*) AS n FROM ({rows}) AS p "  # noqa: S608
-            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY bin ORDER BY bin"
+        counts = ", ".join(
+            f'count(*) FILTER (WHERE {WAITS} & {1 << i} <> 0) AS "{i}"' for i in range(len(self.subscriptions))
         )
-        return [(row["bin"] * width_millis, row["n"]) for row in bins.to_pylist()]
+        rows = self._waiting(self._delayed((*ORDER, "subscription")))
+        found: pa.Table = self._sql(
+            f"SELECT deliver_at / {width_millis} * {width_millis} AS at, {counts} FROM ({rows}) AS p "  # noqa: S608
+            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY at ORDER BY at"
+        )
+        return found
 
     def stats(self) -> dict[str, Any]:
         """Counts for each subscription the messages that are pending, due soon or held back, as the admin API gives it.

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from admin.dashboard.pages import _is_of
+from admin.dashboard.overview import _is_of
 from conf.settings import Settings
 from jobs.cli import app
 from jobs.options import GlobalOptions

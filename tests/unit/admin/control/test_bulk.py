@@ -105,7 +105,10 @@ def test_messages_are_shifted_to_a_time_each_and_what_is_held_back_comes_at_once
 def test_the_commands_of_a_plan_say_when_its_messages_wait_and_are_summed_up() -> None:
     rows = found(*(message(i, 0b11, index=i % 2, size=1 + i % 2, due=100 + i) for i in range(1_500)))
     made = plan([SHARED, EXCLUSIVE], rows, CANCEL)
-    sent = [r for call in made.calls for r in requests(Settings(), "tester", "t", call)]
+    sent = [*requests(Settings(), "tester", "t", made.calls)]
+    ids = [r.request_id.split(".") for r in sent]
+    assert len({change for change, _ in ids}) == 1, "in the control log it is one change"
+    assert [int(number) for _, number in ids] == [*range(len(sent))]
     commands = [r.command for r in sent]
     assert all(c.sum_up for c in commands)
     assert [(list(c.subscriptions), len(c.skip.entries), len(c.cancels.messages)) for c in commands] == [

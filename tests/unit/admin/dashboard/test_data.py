@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from admin.dashboard.data import history_of, storage
+from admin.dashboard.data import changes_log, history_of, outcomes_of, storage
 from broker.message_ids import MessageRef
 from conf.settings import Settings
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
@@ -85,3 +85,28 @@ def test_the_last_merge_of_a_table_is_when_its_files_were_merged(tables: Tables,
     began = time.time_ns() // 1_000_000
     assert merge(files, files.all())
     assert began <= (merged_at() or 0) <= time.time_ns() // 1_000_000
+
+
+def test_what_one_call_did_alike_is_one_line_of_the_log_and_is_opened_to_its_messages(
+    tables: Tables, tmp_path: Path
+) -> None:
+    settings = Settings(warehouse=str(tmp_path))
+    same: dict[str, Any] = {"operation": "SKIP", "subscription": "a", "issued_by": "ops", "batch_index": -1}
+    applied = [
+        {**same, "request_id": f"bulk.{i // 3}", "result": "APPLIED", "entry_id": i, "sequence": i, "applied_at": 5 + i}
+        for i in range(6)
+    ]
+    late = {**same, "request_id": "bulk.1", "result": "TOO_LATE", "reason": "released", "entry_id": 9, "sequence": 9}
+    one = {**same, "request_id": "alone", "result": "APPLIED", "entry_id": 7, "sequence": 20, "applied_at": 20}
+    tables.append("outcomes", rows("outcomes", [*applied, {**late, "applied_at": 10}, one]), {})
+
+    def lines(**asked: str) -> list[tuple[str, str, int]]:
+        return [(r["request"], r["result"], r["n"]) for r in changes_log(settings, [TOPIC], asked, 10)]
+
+    assert lines()[0] == ("alone", "APPLIED", 1), "the newest is the first"
+    assert sorted(lines(request_id="bulk")) == sorted(lines()[1:]) == [("bulk", "APPLIED", 6), ("bulk", "TOO_LATE", 1)]
+    assert lines(request_id="bulk.0") == [("bulk", "APPLIED", 3)]
+    assert lines(result="TOO_LATE", request_id="alone") == []
+    assert [r["entry_id"] for r in outcomes_of(settings, [TOPIC], "bulk", "APPLIED", "a", 10)] == [*range(6)]
+    assert outcomes_of(settings, [TOPIC], "bulk", "APPLIED", "b", 10) == []
+    assert changes_log(settings, ["persistent://public/default/other"], {}, 10) == []

@@ -1,0 +1,236 @@
+"""What the dashboard's pages show, and how they are used, in a real browser; without a job, on tables made for it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from admin.control.async_client import AsyncControlClient
+from conf.settings import Settings
+from status.job_status import Point, StatusWriter
+from tests.browser import chromium, need_chromium
+from tests.unit.admin.rest.test_admin_app import served
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables
+
+NOW = time.time_ns() // 1_000_000
+HOUR = 3_600_000
+NAMESPACE = "persistent://a-tenant-with-a-long-name/a-namespace-with-a-long-name"
+ORDERS, MAIL = f"{NAMESPACE}/orders-of-all-customers", f"{NAMESPACE}/reminders-by-mail"
+PAGES = ["/", "/ui/schedule", "/ui/messages", "/ui/control", "/ui/storage", "/ui/settings"]
+
+
+class Status(StatusWriter):
+    """A job with a past, whose trouble can be set."""
+
+    def __init__(self, warehouse: str) -> None:
+        super().__init__(warehouse, 100)
+        self._state, self._most_per_second = "running", 4.0
+        self._values |= {"pending": 123, "last_batch_at": 2**52}
+        self._history.extend(Point(NOW - 60_000 + 5_000 * i, 30.0, 20.0 + i, 1.0, 9.0 + i) for i in range(12))
+
+    def set(self, **values: object) -> None:
+        with self._lock:
+            self._values |= values
+
+
+def write(tables: Tables, name: str, rows: list[dict[str, Any]]) -> None:
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMAS[name]]
+    tables.append(name, pa.table(columns, schema=SCHEMAS[name]), {})
+
+
+@pytest.fixture(scope="module")
+def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
+    warehouse = f"file:{tmp_path_factory.mktemp('pages')}"
+    tables = Tables(warehouse)
+    tables.create()
+    at = {"partition": -1, "ledger_id": 7, "batch_index": -1, "batch_size": 1, "producer_name": "p"}
+    times = [NOW - 70_000, *(NOW + HOUR + i * 7_000 for i in range(500)), NOW + 400 * 24 * HOUR]
+    waits = {**at, "operation": "DELAY", "publish_time": NOW}
+    messages = [
+        {**waits, "topic": topic, "entry_id": i, "deliver_at": due, "key": f"k{i}"}
+        for topic in (ORDERS, MAIL)
+        for i, due in enumerate(times)
+    ]
+    cancel = {**at, "topic": ORDERS, "entry_id": 10, "subscription": "billing", "deliver_at": times[10], "sequence": 1}
+    write(tables, "delayed_index", [*messages, {**cancel, "operation": "CANCEL"}])
+    skipped = {**at, "topic": ORDERS, "operation": "SKIP", "subscription": "billing", "issued_by": "ops"}
+    outcomes = [{**skipped, "entry_id": i, "sequence": i, "request_id": f"{'a' * 32}.{i // 5}"} for i in range(10, 20)]
+    write(tables, "outcomes", [{**row, "result": "APPLIED", "applied_at": NOW} for row in outcomes])
+    writer = Status(warehouse)
+    with writer:
+        yield writer
+
+
+@pytest.fixture(scope="module")
+def page(status: Status) -> Iterator[Page]:
+    """A page of the dashboard, in a browser far from UTC; nothing must be wrong in its console."""
+    need_chromium()
+    settings = Settings.model_validate(
+        {
+            "pulsar": {"service_url": "pulsar://127.0.0.1:1"},
+            "warehouse": status._warehouse,
+            "routes": [
+                {"source": ORDERS, "subscriptions": [{"name": "billing"}, {"name": "audit"}]},
+                {"source": MAIL, "subscriptions": [{"name": "mail"}]},
+            ],
+        }
+    )
+    problems: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, chromium() as browser:
+        patch.setattr(AsyncControlClient, "_run", lambda self: None)
+        with served(settings) as client:
+            yield _page(browser, str(client.base_url), problems)
+    assert problems == [], "errors in the browser's console"
+
+
+def _page(browser: Browser, url: str, problems: list[str]) -> Page:
+    page = browser.new_context(
+        viewport={"width": 1440, "height": 900}, base_url=url, timezone_id="Asia/Kolkata"
+    ).new_page()
+    page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    return page
+
+
+def tile(page: Page, name: str) -> Any:
+    return page.locator(f"#{name}")
+
+
+def test_the_overview_answers_what_is_asked_first_and_has_colours_only_for_what_is_wrong(
+    page: Page, status: Status
+) -> None:
+    page.goto("/")
+    expect(tile(page, "on-time")).to_contain_text(re.compile("yes.*99 % went out within 20 ms, half within 1 ms", re.S))
+    expect(tile(page, "keeps-up")).to_contain_text("30 in, 31 out a second")
+    expect(tile(page, "stuck")).to_contain_text("nothing")
+    expect(tile(page, "next")).to_contain_text("3 in a minute")
+    expect(page.locator(".tile.warn, .tile.bad")).to_have_count(0)
+    # A legend has the last values before anybody points at the chart.
+    expect(page.locator("#rates .legend")).to_have_text(re.compile("in 30 *out 31"))
+    status.set(is_held_up=True)
+    expect(tile(page, "keeps-up")).to_have_class(re.compile("bad"))
+    status.set(is_held_up=False, last_batch_at=0)
+    expect(page.locator("[data-field=pending]")).to_have_text("-")
+    expect(page.locator("#trouble")).to_contain_text("finished no batch")
+    status.set(last_batch_at=2**52)
+    expect(page.locator("[data-field=pending]")).to_have_text("123")
+
+
+def test_tables_fit_and_topics_are_called_by_what_differs(page: Page) -> None:
+    for path in PAGES:
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert page.evaluate(wide) == 0, path
+        found = Axe().run(page).response["violations"]
+        grave = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+        assert grave == [], path
+    page.goto("/")
+    waits = page.get_by_role("region", name="What waits")
+    expect(waits.get_by_text("reminders-by-mail", exact=True)).to_have_attribute("title", MAIL)
+    for path in PAGES:
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.set_viewport_size({"width": 1440, "height": 900})
+
+
+def test_times_are_utc_or_local_as_the_switch_says_and_it_is_remembered(page: Page) -> None:
+    page.goto(f"/ui/messages?topic={ORDERS}&key=k1")
+    due = page.locator("#messages time").first
+    utc, local = (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime((NOW + HOUR) / 1000 + shift)) for shift in (0, 5.5 * 3600)
+    )
+    expect(due).to_contain_text(utc)
+    page.get_by_role("button", name="Times are UTC").click()
+    expect(due).to_contain_text(local)
+    page.reload()
+    expect(due).to_contain_text(local)
+    title = due.get_attribute("title") or ""
+    assert utc in title
+    assert local in title
+    page.keyboard.press("z")
+    expect(due).to_contain_text(utc)
+    page.evaluate("localStorage.clear()")
+
+
+def test_what_has_been_handed_out_is_not_shown_as_waiting(page: Page) -> None:
+    page.goto(f"/ui/messages?topic={ORDERS}&dueBefore={NOW + 1}")
+    expect(page.locator("#messages tbody")).to_contain_text(re.compile("going out|overdue"))
+    assert "-" not in (page.locator("#messages tbody td:nth-child(3)").first.text_content() or "")
+
+
+def test_the_histogram_shows_most_of_what_is_due_by_subscription_and_is_used_by_keys(page: Page) -> None:
+    page.goto(f"/ui/schedule?topic={ORDERS}")
+    note = page.locator("#schedule-note")
+    expect(note).to_have_text(
+        re.compile(r"^\d+ messages due in this window, 2 min a bar · 2 going out now · \d+ later · ")
+    )
+    expect(note).to_contain_text("the senders' best so far: 4 a second")
+    legend = page.locator("#bars .legend")
+    billing, audit = (int(n) for n in re.findall(r"(?:billing|audit) (\d+)", legend.text_content() or ""))
+    # Nearly all of 501 messages each, of which billing does not want one, and one is a year away.
+    assert (audit - billing, 450 < audit < 500) == (1, True)
+    page.get_by_label("logarithmic").check()
+    expect(legend).to_contain_text("the senders at their best so far 480")
+    page.locator("#bars").focus()
+    for _ in range(40):
+        page.keyboard.press("ArrowRight")
+    expect(legend).to_contain_text("2 min:")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("dueFrom=.*dueBefore="))
+    page.goto(f"/ui/schedule?topic={ORDERS}&span=all")
+    expect(note).to_contain_text("1,001 messages due in this window")
+    page.get_by_text("As a table").click()
+    expect(page.locator("#bars-table thead")).to_contain_text("billing")
+    page.evaluate("localStorage.clear()")
+
+
+def test_a_bulk_action_is_one_line_that_is_opened_to_its_messages(page: Page) -> None:
+    page.goto("/ui/control")
+    lines = page.get_by_role("region", name="Commands").locator("tbody tr")
+    expect(lines).to_have_count(1)
+    opens = page.get_by_role("button", name="10 messages")
+    opens.click()
+    expect(lines.nth(1).get_by_role("link")).to_have_count(10)
+    opens.click()
+    expect(lines).to_have_count(1)
+
+
+def test_a_search_is_kept_as_a_link_and_keys_lead_to_pages_and_rows(page: Page) -> None:
+    page.goto(f"/ui/messages?topic={ORDERS}&key=k7")
+    page.once("dialog", lambda dialog: dialog.accept("<b>seven</b>"))
+    page.get_by_role("button", name="Keep as a link").click()
+    page.goto("/ui/messages")
+    page.get_by_role("link", name="<b>seven</b>").click()
+    expect(page.locator("form [name=key]")).to_have_value("k7")
+    page.locator("h1").click()
+    for key in "jx":
+        page.keyboard.press(key)
+    expect(page.locator("#picked")).to_have_text("1")
+    page.get_by_role("button", name="Remove the saved search").click()
+    expect(page.locator("#searches")).to_be_hidden()
+    page.locator("h1").click()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("Control log")
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    expect(page).to_have_url(re.compile("/ui/control$"))
+
+
+def test_a_page_is_small(page: Page) -> None:
+    """What the overview loads, apart from what waits."""
+    sizes: list[int] = []
+    page.on("response", lambda response: sizes.append(len(response.body())) if "/ui/part" not in response.url else None)
+    page.goto("/")
+    page.wait_for_load_state("networkidle")
+    assert sum(sizes) < 150_000, sizes

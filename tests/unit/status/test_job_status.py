@@ -1,0 +1,24 @@
+"""What the job tells of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from status.job_status import StatusWriter
+
+
+def test_the_most_that_was_sent_a_second_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 1_000, 5))
+    monkeypatch.setattr("status.job_status.time.monotonic", lambda: next(seconds))
+    status = StatusWriter(str(tmp_path), 1)
+    told = []
+    for n in (100, 500, 50):
+        rows = pa.table({"sent_at": [1] * n, "deliver_at": [1] * n, "short_notice": [False] * n})
+        status.deliveries(rows)
+        found = status.status()
+        told.append((found.history[-1].delivered_per_second, found.most_per_second))
+    assert [most for _, most in told] == [told[0][0], told[1][0], told[1][0]]
+    assert told[1][0] > told[0][0] > told[2][0]
