@@ -17,7 +17,7 @@ export KILLS MINUTES FAULTS
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-fast lint bench chaos clean lock proto tools browser
+.PHONY: help setup run test test-fast lint docs bench chaos clean lock proto tools browser
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
@@ -35,13 +35,16 @@ test: setup browser ## the test suite; WORKERS=n, each with about 4 GB
 test-fast: setup ## what needs no broker and no Spark, with few examples of each property
 	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile -p no:schemathesis -p no:anyio
 
-lint: setup ## ruff, mypy, and who imports whom
+lint: setup docs ## ruff, mypy, who imports whom, and the docs
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) -m mypy --config-file $(CLIENT)/pyproject.toml
 	@PYTHONPATH=$(CLIENT)/src $(VENV)/bin/lint-imports --no-logo --config $(CLIENT)/pyproject.toml
+
+docs: setup ## the docs as a site, in .delaylake/site; nothing may be amiss with their links
+	@said=$$($(PY) -m zensical build --strict 2>&1) || { echo "$$said" >&2; exit 1; }
 
 bench: setup ## each benchmark prints one JSON object
 	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done
@@ -51,7 +54,7 @@ chaos: setup ## many examples of each property, long crash and soak runs: KILLS=
 	@$(PY) -m pytest -m chaos -o faulthandler_timeout=0
 
 clean: ## all that was made here, but not the cache of JARs
-	@rm -rf $(VENV) .delaylake .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lock: setup ## requirements.lock anew from pyproject.toml
