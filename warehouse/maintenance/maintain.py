@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.commits import sync_checkpoint
 from warehouse.maintenance.compaction import merge, plan
@@ -54,10 +54,18 @@ def lock(settings: Settings) -> FileLock:
     """Returns the lock that a process holds while it removes rows or files of the tables.
 
     The system releases it when the process dies.
+
+    Raises:
+        MaintenanceError: its folder can't be made.
     """
-    beside = settings.checkpoint if is_object_storage(settings.warehouse) else settings.warehouse
-    folder = Path(local_path(beside))
-    folder.mkdir(parents=True, exist_ok=True)
+    name = "checkpoint" if is_object_storage(settings.warehouse) else "warehouse"
+    folder = Path(local_path(getattr(settings, name)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MaintenanceError(
+            f"the folder {folder} can't be made ({one_line(error)}): see `{name}` in the settings"
+        ) from error
     return FileLock(folder / "maintain.lock")
 
 

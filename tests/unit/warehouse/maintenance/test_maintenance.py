@@ -109,6 +109,14 @@ def sealed(tmp_path: Path) -> tuple[Settings, Tables]:
     return made, tables
 
 
+@pytest.mark.parametrize(("warehouse", "named"), [("file:{}/no/w", "warehouse"), ("s3://bucket/w", "checkpoint")])
+def test_a_folder_that_can_not_be_made_is_named_with_its_setting(tmp_path: Path, warehouse: str, named: str) -> None:
+    (tmp_path / "no").touch()
+    settings = Settings(warehouse=warehouse.format(tmp_path), checkpoint=f"file:{tmp_path}/no/c")
+    with pytest.raises(MaintenanceError, match=rf"can't be made .*`{named}` in the settings"):
+        lock(settings)
+
+
 def test_compaction_keeps_all_rows_old_versions_and_transactions(sealed: tuple[Settings, Tables]) -> None:
     made, tables = sealed
     before, version = content(tables, "delayed_index"), tables.version("delayed_index")
