@@ -25,7 +25,6 @@ from warehouse.tables import Snapshot, Tables, literal
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
 
-_READ_OUTCOMES = 20_000
 # Commands of one call have request ids with a number behind them.
 _REQUEST = "regexp_replace(request_id, '[.][0-9]+$', '')"
 
@@ -59,7 +58,9 @@ class Stats:
             return stats
 
 
-def changes_log(settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int) -> list[dict[str, Any]]:
+def changes_log(
+    settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int, n_read: int
+) -> list[dict[str, Any]]:
     """Returns the newest outcomes of control commands, newest first: those that one call had alike are one row.
 
     Args:
@@ -67,11 +68,12 @@ def changes_log(settings: Settings, topics: Sequence[str], asked: dict[str, str]
         asked: columns and the values that they must have; empty values are passed over. A `request_id` may be that of
             a call, without the number of the command.
         limit: the most rows that are returned.
+        n_read: so many of the newest outcomes are looked at.
 
     Returns:
         rows with the columns that all of a row's outcomes share, `request` (the request id without the number of the
-        command), `n`, how many messages they are of among the newest _READ_OUTCOMES outcomes, and `ledger_id`,
-        `entry_id` and `batch_index` of one of them.
+        command), `n`, how many messages they are of, `is_cut` where there may be more, and `ledger_id`, `entry_id` and
+        `batch_index` of one of them.
 
     Raises:
         DeltaError: there is no such table.
@@ -81,17 +83,17 @@ def changes_log(settings: Settings, topics: Sequence[str], asked: dict[str, str]
     if request := asked.get("request_id"):
         conditions.append(f"{literal(request)} IN (request_id, {_REQUEST})")
     where = " AND ".join([_of_topics(topics), *conditions])
-    rows: list[dict[str, Any]] = (
-        Snapshot(settings.warehouse, {"outcomes": None})
-        .sql(
-            f"SELECT {shared}, max(applied_at) AS applied_at, max(sequence) AS sequence, count(*) AS n, "  # noqa: S608
-            "max(ledger_id) AS ledger_id, max(entry_id) AS entry_id, max(batch_index) AS batch_index "
-            f"FROM (SELECT *, {_REQUEST} AS request FROM outcomes WHERE {where} "
-            f"ORDER BY applied_at DESC, sequence DESC LIMIT {_READ_OUTCOMES}) AS o GROUP BY {shared} "
-            f"ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"
-        )
-        .to_pylist()
+    newest = (
+        f"SELECT {shared.replace('request', f'{_REQUEST} AS request', 1)}, ledger_id, entry_id, batch_index, "  # noqa: S608
+        f"applied_at, sequence FROM outcomes WHERE {where} ORDER BY applied_at DESC, sequence DESC LIMIT {n_read}"
     )
+    found = Snapshot(settings.warehouse, {"outcomes": None}).sql(
+        f"SELECT {shared}, max(applied_at) AS applied_at, max(sequence) AS sequence, count(*) AS n, "  # noqa: S608
+        "max(ledger_id) AS ledger_id, max(entry_id) AS entry_id, max(batch_index) AS batch_index, "
+        f"sum(count(*)) OVER () = {n_read} AND min(applied_at) = min(min(applied_at)) OVER () AS is_cut "
+        f"FROM ({newest}) AS o GROUP BY {shared} ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"
+    )
+    rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 

@@ -35,6 +35,8 @@ from warehouse.queries.waiting import Pending
 
 _PAGE = 50
 _LOGGED = 200
+# How many outcomes are looked at for the control log, and for the last commands of the overview.
+_READ_FOR_LOG, _READ_FOR_LAST = 20_000, 2_000
 
 router = APIRouter(include_in_schema=False)
 
@@ -85,7 +87,7 @@ def logout(request: Request) -> Response:
 
 @router.get("/ui/part/recent")
 def recent(request: Request, caller: Caller) -> Response:
-    rows, problem = _logged(request, caller, {}, 8)
+    rows, problem = _logged(request, caller, {}, 8, _READ_FOR_LAST)
     return part(request, "parts/changes.html", caller, rows=rows, problem=problem, opens=False)
 
 
@@ -287,10 +289,11 @@ def settings_page(request: Request, caller: Admin) -> Response:
 
 
 def _logged(
-    request: Request, caller: Reader, asked: dict[str, str], limit: int
+    request: Request, caller: Reader, asked: dict[str, str], limit: int, n_read: int = _READ_FOR_LOG
 ) -> tuple[list[dict[str, Any]], str | None]:
     try:
-        return changes_log(_settings(request), [route.source for route in caller.routes], asked, limit), None
+        topics = [route.source for route in caller.routes]
+        return changes_log(_settings(request), topics, asked, limit, n_read), None
     except DeltaError:
         return [], "there are no tables yet: the job has not run"
 

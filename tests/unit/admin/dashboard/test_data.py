@@ -101,7 +101,7 @@ def test_what_one_call_did_alike_is_one_line_of_the_log_and_is_opened_to_its_mes
     tables.append("outcomes", rows("outcomes", [*applied, {**late, "applied_at": 10}, one]), {})
 
     def lines(**asked: str) -> list[tuple[str, str, int]]:
-        return [(r["request"], r["result"], r["n"]) for r in changes_log(settings, [TOPIC], asked, 10)]
+        return [(r["request"], r["result"], r["n"]) for r in changes_log(settings, [TOPIC], asked, 10, 100)]
 
     assert lines()[0] == ("alone", "APPLIED", 1), "the newest is the first"
     assert sorted(lines(request_id="bulk")) == sorted(lines()[1:]) == [("bulk", "APPLIED", 6), ("bulk", "TOO_LATE", 1)]
@@ -109,4 +109,7 @@ def test_what_one_call_did_alike_is_one_line_of_the_log_and_is_opened_to_its_mes
     assert lines(result="TOO_LATE", request_id="alone") == []
     assert [r["entry_id"] for r in outcomes_of(settings, [TOPIC], "bulk", "APPLIED", "a", 10)] == [*range(6)]
     assert outcomes_of(settings, [TOPIC], "bulk", "APPLIED", "b", 10) == []
-    assert changes_log(settings, ["persistent://public/default/other"], {}, 10) == []
+    assert changes_log(settings, ["persistent://public/default/other"], {}, 10, 100) == []
+    cut = {(r["request"], r["n"], r["is_cut"]) for r in changes_log(settings, [TOPIC], {"result": "APPLIED"}, 10, 4)}
+    assert cut == {("alone", 1, False), ("bulk", 3, True)}
+    assert not any(r["is_cut"] for r in changes_log(settings, [TOPIC], {}, 10, 100))
