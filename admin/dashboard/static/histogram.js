@@ -5,8 +5,9 @@ const COLORS = 6; // --series-1 ... in app.css
 const color = (i) => `--series-${(i % COLORS) + 1}`;
 let found = null, plot = null, at = null;
 
+const isoTime = (ms) => new Date(ms).toISOString().replace(".000Z", "Z");
 const query = (more) => new URLSearchParams({ topic: schedule.dataset.topic, subscription: schedule.dataset.subscription, ...more });
-const messagesOf = (from, before) => `/ui/messages?${query({ dueFrom: from, dueBefore: before })}`;
+const messagesOf = (from, before) => `/ui/messages?${query({ dueFrom: isoTime(from), dueBefore: isoTime(before) })}`;
 const total = (bar) => bar.slice(1).reduce((sum, n) => sum + n, 0);
 
 // With a few bars that are far higher than the others these are not to be seen, unless the scale is logarithmic.
@@ -47,7 +48,7 @@ function onSelect(u) {
   if (u.select.width < 8) return;
   const [left, right] = [u.select.left, u.select.left + u.select.width].map((x) => Math.round(u.posToVal(x, "x") * 1000));
   const start = Math.floor(left / found.width) * found.width, end = Math.ceil(right / found.width) * found.width;
-  location.assign(found.width > 1000 ? `/ui/schedule?${query({ start, end })}` : messagesOf(start, end));
+  location.assign(found.width > 1000 ? `/ui/schedule?${query({ start: isoTime(start), end: isoTime(end) })}` : messagesOf(start, end));
 }
 
 function draw() {
@@ -63,7 +64,7 @@ function draw() {
   const brief = (n) => (n >= 1e6 ? `${n / 1e6} M` : n.toLocaleString("en-US"));
   plot = chart($("bars"), order.map((s) => [found.subscriptions[s], color(s), { fill: css(color(s)), width: 0, paths: uPlot.paths.bars({ size: [0.9, 60] }) }]), data, legend, {
     cursor: { drag: { x: true, y: false, setScale: false } },
-    scales: { y: { ...(isLog ? { distr: 4, asinh: 1 } : {}), range: (u, low, high) => [0, highest(high)] } },
+    scales: { x: { range: () => [found.bars[0][0] / 1000, (found.bars.at(-1)[0] + found.width) / 1000] }, y: { ...(isLog ? { distr: 4, asinh: 1 } : {}), range: (u, low, high) => [0, highest(high)] } },
     axisY: isLog ? { splits: powers, filter: (u, splits) => splits, values: (u, values) => values.map(brief) } : { values: (u, values) => values.map(brief) },
     hooks: { setSelect: [onSelect], draw: [drawCapacity] },
   });
