@@ -92,6 +92,8 @@ def _text(table: pa.Table, zone: tzinfo | None) -> str:
     from pyarrow import types
 
     names = table.column_names
+    if names == ["plan_type", "plan"]:  # of an EXPLAIN: text of several lines
+        return "\n".join(f"{kind}:\n{plan}" for kind, plan in _rows(table))
     is_time = [types.is_int64(field.type) and _TIME.fullmatch(field.name) is not None for field in table.schema]
     numbers = [
         field.name

@@ -68,6 +68,8 @@ def test_times_are_printed_as_people_read_them_and_ms_for_programs(folder: Path)
     rows = csv.reader(said(folder, "sql", query, *zone, "--output", "csv").splitlines())
     assert [*rows][:2] == [["entry_id", "deliver_at", "before"], ["0", str(SUMMER), str(SUMMER - 1)]]
     assert "2030-07-01T12:00:00.123+02:00" in said(folder, "pending", TOPIC, *zone)
+    plan = said(folder, "sql", "EXPLAIN SELECT entry_id FROM delayed_index").splitlines()
+    assert (plan[0], any("DataSourceExec" in line for line in plan)) == ("logical_plan:", True)
     assert "no time zone" in said(folder, "pending", TOPIC, "--time-zone", "Mars/Base", code=2)
 
 
