@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from conf.durations import Duration
 from conf.errors import DelayLakeError, one_line
 from conf.secrets import is_secret
 
@@ -173,6 +174,7 @@ class MetricsSettings(Section):
 
 
 _WEEK_MILLIS = 7 * 24 * 3600 * 1000
+_YEAR_MILLIS = 366 * 24 * 3600 * 1000
 
 
 class RetentionSettings(Section):
@@ -193,10 +195,31 @@ class MaintainSettings(Section):
     keep_versions_millis: Annotated[int, Field(ge=60_000)] = 6 * 3600 * 1000
 
 
+class BackoffSettings(Section):
+    """How a subscription's messages are delivered again whose consumers failed. Times in ms."""
+
+    first: Annotated[Duration, Field(ge=1, le=_YEAR_MILLIS)] = 10_000
+    factor: Annotated[float, Field(ge=1, le=100)] = 2.0
+    max: Annotated[Duration, Field(ge=1, le=_YEAR_MILLIS)] = 3_600_000
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.1
+    attempts: Annotated[int, Field(ge=0, le=1_000)] = 5
+
+    @model_validator(mode="after")
+    def _first_below_max(self) -> BackoffSettings:
+        if self.first > self.max:
+            raise ValueError("first must not be above max")
+        return self
+
+
 class Subscription(Section):
     name: Annotated[str, Field(pattern=r"^([^/\s*]|[^/\s]{2,})$")]  # `*` is all of them
     type: SubscriptionType = SubscriptionType.SHARED
     destination: Topic
+    backoff: BackoffSettings | None = None
+
+    @property
+    def dead_letter_topic(self) -> str:
+        return dead_letter_topic(self.destination)
 
 
 class Route(Section):
@@ -233,6 +256,11 @@ class Route(Section):
 def rejects_topic(source: str) -> str:
     """Returns the topic to which a source topic's rejected messages are sent."""
     return f"{source}-rejects"
+
+
+def dead_letter_topic(destination: str) -> str:
+    """Returns the topic of the messages of a destination that got more retries than they may have."""
+    return f"{destination}-dlq"
 
 
 class Operation(StrEnum):

@@ -16,7 +16,7 @@ from recovery.message_set import MessageSet
 from recovery.waiting_commands import WAITING
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
-from tracker.commands.schema import COMMAND_ROWS, RESCHEDULE
+from tracker.commands.schema import COMMAND_ROWS, RESCHEDULE, RETRY
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -29,7 +29,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from warehouse.pending import IS_CANCEL, are_cancelled
+from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled
 from warehouse.schemas import DELAYED_INDEX
 from warehouse.tables import OnProgress, Tables
 
@@ -50,15 +50,16 @@ WHERE {IS_CANCEL} AND ledger_id >= 0
 
 _RESTORED = f"""
 {_CHANGED} FROM delayed_index WHERE operation = 'RESTORE'
-UNION ALL {_CHANGED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE'
+UNION ALL {_CHANGED} FROM outcomes WHERE {IS_RESTORE}
 """
 
 # A MOVE row has no time to which the message was moved; the other rows have one.
 _MOVES = f"""
-{_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source
+{_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source,
+       coalesce(attempt, 0) AS attempt, CAST(NULL AS VARCHAR) AS reason
 FROM delayed_index WHERE operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)
-UNION ALL {_CHANGED}, coalesce(deliver_at, 0), 1, topic AS source
-FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESCHEDULE'
+UNION ALL {_CHANGED}, coalesce(deliver_at, 0), 1, topic AS source, coalesce(attempt, 0), reason
+FROM outcomes WHERE result = 'APPLIED' AND operation IN ('RESCHEDULE', 'RETRY')
 """
 
 _DELAYS = """
@@ -82,6 +83,7 @@ class Changes:
     moved: pa.Table  # MOVED
     waiting: pa.Table  # COMMAND_ROWS for messages that come in again
     unsealed: pa.Table  # moves of messages in the delayed index that have no DELAY row there yet
+    retried: pa.Table  # moves to retries that are to be delivered: the messages have been, before
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class Commands:
         is_there = is_among(moves, kept, _MESSAGE)
         unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
         moves = where(moves, ~is_open | is_there)
+        retried = where(moves, (int64(moves, "attempt") > 0) & ~_is_delivered(moves, delivered))
 
         # A cancel has to be remembered until its message's last row is loaded; a row that was held back never is.
         loaded = where(delays, int64(delays, "deliver_at") < HELD_DELIVER_AT)
@@ -117,7 +120,7 @@ class Commands:
         cancelled = with_columns(done, deliver_at=pa.array(np.maximum(last, int64(done, "deliver_at"))))
         until = np.maximum(_last_times(moves, loaded), self.now + REBUILT_KEPT_MILLIS)
         moved = typed(moves.append_column("until", pa.array(until)), MOVED)
-        return Changes(not_to_deliver(cancelled, self.now), moved, waiting, unsealed)
+        return Changes(not_to_deliver(cancelled, self.now), moved, waiting, unsealed, retried)
 
 
 def find_commands(
@@ -178,13 +181,19 @@ def _in_numbers(rows: pa.Table, numbers: Int64Array) -> pa.Table:
 
 
 def _last_moves(moves: pa.Table) -> pa.Table:
-    """Returns the last move of each message and subscription; of several rows of it one with its time, if any."""
+    """Returns the last move of each message and subscription; of several rows of it one with its time, if any.
+
+    Its attempt is the highest of the message's moves: not each row tells it.
+    """
     keys = [int64(moves, name) for name in (*_KEY, "sequence", "is_time_known")]
     order = np.lexsort(keys[::-1])
+    if not len(order):
+        return moves
     is_last = np.ones(len(order), np.bool_)
-    if len(order):
-        is_last[:-1] = np.any([key[order][1:] != key[order][:-1] for key in keys[: len(_KEY)]], axis=0)
-    return moves.take(pa.array(order[is_last]))
+    is_last[:-1] = np.any([key[order][1:] != key[order][:-1] for key in keys[: len(_KEY)]], axis=0)
+    starts = np.append(0, np.flatnonzero(is_last)[:-1] + 1)
+    attempts = np.maximum.reduceat(int64(moves, "attempt")[order], starts)
+    return with_columns(moves.take(pa.array(order[is_last])), attempt=pa.array(attempts))
 
 
 def _resumed(moves: pa.Table, now: int) -> pa.Table:
@@ -324,19 +333,23 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
         "subscription": pa.array(_names_of(moves, names), pa.string()),
         "sequence": moves["sequence"],
         "bucket_id": pa.array(np.full(moves.num_rows, tick)),
+        "attempt": pc.if_else(pc.greater(moves["attempt"], 0), moves["attempt"], None),
     }
     return typed(new, DELAYED_INDEX)
 
 
 def _reschedules(moves: pa.Table) -> pa.Table:
-    """Returns moves as COMMAND_ROWS that reschedule their messages."""
+    """Returns moves as COMMAND_ROWS that reschedule their messages, or retry them as before."""
     n = moves.num_rows
+    is_retry = pc.greater(moves["attempt"], 0)
     values = {
         **{name: moves[name] for name in ("ledger_id", "entry_id", "batch_index", "deliver_at")},
         "topic": moves["source"],
         "request_id": pc.binary_join_element_wise("rebuild", moves["sequence"].cast(pa.string()), "-"),
-        "kind": pa.repeat(RESCHEDULE, n),
-        "operation": pa.repeat(RESCHEDULE.upper(), n),
+        "kind": pc.if_else(is_retry, RETRY, RESCHEDULE),
+        "operation": pc.if_else(is_retry, RETRY.upper(), RESCHEDULE.upper()),
+        "attempt": pc.if_else(is_retry, moves["attempt"], None),
+        "reason": moves["reason"],
         "partition": pa.repeat(-1, n),
         "subscriptions": pa.array(1 << int64(moves, "subscription")),
         "issued_by": pa.repeat("rebuild", n),

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,13 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from recovery.message_set import MessageSet
 from recovery.trimmed import warn_of_trimmed
-from streaming.release.outgoing import is_own
+from streaming.release.outgoing import ATTEMPT, is_own
 from tracker.commands.rebuilt import NOT_TO_DELIVER
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
     Int64Array,
+    attempts_of,
     concat,
     int64,
     message_ids,
@@ -51,13 +52,18 @@ _MESSAGES_AT_ONCE = 20_000
 
 _MEANS = "what was sent there and not written down may come twice"
 
+_BATCH_BITS = 20  # a batch index is below 2^20
+
 # Producers' names begin with the app id of a checkpoint: any one, since the job's may be lost.
 _APPLICATION = "delaylake-[0-9a-f]{12}"
 
 # What the job writes in `delaylake.deliverAt`, with a number that fits the column.
 _DELIVER_AT = re.compile(r"[0-9]{1,18}")
+_ATTEMPT = re.compile(r"[0-9]{0,4}")  # the same of `delaylake.attempt`, empty where it is not there
 
-_DELIVERIES = "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at FROM deliveries"
+_DELIVERIES = """
+SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, attempt FROM deliveries
+"""
 
 # Messages that a subscription is not to get (again), and when they were to be delivered.
 DONE = pa.schema([*list(NOT_TO_DELIVER)[:-1], ("deliver_at", pa.int64())])
@@ -95,7 +101,7 @@ class Delivered:
         """Adds rows of `deliveries`; those of subscriptions that no route has are passed over."""
         numbers = subscription_numbers(rows, self._names)
         for number in np.unique(numbers[numbers >= 0]).tolist():
-            self._messages.add(number, *message_ids(where(rows, numbers == number)))
+            self._messages.add(number, *_attempt_ids(where(rows, numbers == number)))
         is_again = is_not_durable(rows, self._durable) & (numbers >= 0)
         again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
         self._not_durable.append(as_done(again, numbers[is_again]))
@@ -104,8 +110,11 @@ class Delivered:
             self._not_durable.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
-        """Returns a mask of the messages that have been delivered to the subscription with a number: bool, (rows,)."""
-        return self._messages.contains(number, *message_ids(rows))
+        """Returns a mask of the messages that have been delivered to the subscription with a number: bool, (rows,).
+
+        Where the rows have a column `attempt`, of a retry is meant its own delivery.
+        """
+        return self._messages.contains(number, *_attempt_ids(rows))
 
     def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
         """Yields for each number of a subscription a mask of the messages that have been delivered to it."""
@@ -122,6 +131,12 @@ class Delivered:
             for name in self._tenures.of_topic(topic):
                 if name in names:
                     yield list(names).index(name), self._tenures.were_missed(rows, topic, name)
+
+
+def _attempt_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Returns ids of each row's message and attempt: as `message_ids`, with the attempt above the batch index."""
+    ledgers, entries, indexes = message_ids(rows)
+    return ledgers, entries, np.maximum(indexes, 0) | attempts_of(rows) << _BATCH_BITS
 
 
 def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
@@ -230,7 +245,10 @@ def write_missing_deliveries(
                     warn(f"{destination}: not read: {_MEANS}")
                     continue
                 try:
-                    messages = _messages_since(client, destination, max(0, min(times) - CLOCKS_MILLIS))
+                    since = max(0, min(times) - CLOCKS_MILLIS)
+                    messages = _messages_since(client, destination, since)
+                    if _has_dead_letters(tables, route.source, subscription.name):
+                        messages = chain(messages, _messages_since(client, subscription.dead_letter_topic, since))
                     while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                         rows = _deliveries(some, route.source, subscription.name)
                         missing = where(rows, ~delivered.contains(number, rows))
@@ -255,6 +273,15 @@ def write_missing_deliveries(
     if rows.num_rows:
         tables.append("deliveries", rows, {f"rebuild-{time.time_ns()}": 1})
     return int(rows.num_rows)
+
+
+def _has_dead_letters(tables: Tables, topic: str, subscription: str) -> bool:
+    """Whether a subscription's messages have been retried, so that some may have gone to its dead letters."""
+    sql = (
+        f"SELECT 1 AS one FROM outcomes WHERE topic = {literal(topic)} AND subscription = {literal(subscription)} "  # noqa: S608
+        "AND operation = 'RETRY' AND result = 'APPLIED' LIMIT 1"
+    )
+    return bool(tables.query("outcomes", sql).num_rows)
 
 
 def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, Position]) -> int | None:
@@ -285,24 +312,25 @@ class _Sent:
 
 
 def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
-    """Returns the messages that the job has sent as rows of `deliveries`: each position once.
+    """Returns the messages that the job has sent as rows of `deliveries`: each position and attempt once.
 
     Anybody who may write to a destination can send messages with the job's properties, or send on a message that has
     them. Messages of a producer with another name, or with properties that the job does not write, are passed over.
     """
     # Version 0.1.0 named its producers without a hash of the source topic.
     is_producer = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     for message in messages:
         properties = message.properties
         text = properties.get("delaylake.messageId", "")
         due = properties.get("delaylake.deliverAt", "")
-        if text in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
+        attempt = properties.get(ATTEMPT, "")
+        if (text, attempt) in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
             continue
-        if not _DELIVER_AT.fullmatch(due):
+        if not _DELIVER_AT.fullmatch(due) or not _ATTEMPT.fullmatch(attempt):
             continue
         ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
-        rows[text] = {
+        rows[text, attempt] = {
             "topic": topic,
             "subscription": subscription,
             "partition": partition,
@@ -316,6 +344,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             "destination": message.destination,
             "destination_message_id": None,
             "batch_id": 0,
+            "attempt": int(attempt) if attempt else None,
         }
     return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
 

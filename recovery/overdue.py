@@ -16,7 +16,8 @@ from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.tables import OnProgress, Tables, literal
 
 DELAYS = """
-SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence, schedule_key, key_since
+SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence, schedule_key, key_since,
+       attempt
 FROM delayed_index WHERE operation = 'DELAY'
 """
 

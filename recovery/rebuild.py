@@ -34,7 +34,7 @@ from tracker import MemoryStore
 from tracker.commands.control import Control
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, where
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
@@ -108,7 +108,10 @@ def rebuild(
     _remove_not_durable(tables, durable)
     since = min(overdue.values(), default=now)
     found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
-    done = not_to_deliver(concat([delivered.not_durable, found.delivered], DONE), now)
+    done = concat([delivered.not_durable, found.delivered], DONE)
+    # Of a message that is to be retried a move says which row is delivered.
+    done = where(done, ~is_among(done, changes.retried, ["subscription", "ledger_id", "entry_id", "batch_index"]))
+    done = not_to_deliver(done, now)
     request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
 
     folder = checkpoint / FOLDER

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 
 from conf.errors import one_line
 from conf.settings import is_object_storage, local_path
 from status.clock_steps import ClockSteps
 from status.troubles import Trouble
+from tracker.messages import attempts_of, where
 
 if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
@@ -41,6 +43,8 @@ _REST_MILLIS = 60_000  # how much longer a batch may take where nothing is in st
 
 # Upper bounds of the histogram of lateness, ms; one more for what is beyond.
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
+
+_DEAD = "-dlq(-partition-[0-9]+)?$"  # how the destination of a dead letter ends
 
 _WRITE_SECONDS = 1.0
 _WRITE_OBJECT_SECONDS = 3.0  # requests to object storage cost money
@@ -106,6 +110,8 @@ class JobStatus:
     sending: int = 0  # releases that are being sent, in lanes
     taken: int = 0
     delivered: int = 0
+    retried: int = 0  # of the delivered those that were retries
+    dead_letters: int = 0  # of these the ones that went to topics of dead letters
     rejected: int = 0
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
@@ -217,7 +223,7 @@ class StatusWriter:
         if (last := read_status(warehouse)) is not None:
             self._values["routes"] = last.routes
         names = ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands")
-        self._totals = dict.fromkeys((*names, "clock_steps"), 0)
+        self._totals = dict.fromkeys((*names, "clock_steps", "retried", "dead_letters"), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
         self._history: deque[Point] = deque(maxlen=_POINTS)
         self._most_per_second = 0.0
@@ -274,6 +280,11 @@ class StatusWriter:
         is_short = np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False), dtype=np.bool_)
         with self._lock:
             self._totals["delivered"] += rows.num_rows
+            retries = where(rows, attempts_of(rows) > 0)
+            if retries.num_rows:
+                self._totals["retried"] += retries.num_rows
+                is_dead = pc.match_substring_regex(retries["destination"], _DEAD)
+                self._totals["dead_letters"] += int(pc.sum(is_dead).as_py())
             for name, values in (("planned", late[~is_short]), ("short_notice", late[is_short])):
                 self._lateness[name] = self._lateness[name].with_values(values)
             self._point_late.append(late[~is_short])

@@ -23,6 +23,8 @@ _COUNTERS = {
     "delaylake_batches": ("batches", "Batches."),
     "delaylake_taken_messages": ("taken", "Messages that were taken in."),
     "delaylake_delivered_messages": ("delivered", "Messages that were delivered, counted for each subscription."),
+    "delaylake_retried_messages": ("retried", "Of the delivered messages those that were retries."),
+    "delaylake_dead_letters": ("dead_letters", "Of these the ones that went to topics of dead letters."),
     "delaylake_rejected_messages": ("rejected", "Messages and commands that were rejected."),
     "delaylake_left_out_messages": ("left_out", "Messages left to the cluster in which they were published."),
     "delaylake_sealed_messages": ("sealed", "Messages that were sealed in buckets."),

@@ -46,6 +46,8 @@ MESSAGES = pa.schema(
         ("was_due", pa.int64()),  # of a message that is or was held back: when it was due; null: deliver_at
         ("schedule_key", pa.string()),  # of messages with the same one of a topic one is delivered; null: none
         ("key_since", pa.int64()),  # when the first message since the key began anew was published; null: not known
+        ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
+        ("retry_reasons", pa.string()),  # of a retry why this one and those before were asked for, as a JSON list
     ]
 )
 
@@ -183,6 +185,14 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
 def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
     return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
+
+
+def attempts_of(rows: pa.Table) -> Int64Array:
+    """The number of each row's retry, int64, (rows,); 0: it is none, as in rows without the column `attempt`."""
+    if "attempt" not in rows.column_names or rows["attempt"].null_count == rows.num_rows:
+        return np.zeros(rows.num_rows, np.int64)
+    attempts: Int64Array = pc.fill_null(rows["attempt"], 0).to_numpy().astype(np.int64)
+    return attempts
 
 
 def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:

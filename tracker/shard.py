@@ -32,6 +32,7 @@ from tracker.commands.schema import (
     PAST,
     RESCHEDULE,
     RESTORE,
+    RETRY,
     PauseChange,
 )
 from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA, EntryLog
@@ -40,6 +41,7 @@ from tracker.keys.superseding import Superseding
 from tracker.messages import (
     MESSAGES,
     BoolArray,
+    attempts_of,
     concat,
     has_keys,
     in_order,
@@ -97,7 +99,8 @@ class TickInput:
     # By request id, of all shards' commands, the hash of the body of the first command that has it.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     known_messages: pa.Table = field(default_factory=KNOWN.empty_table)  # durable ones that the commands name
-    payload_rows: pa.Table = field(default_factory=MESSAGES.empty_table)  # sealed rows to reschedule, restore or resume
+    # Sealed rows to reschedule, restore, retry or resume.
+    payload_rows: pa.Table = field(default_factory=MESSAGES.empty_table)
     pause_changes: Sequence[PauseChange] = ()  # pauses and resumes of all shards
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
     rejected_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with a reason
@@ -216,7 +219,8 @@ class Shard:
             outcomes.append(decided.outcomes)
         new = where(messages, is_new)
         self._control.take_in(new)
-        arrived = self._control.arrive(messages, moment, new, tick_input.notes)
+        done = where(messages, ~is_rejected(messages) & is_done)
+        arrived = self._control.arrive(messages, moment, new, tick_input.notes, done)
         outcomes.append(arrived)
         taken = _past_where(rejected, messages)
         if has_keys(tick_input.commands):
@@ -244,10 +248,17 @@ class Shard:
                 arrived,
             )
         )
-        moved = self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
+        moves = self._control.take_moves()
+        # No one comes again to tell of a retry: it is sealed with the answer, also where it is due soon.
+        retries = where(moves, attempts_of(moves) > 0)
+        near_until = max(self._tracker.near_until, tick.cutoff + 1)
+        near_retries = where(retries, int64(retries, "deliver_at") < near_until)
+        moved = self._tracker.add_moved(moves, tick.cutoff)
 
-        if ends_seal_epoch or self._tracker.number_of_unsealed_messages >= self._min_index_count or kept_open.num_rows:
-            effects.bucket = concat([self._tracker.seal(tick.load_horizon, tick.near_until), kept_open])
+        is_full = self._tracker.number_of_unsealed_messages >= self._min_index_count
+        if ends_seal_epoch or is_full or kept_open.num_rows or retries.num_rows:
+            bucket = self._tracker.seal(tick.load_horizon, tick.near_until)
+            effects.bucket = concat([bucket, kept_open, near_retries])
             effects.cancels = self._control.take_cancels()
         self._tracker.load_segment(tick_input.segment)
         if ends_seal_epoch:
@@ -330,8 +341,8 @@ class Shard:
         return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
 
     def _payload_rows(self, tick_input: TickInput, messages: pa.Table, known: pa.Table) -> pa.Table:
-        """Returns rows, as MESSAGES, of the known messages that commands reschedule or restore, wherever they are."""
-        kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE]))
+        """Returns rows, as MESSAGES, of the known messages that commands move or restore, wherever they are."""
+        kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY]))
         if not pc.any(kinds).as_py():
             return MESSAGES.empty_table()
         wanted = tick_input.commands.filter(kinds).select(["ledger_id", "entry_id"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from tracker.backoff import DEFAULT_BACKOFF, Backoff
 from tracker.messages import Int64Array
 
 # A subscription is a bit of an int64 that is never negative.
@@ -28,11 +29,17 @@ class Subscriptions:
         names: by topic the names of its subscriptions; the index is the number.
         removed: by topic a mask of the subscriptions that are not in the settings any more; bit i is number i.
         without_route: topics that have no route now.
+        backoffs: by topic and subscription's number how messages are retried, where the settings say it.
     """
 
     names: Mapping[str, Sequence[str]]
     removed: Mapping[str, int] = field(default_factory=dict)
     without_route: Collection[str] = frozenset()
+    backoffs: Mapping[str, Mapping[int, Backoff]] = field(default_factory=dict)
+
+    def backoff(self, topic: str, subscription: int) -> Backoff:
+        """Returns how the messages of a topic's subscription, given by its number, are retried."""
+        return self.backoffs.get(topic, {}).get(subscription, DEFAULT_BACKOFF)
 
     @staticmethod
     def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:

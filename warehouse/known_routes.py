@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conf.errors import DelayLakeError
-from conf.settings import Route, Settings, Subscription, SubscriptionType
+from conf.settings import BackoffSettings, Route, Settings, Subscription, SubscriptionType
 from tracker import Subscriptions
+from tracker.backoff import DEFAULT_BACKOFF, Backoff
 from tracker.commands.schema import Routes, SubscriptionRule
 from tracker.subscriptions import MAX_SUBSCRIPTIONS
 
@@ -25,6 +26,7 @@ class KnownSubscription:
     type: str
     destination: str
     is_removed: bool = False
+    backoff: Backoff | None = field(default=None, kw_only=True)  # None: the default
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,13 @@ class KnownRoutes:
         """Reads the routes that `to_json` wrote."""
         return KnownRoutes(
             {
-                topic: KnownRoute(tuple(KnownSubscription(*s) for s in route["subscriptions"]), route["is_missing"])
+                topic: KnownRoute(
+                    tuple(
+                        KnownSubscription(*s, backoff=_backoff(route.get("backoffs", {}).get(s[0])))
+                        for s in route["subscriptions"]
+                    ),
+                    route["is_missing"],
+                )
                 for topic, route in recorded.items()
             }
         )
@@ -63,6 +71,7 @@ class KnownRoutes:
                 "is_missing": route.is_missing,
                 "subscriptions": [[s.name, s.type, s.destination, s.is_removed] for s in route.subscriptions],
             }
+            | _if_any("backoffs", {s.name: list(s.backoff) for s in route.subscriptions if s.backoff is not None})
             for topic, route in self.routes.items()
         }
 
@@ -77,7 +86,7 @@ class KnownRoutes:
         """
         routes = {topic: replace(route, is_missing=True) for topic, route in self.routes.items()}
         for route in settings.routes:
-            now = {s.name: KnownSubscription(s.name, s.type.value, s.destination) for s in route.subscriptions}
+            now = {s.name: _known(s) for s in route.subscriptions}
             before = self.routes[route.source].subscriptions if route.source in self.routes else ()
             known = [now.pop(s.name, replace(s, is_removed=True)) for s in before]
             if len(known) + len(now) > MAX_SUBSCRIPTIONS:
@@ -102,7 +111,16 @@ class KnownRoutes:
             topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.is_removed)
             for topic, route in self.routes.items()
         }
-        return Subscriptions(names, {t: bits for t, bits in removed.items() if bits}, frozenset(self.missing))
+        backoffs = {
+            topic: {i: s.backoff for i, s in enumerate(route.subscriptions) if s.backoff is not None}
+            for topic, route in self.routes.items()
+        }
+        return Subscriptions(
+            names,
+            {t: bits for t, bits in removed.items() if bits},
+            frozenset(self.missing),
+            {topic: of_topic for topic, of_topic in backoffs.items() if of_topic},
+        )
 
     @property
     def command_routes(self) -> Routes:
@@ -124,6 +142,19 @@ class KnownRoutes:
         return {topic: [[s.name, s.destination] for s in route.subscriptions] for topic, route in self.routes.items()}
 
     @property
+    def attempts(self) -> dict[str, dict[str, int]]:
+        """By source topic and subscription how many retries a message gets, where that is not the default."""
+        found = {
+            topic: {
+                s.name: s.backoff.attempts
+                for s in route.subscriptions
+                if s.backoff is not None and s.backoff.attempts != DEFAULT_BACKOFF.attempts
+            }
+            for topic, route in self.routes.items()
+        }
+        return {topic: of_topic for topic, of_topic in found.items() if of_topic}
+
+    @property
     def gone(self) -> frozenset[tuple[str, str]]:
         """The (topic, subscription) pairs to which no messages go out now: removed, or of a missing route."""
         every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
@@ -140,6 +171,23 @@ class KnownRoutes:
                 yield from ((topic, s.name) for s in route.left)
 
 
+def _known(subscription: Subscription) -> KnownSubscription:
+    backoff = subscription.backoff
+    known = None
+    if backoff is not None:
+        known = Backoff(backoff.first, backoff.factor, backoff.max, backoff.jitter, backoff.attempts)
+    return KnownSubscription(subscription.name, subscription.type.value, subscription.destination, backoff=known)
+
+
+def _backoff(recorded: Sequence[Any] | None) -> Backoff | None:
+    return None if recorded is None else Backoff(*recorded)
+
+
+def _if_any(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """A field of JSON, none where it has no values: so that offsets are as they were where nothing of it is used."""
+    return {name: values} if values else {}
+
+
 def known_routes(settings: Settings) -> KnownRoutes:
     """Returns the settings' routes as a new checkpoint knows them."""
     return KnownRoutes({}).taken_on(settings)
@@ -150,13 +198,23 @@ def subscription_names(settings: Settings) -> dict[str, list[str]]:
     return {route.source: [s.name for s in route.subscriptions] for route in settings.routes}
 
 
+def _settings(backoff: Backoff | None) -> BackoffSettings | None:
+    if backoff is None:
+        return None
+    first, factor, longest, jitter, attempts = backoff
+    return BackoffSettings(first=first, factor=factor, max=longest, jitter=jitter, attempts=attempts)
+
+
 def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
     """Returns known routes, missing ones too, as routes of settings, without the removed subscriptions."""
     return [
         Route(
             source=topic,
             subscriptions=tuple(
-                Subscription(name=s.name, type=SubscriptionType(s.type), destination=s.destination) for s in route.left
+                Subscription(
+                    name=s.name, type=SubscriptionType(s.type), destination=s.destination, backoff=_settings(s.backoff)
+                )
+                for s in route.left
             ),
         )
         for topic, route in routes.items()

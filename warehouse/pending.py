@@ -5,7 +5,7 @@ A row of `delayed_index` (operation DELAY) is pending for a subscription when
 - it is for that subscription, or for all of the topic's (`subscription` is null),
 - the message has no later row there: no MOVE has a higher sequence than the row,
 - the last command that cancelled the message, or its whole entry, is not later than the last that restored it,
-- it has not been delivered there.
+- it has not been delivered there: of a retry, that the delivery of its `attempt` has not been made.
 
 Commands name a message by its batch_index, or a whole entry, which may be one message, by -1. Ledger ids are unique in
 a cluster, and imported messages have others than any cluster has, so no two topics or partitions share one.
@@ -25,16 +25,19 @@ _ENTRY = ("ledger_id", "entry_id")
 # SQL condition: a row of `outcomes` cancelled its message, or entry.
 IS_CANCEL = "result IN ('APPLIED', 'SUPERSEDED') AND operation IN ('CANCEL', 'SKIP')"
 
+# SQL condition: a row of `outcomes` undid what cancelled its message before: a retry does, too.
+IS_RESTORE = "(result = 'APPLIED' AND operation IN ('RESTORE', 'RETRY'))"
+
 # A row for each subscription and message, or whole entry, that commands named: the sequence of the last command of each
 # kind; null: none.
 LAST_COMMANDS = f"""
 SELECT topic, subscription, ledger_id, entry_id, batch_index,
        max(CASE WHEN operation IN ('CANCEL', 'SKIP') THEN sequence END) AS cancelled,
-       max(CASE WHEN operation = 'RESTORE' THEN sequence END) AS restored,
+       max(CASE WHEN operation IN ('RESTORE', 'RETRY') THEN sequence END) AS restored,
        max(CASE WHEN operation = 'MOVE' THEN sequence END) AS moved
 FROM (
     SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, coalesce(sequence, 0) AS sequence
-    FROM outcomes WHERE ({IS_CANCEL}) OR (result = 'APPLIED' AND operation = 'RESTORE')
+    FROM outcomes WHERE ({IS_CANCEL}) OR {IS_RESTORE}
     UNION ALL
     SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, sequence
     FROM delayed_index WHERE operation = 'MOVE'

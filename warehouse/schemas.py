@@ -33,6 +33,8 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("schedule_key"),
         MESSAGES.field("key_since"),
         MESSAGES.field("was_due"),
+        MESSAGES.field("attempt"),
+        MESSAGES.field("retry_reasons"),
     ]
 )
 
@@ -52,9 +54,9 @@ OUTCOMES = pa.schema(
         *_POSITION,
         ("result", pa.string()),
         ("reason", pa.string()),
-        ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, PAUSE, RESUME
-        # Of a RESCHEDULE the new time; of a CANCEL that waits the time that it names; of what is SUPERSEDED when the
-        # first message of its key was published.
+        ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, PAUSE, RESUME
+        # Of a RESCHEDULE or RETRY the new time; of a CANCEL that waits the time that it names; of what is SUPERSEDED
+        # when the first message of its key was published.
         ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
@@ -63,6 +65,7 @@ OUTCOMES = pa.schema(
         ("batch_id", pa.int64()),
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # of a SUPERSEDED message the position of the one that it yields to
+        ("attempt", pa.int32()),  # of a RETRY that is applied its number, from 1
     ]
 )
 
@@ -77,6 +80,7 @@ DELIVERIES = pa.schema(
         ("destination", pa.string()),
         ("destination_message_id", pa.string()),  # null where not known
         ("batch_id", pa.int64()),
+        ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
     ]
 )
 

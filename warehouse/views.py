@@ -54,15 +54,26 @@ WHERE messages > 0
     "pending": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
        i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload,
-       i.schedule_key
+       i.schedule_key, i.attempt
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id
     AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
+    AND coalesce(d.attempt, 0) = coalesce(i.attempt, 0)
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
     AND NOT (i.subscription IS NULL AND {{missed}})
 """,  # noqa: S608
+    # What was delivered again, or is to be: a row for each retry of a message and subscription. `sent_at` is null where
+    # it was not delivered yet.
+    "attempts": """
+SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.position, o.attempt, o.reason,
+       o.request_id, o.issued_by, o.issued_at, o.applied_at, o.deliver_at, d.sent_at, d.destination
+FROM outcomes AS o
+LEFT JOIN deliveries AS d ON d.topic = o.topic AND d.subscription = o.subscription AND d.ledger_id = o.ledger_id
+    AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND d.attempt = o.attempt
+WHERE o.operation = 'RETRY' AND o.result = 'APPLIED'
+""",
     # How many messages go out in each minute.
     "schedule": """
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(deliver_at)) AS minute, count(*) AS messages
@@ -95,7 +106,9 @@ SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.
        coalesce(r.not_seen, 0) AS not_seen
 FROM subscriptions AS s
 LEFT JOIN (SELECT topic, sum(batch_size) AS taken_in FROM entries GROUP BY topic) AS e ON e.topic = s.topic
-LEFT JOIN (SELECT topic, subscription, count(*) AS delivered FROM deliveries GROUP BY topic, subscription) AS d
+LEFT JOIN (
+    SELECT topic, subscription, count(*) AS delivered FROM deliveries WHERE attempt IS NULL GROUP BY topic, subscription
+) AS d
     ON d.topic = s.topic AND d.subscription = s.subscription
 LEFT JOIN (
     SELECT topic, subscription, sum(messages) AS messages FROM cancelled GROUP BY topic, subscription

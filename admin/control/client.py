@@ -105,6 +105,26 @@ class ControlClient:
         """
         return self._send(self._factory(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
 
+    def retry(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        subscription: str,
+        reason: str,
+        after_millis: int,
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Delivers messages to a subscription once more; yields what became of each.
+
+        Args:
+            reason: why.
+            after_millis: how long from now; 0: as the subscription's backoff says.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, [subscription]).retry(messages, reason, after_millis), timeout_seconds)
+
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:

@@ -278,6 +278,20 @@ class RequestFactory:
             command.reschedule.deliver_at = deliver_at
             yield self._request(command, part, SKIPPED)
 
+    def retry(self, messages: Sequence[MessageRef], reason: str, after_millis: int) -> Iterator[ControlRequest]:
+        """Makes requests to deliver messages, which a consumer of the subscription failed on, once more.
+
+        Args:
+            reason: why, for the attempts and the dead letters.
+            after_millis: how long from now; 0: as the subscription's backoff says.
+        """
+        for number, message in enumerate(messages):
+            command = self._command(number)
+            command.retry.entry.CopyFrom(_skip_entry(message))
+            command.retry.reason = reason
+            command.retry.after_millis = after_millis
+            yield self._request(command, [message], SKIPPED)
+
     def cancel_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
         """Makes requests to cancel the messages that wait under schedule keys."""
         for part in _parts(keys):

@@ -95,6 +95,26 @@ class RestClient:
         ]
         return self._post(calls, SKIPPED, timeout_seconds)
 
+    def retry(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        subscription: str,
+        reason: str,
+        after_millis: int,
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Delivers messages to a subscription once more; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        calls = [
+            (path, {"messageIds": ids, "reason": reason, "afterMillis": after_millis})
+            for path, ids in self._calls(topic, messages, [subscription], "retry")
+        ]
+        return self._post(calls, SKIPPED, timeout_seconds)
+
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:

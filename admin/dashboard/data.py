@@ -33,6 +33,7 @@ _WORDS = {
     "SKIP": "skipped",
     "RESCHEDULE": "rescheduled",
     "RESTORE": "restored",
+    "RETRY": "retried",
 }
 
 

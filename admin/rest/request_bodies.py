@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from admin.control.requests import Cancel
 from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
-from tracker.commands.schema import MAX_REQUEST_ID_BYTES
+from tracker.commands.schema import MAX_AFTER_MILLIS, MAX_REQUEST_ID_BYTES
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
 from tracker.schedule_key import check_key
 
@@ -197,6 +197,33 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
         raise BadRequest('the body must be {"messageIds": [...], "deliverAt": ms}')
     ids, deliver_at = content["messageIds"], _new_time(content)
     return parse_skip(json.dumps(ids).encode(), max_ids), deliver_at
+
+
+def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:
+    """Reads {"messageIds": ids as `parse_skip` takes them, "reason": text, "afterMillis": ms}; the last two may lack.
+
+    Returns:
+        the messages, the reason, and how long to wait, ms; 0: as the subscription's backoff says.
+
+    Raises:
+        BadRequest, MessageIdError, TooManyIds: as `parse_skip`, or a field is unknown, or has no such value.
+    """
+    content = parse_json(body)
+    if not isinstance(content, dict) or "messageIds" not in content:
+        raise BadRequest('the body must be {"messageIds": [...], "reason": "...", "afterMillis": ms}')
+    if unknown := content.keys() - {"messageIds", "reason", "afterMillis"}:
+        raise BadRequest(f"unknown: {min(unknown)[:80]!r}")
+    reason, after = content.get("reason"), content.get("afterMillis")
+    if reason is not None and not isinstance(reason, str):
+        raise BadRequest("reason must be a text")
+    try:
+        (reason or "").encode()
+    except UnicodeEncodeError:
+        raise BadRequest("reason has a character that can't be encoded") from None
+    millis = 0 if after is None else _int64(content, "afterMillis", 0)
+    if millis > MAX_AFTER_MILLIS:
+        raise BadRequest(f"afterMillis must be 0 to {MAX_AFTER_MILLIS}")
+    return parse_skip(json.dumps(content["messageIds"]).encode(), max_ids), reason or "", millis
 
 
 def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:

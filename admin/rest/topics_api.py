@@ -22,6 +22,7 @@ from admin.rest.request_bodies import (
     parse_message,
     parse_request_id,
     parse_reschedule,
+    parse_retry,
     parse_schedule_key,
     parse_schedule_keys,
     parse_skip,
@@ -43,6 +44,9 @@ from admin.rest.topics_schema import (
     RESCHEDULE_TEXT,
     RESTORE_TEXT,
     RESUME_TEXT,
+    RETRY_BODY,
+    RETRY_RESPONSES,
+    RETRY_TEXT,
     SKIP_BODY,
     SKIP_MAP_BODY,
     SKIP_RESPONSES,
@@ -242,6 +246,20 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
     messages = await _named(request, target, subscription, parse_skip)
     return await _send(request, _factory(request, role, target, [subscription]).restore(messages), _CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/retry",
+    summary="Deliver messages once more",
+    description=RETRY_TEXT,
+    status_code=204,
+    responses=RETRY_RESPONSES,
+    openapi_extra=RETRY_BODY,
+)
+async def retry(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+    messages, reason, after_millis = await _named(request, target, subscription, parse_retry)
+    factory = _factory(request, role, target, [subscription])
+    return await _send(request, factory.retry(messages, reason, after_millis), _CANCEL_CODES)
 
 
 @router.post(

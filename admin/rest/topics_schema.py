@@ -161,6 +161,12 @@ RESTORE_TEXT = (
     + _OR_FILTER
     + _HEADERS
 )
+RETRY_TEXT = (
+    "Delivers messages once more to the subscription, whose consumer failed on them: after `afterMillis`, or as the"
+    " subscription's backoff says, and with the property `delaylake.attempt`. One that got more retries than it may"
+    " have goes to the topic of dead letters, `<destination>-dlq`, with the reasons. A message that waits still is"
+    " answered ALREADY_APPLIED." + _HEADERS
+)
 PAUSE_TEXT = (
     "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
     " delivered now, or the pause ends. What was handed out already still comes." + _HEADERS
@@ -176,6 +182,15 @@ ACTION_RESPONSES = _DONE | error_responses(
     _405="The topic is not persistent.",
     _412="A message was handed out already (TOO_LATE), or was cancelled (INVALID). Where some could be done and some"
     " not, the former are.",
+)
+
+RETRY_RESPONSES = _DONE | error_responses(
+    **CHANGE_ERRORS,
+    _400="The body is no JSON or not of this form, or an id is no message's.",
+    _404="No such topic or subscription; or no such message, or its payload is not kept.",
+    _405="The topic is not persistent.",
+    _412="The message was cancelled, and its time has not come (INVALID). Where some could be done and some not, the"
+    " former are.",
 )
 
 INDEX_TEXT = (
@@ -245,6 +260,13 @@ RESCHEDULE_BODY = _json_body(
         "schedule keys": {"scheduleKeys": ["order-7"], "deliverAt": _EXAMPLES["deliverAt"]},
         "filter, to a time": {"filter": {"key": "customer-7"}, "deliverAt": _EXAMPLES["deliverAt"]},
         "filter, an hour later": {"filter": {"properties": {"region": "eu"}}, "shiftMillis": 3_600_000},
+    },
+)
+RETRY_BODY = _json_body(
+    {"type": "object"},
+    {
+        "by the backoff": {"messageIds": ["7:0:3"], "reason": "the shop is closed"},
+        "in a minute": {"messageIds": ["7:0:3", "7:1"], "reason": "no connection", "afterMillis": 60_000},
     },
 )
 SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}})

@@ -246,6 +246,37 @@ def restore(
     _run(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
 
 
+@app.command("retry")
+def retry(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    reason: Annotated[str, typer.Option(help="Why, for the attempts and the dead letters.")] = "",
+    after: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m; else as the backoff says."
+        ),
+    ] = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages once more that a consumer of the subscription failed on.
+
+    After as many retries as the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
+    """
+    messages = _named(triplets, base64_ids, from_file)
+    _run(
+        context,
+        len(messages),
+        output,
+        lambda client: client.retry(topic, messages, subscription, reason, after or 0, timeout),
+    )
+
+
 @app.command("pause")
 def pause(
     context: typer.Context,

@@ -92,7 +92,8 @@ class Offset:
                 "partitions": self.destinations,
                 "batch_millis": self.batch_millis,
                 "routes": self.known_routes.destinations,
-            },
+            }
+            | ({"attempts": attempts} if (attempts := self.known_routes.attempts) else {}),
             sort_keys=True,
         )
         return Tick(

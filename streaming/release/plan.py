@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import pulsar
 import pyarrow as pa
 
-from conf.settings import Settings, rejects_topic
+from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Assignment, Attempt, Failed
 from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, ROW_BITS, Target, producer_name, schema_suffix
 from streaming.release.producer_line import REFUSALS, Line
+from tracker.backoff import DEFAULT_BACKOFF
 from tracker.in_flight import PLACE, SENDING
 from tracker.messages import MESSAGES, unpack
 
@@ -86,7 +87,8 @@ def plan_release(
     by_number = _destinations(settings, sending.get("routes", {}))
     dropped: Counter[tuple[str, str]] = Counter()
     places = columns.get(PLACE) or range(rows.num_rows)
-    was_due = columns["was_due"]
+    was_due, retries = columns["was_due"], columns["attempt"]
+    most_retries = sending.get("attempts", {})
     sends = []
     skipped = set()
     failed: dict[Target, Failed] = {}
@@ -107,7 +109,11 @@ def plan_release(
                 continue
             if attempt.only is not None and target not in attempt.only:
                 continue
-            n = partitions.get(destination, UNKNOWN if is_new else 0)
+            is_dead = False
+            if (attempt_of := retries[row]) is not None and subscription is not None:
+                is_dead = attempt_of > most_retries.get(topic, {}).get(subscription, DEFAULT_BACKOFF.attempts)
+                destination = dead_letter_topic(destination) if is_dead else destination
+            n = partitions.get(destination, UNKNOWN if is_new or is_dead else 0)
             if n == UNKNOWN:
                 now = partitions_now(destination)
                 if isinstance(now, pulsar.PulsarException):

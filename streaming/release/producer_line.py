@@ -90,8 +90,8 @@ class Line:
     is_refused: bool = False  # the broker has said no, rather than nothing
     foreign_id: int | None = None  # a sequence id published under this name that is not the job's
     target: tuple[str, str] = ("", "")
-    find: Callable[[], frozenset[str]] | None = None  # reads which messages have arrived under other names
-    found: frozenset[str] = frozenset()  # the positions of these
+    find: Callable[[], frozenset[tuple[str, str]]] | None = None  # reads which messages have arrived under other names
+    found: frozenset[tuple[str, str]] = frozenset()  # the positions of these
     waiting: deque[int] = field(default_factory=deque)  # places in `sends` of messages due, and not handed over yet
     wake: threading.Event = field(default_factory=threading.Event)
     others: Sequence[Line] = ()  # to the same topic: nothing goes before all are open, so that it goes in order

@@ -109,7 +109,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         send, plan = pending[i]
         if send.first_id <= send.line.before:
             return None  # it has arrived
-        if send.line.found and _position(plan.columns, send.row) in send.line.found:
+        if send.line.found and (_position(plan.columns, send.row), _attempt(plan.columns, send.row)) in send.line.found:
             return None  # under another name
         return _message(settings, send, plan)
 
@@ -187,11 +187,12 @@ def _lines(
     return lines
 
 
-def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[str]:
+def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[tuple[str, str]]:
     """Reads which messages a topic has under a producer's names since a time, ms since the epoch.
 
     Returns:
-        their positions on the source topic, as in the property `delaylake.messageId`.
+        their positions on the source topic, as in the property `delaylake.messageId`, each with its attempt, a number
+        or empty.
     """
     found = set()
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -201,7 +202,8 @@ def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> fr
             message = reader.read_next(10_000)
             name = message.producer_name()
             if name == producer or name.rpartition("-")[0] == producer:
-                found.add(message.properties().get("delaylake.messageId", ""))
+                properties = message.properties()
+                found.add((properties.get("delaylake.messageId", ""), properties.get(outgoing.ATTEMPT, "")))
     finally:
         reader.close()
     return frozenset(found)
@@ -215,6 +217,11 @@ def _check_epoch(settings: Settings, epoch: int | None) -> None:
 
 def _position(columns: dict[str, list[Any]], row: int) -> str:
     return ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
+
+
+def _attempt(columns: dict[str, list[Any]], row: int) -> str:
+    attempt = columns["attempt"][row]
+    return "" if attempt is None else str(attempt)
 
 
 def _refused(messages: list[tuple[PlannedSend, Plan, str]]) -> dict[tuple[int, bool], bytes]:
@@ -272,7 +279,7 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
     chosen = [(send, plan, at) for (send, plan), at in zip(pending, sent_at, strict=True) if send.subscription]
     columns: dict[str, Any] = {
         name: [plan.columns[name][send.row] for send, plan, _ in chosen]
-        for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
+        for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at", "attempt")
     }
     columns["position"] = [_position(plan.columns, send.row) for send, plan, _ in chosen]
     columns["subscription"] = [send.subscription for send, _, _ in chosen]

@@ -30,6 +30,10 @@ class DelayedDeliveryTracker:
 
     Args:
         store: where the state is kept.
+
+    Attributes:
+        near_until: new messages due before it go to a time slot.
+        load_horizon: all messages due before it are in state.
     """
 
     def __init__(self, store: Store) -> None:
@@ -40,7 +44,7 @@ class DelayedDeliveryTracker:
         self._slots = TimeSlots(store, {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])})
         self._bits = IndexBits(store)
         self._sealed: int = meta.get("sealed", 0)
-        self._near_until = meta.get("near_until", 0)
+        self.near_until: int = meta.get("near_until", 0)
         self.load_horizon: int = meta.get("load_horizon", 0)
         self._saved = saved
 
@@ -122,7 +126,7 @@ class DelayedDeliveryTracker:
 
     def _add(self, delayed: pa.Table) -> None:
         if delayed.num_rows:
-            is_near = int64(delayed, "deliver_at") < self._near_until
+            is_near = int64(delayed, "deliver_at") < self.near_until
             self._slots.add(where(delayed, is_near))
             self._mutable.add(where(delayed, ~is_near))
 
@@ -142,7 +146,7 @@ class DelayedDeliveryTracker:
             horizon are in state, too.
         """
         self.load_horizon = max(load_horizon, self.load_horizon)
-        self._near_until = near_until
+        self.near_until = near_until
         bucket = in_order(self._mutable.take_all())
         is_near = int64(bucket, "deliver_at") < self.load_horizon
         self._slots.add(where(bucket, is_near))
@@ -160,11 +164,11 @@ class DelayedDeliveryTracker:
 
     def get_scheduled_messages(self, cutoff: int) -> pa.Table:
         """Removes and returns the messages that are due at the cutoff or before, by time of delivery, then position."""
-        self._near_until = max(self._near_until, cutoff + 1)
+        self.near_until = max(self.near_until, cutoff + 1)
         earliest = self._mutable.earliest
         if earliest is not None and earliest <= cutoff:
             rows = self._mutable.take_all()
-            is_near = int64(rows, "deliver_at") < self._near_until
+            is_near = int64(rows, "deliver_at") < self.near_until
             self._slots.add(where(rows, is_near))
             self._mutable.add(where(rows, ~is_near))
         return self._slots.take_due(cutoff)
@@ -184,7 +188,7 @@ class DelayedDeliveryTracker:
             "mutable": self._mutable.meta,
             "slots": [[slot, n, rows] for slot, (n, rows) in self._slots.meta.items()],
             "sealed": self._sealed,
-            "near_until": self._near_until,
+            "near_until": self.near_until,
             "load_horizon": self.load_horizon,
         }
         data = json.dumps(meta, separators=(",", ":")).encode()

@@ -8,14 +8,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.match import entry_results, match, results_of, rows_of, runs, times_of
+from tracker.commands.match import entry_results, last_rows_of, match, results_of, rows_of, runs, times_of
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of, superseded
+from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.remaining import Remaining
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, SKIP
-from tracker.messages import BoolArray, Int64Array, concat, has_keys, int64, message_ids, where, with_columns
+from tracker.commands.retries import CLOCKS_MILLIS, retry_rows
+from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, RETRY, SKIP
+from tracker.messages import (
+    BoolArray,
+    Int64Array,
+    attempts_of,
+    concat,
+    has_keys,
+    int64,
+    message_ids,
+    where,
+    with_columns,
+)
 from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
 
@@ -66,7 +78,7 @@ class Executor:
             commands: as COMMAND_ROWS, none of the kinds ANSWER and REPEAT.
             known: as KNOWN, the messages of the entries that they name, as far as they are known.
             is_released: bool, (known,): the message has been handed out.
-            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
+            payload_rows: as MESSAGES, rows of the messages that are rescheduled, restored or retried.
             moment: of this tick.
             here: which commands and messages are this shard's; None: all.
 
@@ -114,6 +126,8 @@ class Executor:
         due = int64(rows, "deliver_at")
         ledgers, entries, indexes = message_ids(rows)
         sizes = int64(rows, "batch_size")
+        attempts = np.zeros(len(row), np.int64)
+        has_attempts = pairs.payload_rows["attempt"].null_count < pairs.payload_rows.num_rows
         _, distinct = np.unique(row, return_index=True)
         originals = rows.take(pa.array(distinct))
         wanted = self._remaining.mask_with_removed(originals) != 0
@@ -121,19 +135,27 @@ class Executor:
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             sequence = self._operations.next_sequence(moment)
             chosen = np.flatnonzero(masks >> subscription & 1)
+            of_chosen = rows.take(pa.array(chosen))
             cancelled, is_late, moves, moved_to = self._standing(
-                subscription, rows.take(pa.array(chosen)), pairs.is_released[row[chosen]], moment
+                subscription, of_chosen, pairs.is_released[row[chosen]], moment
             )
-            has_payload = pairs.payload_row[row[chosen]] >= 0
-            result, reason = results_of(kind, cancelled, is_late, has_payload)
+            if kind == RETRY:
+                is_late &= np.where(moves > 0, moved_to, due[chosen]) <= moment.now + CLOCKS_MILLIS
+            payload_row = pairs.payload_row[row[chosen]]
+            if kind == RETRY or has_attempts:
+                names = self._subscriptions.names_of(of_chosen["topic"], subscription)
+                payload_row = last_rows_of(of_chosen, pairs.payload_rows, names)
+            result, reason = results_of(kind, cancelled, is_late, payload_row >= 0)
             applied = np.flatnonzero(result == Result.APPLIED)
             _, first = np.unique(row[chosen[applied]], return_index=True)
             repeated = np.ones(len(applied), np.bool_)
             repeated[first] = False
             result[applied[repeated]] = Result.ALREADY_APPLIED
             applied = applied[~repeated]
-            # Of a message that was moved before, one more row is unwanted; by a restore one less.
-            self._remaining.unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
+            # Of a message that was moved before, one more row is unwanted; by a restore one less. The rows of one that
+            # is retried are gone.
+            if kind != RETRY:
+                self._remaining.unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
 
             is_shared, starts = entry_results(command[chosen], is_whole[chosen], result)
             now = chosen[applied]
@@ -142,31 +164,74 @@ class Executor:
             if kind == RESTORE:
                 self._remaining.cancelled.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
             elif kind == RESCHEDULE:
-                moving = pairs.payload_rows.take(pa.array(pairs.payload_row[row[now]]))
+                moving = pairs.payload_rows.take(pa.array(payload_row[applied]))
                 self._operations.move(moving, subscription, times[applied], sequence)
+            elif kind == RETRY:
+                for i in applied.tolist():
+                    reason[i] = pairs.commands["reason"][int(command[chosen[i]])].as_py() or ""
+                before = pairs.payload_rows.take(pa.array(payload_row[applied]))
+                of_commands = pairs.commands.take(pa.array(command[now]))
+                last_due = np.where(moves > 0, np.where(moved_to < HELD_DELIVER_AT, moved_to, 0), due[chosen])[applied]
+                retried, times[applied] = retry_rows(
+                    before, of_commands, last_due, self._subscriptions, subscription, moment.now
+                )
+                attempts[now] = attempts_of(retried)
+                self._retry(retried, subscription, times[applied], sequence, moment)
             else:
                 as_entry = (is_shared[applied] | (indexes[now] < 0)).astype(np.bool_)
                 self._cancel(subscription, rows.take(pa.array(now)), as_entry, until[applied])
             answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, is_shared, starts, subscription)
             is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-            new_times = times[np.flatnonzero(starts | ~is_shared)] if kind == RESCHEDULE else None
+            is_moving = kind in (RESCHEDULE, RETRY)
+            answered = np.flatnonzero(starts | ~is_shared)
+            new_times = times[answered] if is_moving else None
             outcomes.append(
                 with_columns(
                     answers,
                     sequence=pc.if_else(is_applied, sequence, None),
                     deliver_at=answers["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
+                    attempt=pc.if_else(is_applied, attempts[chosen[answered]], None).cast(pa.int32())
+                    if kind == RETRY
+                    else answers["attempt"],
                 )
             )
-            if kind != RESCHEDULE:
+            if not is_moving:
                 done = answers.filter(is_applied)
                 operation = "RESTORE" if kind == RESTORE else "CANCEL"
                 ends = times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
                 self._operations.add(operation, done, sequence, ends)
         outcomes.append(self._for_later(pairs, kind, is_whole, moment))
-        still_wanted = self._remaining.mask_with_removed(originals) != 0
-        self._remaining.count_unwanted(where(originals, wanted & ~still_wanted), 1)
-        self._remaining.count_unwanted(where(originals, ~wanted & still_wanted), -1)
+        if kind != RETRY:
+            still_wanted = self._remaining.mask_with_removed(originals) != 0
+            self._remaining.count_unwanted(where(originals, wanted & ~still_wanted), 1)
+            self._remaining.count_unwanted(where(originals, ~wanted & still_wanted), -1)
         return outcomes
+
+    def _retry(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int, moment: Moment) -> None:
+        """Moves messages that have been handed out to another time, also where they were cancelled afterwards.
+
+        Args:
+            rows: as MESSAGES, distinct, with the attempts of the retries.
+            subscription: its number.
+            times: int64, (rows,), ms since the epoch.
+            sequence: of the command.
+            moment: of this tick.
+        """
+        if not rows.num_rows:
+            return
+        remaining = self._remaining
+        was_delivered = remaining.delivered.contains(subscription, *message_ids(rows))
+        for messages in (remaining.cancelled, remaining.delivered):
+            some = where(rows, messages.contains(subscription, *message_ids(rows)))
+            if some.num_rows:
+                messages.remove(subscription, *message_ids(some), int64(some, "batch_size"))
+        self._operations.move(rows, subscription, times, sequence)
+        if was_delivered.any():
+            # By the move it is known from now on that earlier rows are not wanted, also those that are to come again.
+            again, n = where(rows, was_delivered), int(was_delivered.sum())
+            until, sequences = np.full(n, moment.now + REBUILT_KEPT_MILLIS), np.full(n, sequence)
+            new_times, attempts = times[was_delivered], attempts_of(again)
+            remaining.moved.put(subscription, *message_ids(again), sequences, new_times, until, attempts)
 
     def supersede(
         self,
@@ -199,7 +264,8 @@ class Executor:
             chosen = np.flatnonzero(masks >> subscription & 1)
             of_chosen = rows.take(pa.array(chosen))
             cancelled, is_late, moves, moved_to = self._standing(subscription, of_chosen, is_released[chosen], moment)
-            now = np.flatnonzero(~cancelled & ~is_late)
+            is_retry = self._remaining.moved.are_retries(subscription, *message_ids(of_chosen))
+            now = np.flatnonzero(~cancelled & ~is_late & ~is_retry)
             if not len(now):
                 continue
             self._remaining.unwanted_moves += int((moves[now] > 0).sum())
@@ -242,6 +308,8 @@ class Executor:
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             is_of = masks >> subscription & 1 > 0
             cancelled, is_late, _, moved_to = self._standing(subscription, rows, is_released, moment)
+            # A retry has nothing to do with the message's schedule key.
+            is_late |= self._remaining.moved.are_retries(subscription, *message_ids(rows))
             is_waiting = is_of & ~cancelled & ~is_late
             waits |= is_waiting
             waits_for_time |= is_waiting & (moved_to < HELD_DELIVER_AT)
@@ -258,7 +326,8 @@ class Executor:
         """
         past = np.ones(rows.num_rows, np.bool_)
         for subscription in range(self._subscriptions.most):
-            past &= self._standing(subscription, rows, is_released, moment)[1]
+            is_retry = self._remaining.moved.are_retries(subscription, *message_ids(rows))
+            past &= self._standing(subscription, rows, is_released, moment)[1] | is_retry
         return past
 
     def _standing(

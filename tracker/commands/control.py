@@ -212,6 +212,7 @@ class Control:
         moment: Moment,
         added: pa.Table | None = None,
         elsewhere: pa.Table = _NO_MESSAGES,
+        done: pa.Table = _NO_MESSAGES,
     ) -> pa.Table:
         """Applies the commands that waited for new messages, before these are added to the tracker.
 
@@ -220,6 +221,7 @@ class Control:
             moment: of this tick.
             added: those of them that are about to be added to the tracker; None: all.
             elsewhere: as KNOWN, new messages of this shard's entries that another shard has.
+            done: those of the messages that come again after a rebuild and are done with.
 
         Returns:
             OUTCOME_ROWS.
@@ -231,9 +233,8 @@ class Control:
         commands = self._with_added(commands.drop_columns("tick"))
         is_done = np.append(is_rejected(messages), np.zeros(elsewhere.num_rows, np.bool_))
         here = self._here(commands, known)
-        outcomes, unmatched = self._executor.apply(
-            commands, known, is_done, messages if added is None else added, moment, here
-        )
+        payload_rows = concat([messages if added is None else added, done])
+        outcomes, unmatched = self._executor.apply(commands, known, is_done, payload_rows, moment, here)
         if here is not None:
             unmatched = where(unmatched, self._is_home(unmatched))
         return concat(
@@ -412,7 +413,10 @@ class Control:
         sequences = self._operations.next_sequences(moment, np.cumsum(is_next))
         index, _ = each_subscription(commands, self._subscriptions.names)
         has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
-        times = pc.if_else(has_time, commands["deliver_at"], None).take(pa.array(index))
+        times = pc.if_else(has_time, commands["deliver_at"], None)
+        # Of a retry, which has a time only after a rebuild, how long it is to wait counts from now on.
+        after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)
+        times = pc.if_else(after, pc.add(moment.now, commands["after_millis"]), times).take(pa.array(index))
         return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:

@@ -17,15 +17,18 @@ from tracker.commands.schema import (
     ANSWER,
     CANCEL,
     COMMAND_ROWS,
+    MAX_AFTER_MILLIS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
     MAX_NAMES,
+    MAX_REASON,
     MAX_REQUEST_ID_BYTES,
     PAUSE,
     REPEAT,
     RESCHEDULE,
     RESUME,
+    RETRY,
     SKIP,
     PauseChange,
     Routes,
@@ -194,7 +197,7 @@ def _rows(
 
 
 def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) -> dict[str, object]:
-    return {
+    shared: dict[str, object] = {
         "request_id": command.request_id,
         "kind": kind,
         "topic": topic,
@@ -204,6 +207,9 @@ def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) 
         "sum_up": command.sum_up,
         "operation": _kind(command).upper(),
     }
+    if kind == RETRY:
+        shared |= {"reason": command.retry.reason[:MAX_REASON], "after_millis": command.retry.after_millis}
+    return shared
 
 
 def _kind(command: ControlCommand) -> str:
@@ -224,6 +230,8 @@ def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -
     said: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
     if keys:
         said += [sorted(keys), command.reschedule.deliver_at]
+    if said[0] == RETRY:
+        said += [command.retry.reason, command.retry.after_millis]
     named = positions.copy()
     if said[0] == SKIP:
         named[:, _POSITION.index("deliver_at")] = 0  # only says where to look
@@ -242,6 +250,10 @@ def _keys(command: ControlCommand) -> list[str]:
     if operation in ("", PAUSE, RESUME):
         return []
     named = getattr(command, operation)
+    if operation == RETRY:
+        if named.entry.schedule_key:
+            raise InvalidCommand("a retry names its message by its id: a schedule key is that of one that waits")
+        return []
     entries = [named] if operation == CANCEL else named.messages if operation == _CANCELS else named.entries
     keys: dict[str, None] = {}
     for entry in entries:
@@ -280,10 +292,13 @@ def _named(command: ControlCommand) -> list[_Position]:
         return [_cancelled(cancel) for cancel in cancels if not cancel.schedule_key]
     if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
         raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
-    _check_number(len(named.entries), operation)
+    if operation == RETRY:
+        _check_retry(command)
+    entries = [named.entry] if operation == RETRY else named.entries
+    _check_number(len(entries), operation)
     positions: list[_Position] = []
     new_time = named.deliver_at if operation == RESCHEDULE else 0
-    for entry in named.entries:
+    for entry in entries:
         if entry.schedule_key:
             continue
         ledger_id, entry_id, indexes = entry.ledger_id, entry.entry_id, entry.batch_indexes
@@ -298,6 +313,13 @@ def _named(command: ControlCommand) -> list[_Position]:
                 raise InvalidCommand(f"batch index {batch_index} is out of range")
             positions.append((partition, ledger_id, entry_id, batch_index, time))
     return positions
+
+
+def _check_retry(command: ControlCommand) -> None:
+    if len(set(command.subscriptions)) != 1 or ALSO_LATER in command.subscriptions:
+        raise InvalidCommand("a retry names one subscription: the one whose consumer failed")
+    if not 0 <= command.retry.after_millis <= MAX_AFTER_MILLIS:
+        raise InvalidCommand(f"after_millis must be from 0 to {MAX_AFTER_MILLIS:,}: {command.retry.after_millis}")
 
 
 def _cancelled(cancel: CancelDelayedMessage) -> _Position:

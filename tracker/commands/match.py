@@ -10,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import CANCEL, KNOWN, PAST, RESCHEDULE, RESTORE, SKIP
+from tracker.commands.schema import CANCEL, KNOWN, PAST, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.messages import BoolArray, Int64Array, int64, message_ids, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
+
+# Why a message can't be retried by its id.
+NOT_KEPT = "its payload is not kept"
 
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:
@@ -54,7 +57,7 @@ def results_of(
     """Returns the results of a command for messages of one subscription.
 
     Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE or RESTORE.
+        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE or RETRY.
         cancelled: bool, (n,): the message is cancelled.
         is_late: bool, (n,): the message has been handed out.
         has_payload: bool, (n,): the message's row is at hand, so that it can be moved.
@@ -73,6 +76,12 @@ def results_of(
             (cancelled, Result.INVALID, "taken back: restore it first"),
             (is_late, Result.TOO_LATE, "released"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
+        ]
+    elif kind == RETRY:
+        cases = [
+            (~is_late & cancelled, Result.INVALID, "taken back: restore it first"),
+            (~is_late, Result.ALREADY_APPLIED, "it waits"),
+            (~has_payload, Result.NOT_FOUND, NOT_KEPT),
         ]
     else:
         cases = [(cancelled, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
@@ -98,6 +107,31 @@ def rows_of(known: pa.Table, payload_rows: pa.Table) -> Int64Array:
     for i, position in enumerate(_keys(payload_rows)):
         there.setdefault(position, i)
     return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+
+
+def last_rows_of(rows: pa.Table, payload_rows: pa.Table, names: pa.Array) -> Int64Array:
+    """Finds for messages of one subscription the payload row of their last attempt there, and of that the last move.
+
+    Args:
+        rows: as KNOWN, n rows.
+        payload_rows: as MESSAGES; those that are rejected are passed over.
+        names: strings, (n,): of the subscription.
+
+    Returns:
+        for each message the index of a payload row, int64, (n,); -1: there is none.
+    """
+    there: dict[tuple[tuple[int, int, int], str | None], tuple[int, int, int]] = {}
+    columns = zip(
+        *(payload_rows[c].to_pylist() for c in ("subscription", "attempt", "sequence", "reason")), strict=True
+    )
+    for i, (position, (name, attempt, sequence, reason)) in enumerate(zip(_keys(payload_rows), columns, strict=True)):
+        if reason is None:
+            place = (attempt or 0, sequence or 0, i)
+            there[position, name] = max(place, there.get((position, name), place))
+    nowhere = (0, 0, -1)
+    of_rows = zip(_keys(rows), names.to_pylist(), strict=True)
+    found = [max(there.get((at, None), nowhere), there.get((at, name), nowhere))[2] for at, name in of_rows]
+    return np.array(found, dtype=np.int64)
 
 
 def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tracker.buckets.index_bits import by_ledger
 from tracker.commands.cancelled import codes, subscriptions_of
-from tracker.messages import Int64Array, int64, where
+from tracker.messages import BoolArray, Int64Array, int64, where
 from tracker.schedule import MAX_TIME_MILLIS
 from tracker.store import Store
 
@@ -17,8 +17,12 @@ HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 _TABLE = "moved"
 _DIRECTORY = "moved_ledgers"
 
-# Columns: TIME is that of the row that counts, UNTIL when the last of the earlier rows is past; ms since the epoch.
+# Columns: TIME is that of the row that counts, with its attempt in the bits from _ATTEMPT_BIT on; UNTIL when the last
+# of the earlier rows is past; ms since the epoch.
 _CODE, _SEQUENCE, _TIME, _UNTIL = range(4)
+
+_ATTEMPT_BIT = 48  # a time is below 2^48
+_TIME_MASK = (1 << _ATTEMPT_BIT) - 1
 
 
 def held(rows: pa.Table) -> pa.Table:
@@ -78,9 +82,26 @@ class Moved:
                 at = np.minimum(np.searchsorted(table[:, _CODE], wanted), len(table) - 1)
                 is_there = table[at, _CODE] == wanted
                 sequences[rows] = np.where(is_there, table[at, _SEQUENCE], 0)
-                times[rows] = np.where(is_there, table[at, _TIME], 0)
+                times[rows] = np.where(is_there, table[at, _TIME] & _TIME_MASK, 0)
                 until[rows] = np.where(is_there, table[at, _UNTIL], 0)
         return sequences, times, until
+
+    def are_retries(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> BoolArray:
+        """Tells which messages have a last move for a subscription that is of a retry; arguments as of `find`.
+
+        Returns:
+            bool, (n,).
+        """
+        are_retries = np.zeros(len(ledger_ids), np.bool_)
+        for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
+            entry = self._ledgers.get(ledger)
+            if entry is not None and entry[0] >> subscription & 1:
+                table = self._load(ledger, subscription)
+                retried = table[table[:, _TIME] > _TIME_MASK, _CODE]
+                are_retries[rows] = np.isin(codes(entry_ids[rows], batch_indexes[rows]), retried)
+        return are_retries
 
     def put(
         self,
@@ -91,6 +112,7 @@ class Moved:
         sequences: Int64Array,
         times: Int64Array,
         until: Int64Array,
+        attempts: Int64Array,
     ) -> None:
         """Adds moves of distinct messages for a subscription.
 
@@ -102,16 +124,18 @@ class Moved:
             sequences: int64, (n,), of the moves.
             times: int64, (n,), ms since the epoch: to which the messages are moved.
             until: int64, (n,), ms since the epoch: when the rows that the messages had before are past.
+            attempts: int64, (n,): the number of each new row's retry; 0: it is none.
         """
         for ledger, rows in by_ledger(ledger_ids):
             before = self._load(ledger, subscription)
             of = codes(entry_ids[rows], batch_indexes[rows])
-            new = np.stack([of, sequences[rows], times[rows], _unless_held(until[rows])], axis=1)
+            stored_times = times[rows] | attempts[rows] << _ATTEMPT_BIT
+            new = np.stack([of, sequences[rows], stored_times, _unless_held(until[rows])], axis=1)
             new = new[np.argsort(new[:, _CODE])]
             again = np.isin(before[:, _CODE], new[:, _CODE])
             earlier = before[again]
             at = np.searchsorted(new[:, _CODE], earlier[:, _CODE])
-            past = np.maximum(earlier[:, _UNTIL], _unless_held(earlier[:, _TIME]))
+            past = np.maximum(earlier[:, _UNTIL], _unless_held(earlier[:, _TIME] & _TIME_MASK))
             new[at, _UNTIL] = np.maximum(new[at, _UNTIL], past)
             table = np.concatenate([before[~again], new])
             self._tables[ledger, subscription] = table[np.argsort(table[:, _CODE])]
@@ -132,7 +156,7 @@ class Moved:
             self._store.put(_TABLE, key, self._tables[key].tobytes())
         for ledger in {ledger for ledger, _ in self._changed}:
             entry = self._ledgers[ledger]
-            tables = [self._load(ledger, s)[:, [_TIME, _UNTIL]] for s in subscriptions_of(entry[0])]
+            tables = [self._load(ledger, s)[:, [_TIME, _UNTIL]] & _TIME_MASK for s in subscriptions_of(entry[0])]
             entry[1] = max(int(table.max()) for table in tables)
         self._changed.clear()
         data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()

@@ -12,7 +12,7 @@ from tracker.buckets.chunks import Chunks
 from tracker.commands.moment import Moment
 from tracker.commands.moves import Moved
 from tracker.commands.schema import CANCEL_ROWS, SEQUENCE_BITS
-from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, with_columns
+from tracker.messages import MESSAGES, Int64Array, attempts_of, concat, int64, message_ids, typed, with_columns
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 
@@ -55,7 +55,7 @@ class Operations:
 
         Args:
             operation: CANCEL, RESTORE or MOVE.
-            rows: with the other columns of CANCEL_ROWS; sequence and deliver_at may be missing.
+            rows: with the other columns of CANCEL_ROWS; sequence, deliver_at and attempt may be missing.
             sequence: of all rows, or int64, (rows,).
             deliver_at: int64, (rows,), ms since the epoch.
         """
@@ -66,7 +66,7 @@ class Operations:
             "sequence": pa.array(np.full(n, sequence)),
             "deliver_at": pa.array(deliver_at),
         }
-        self._cancels.add(pa.table([values[f.name] for f in CANCEL_ROWS], schema=CANCEL_ROWS))
+        self._cancels.add(typed(values, CANCEL_ROWS))
 
     def move(
         self,
@@ -98,7 +98,8 @@ class Operations:
         """Moves messages as `move` does, but returns the new rows, as MESSAGES."""
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._remembered_millis
-        self._moved.put(subscription, *position, np.full(n, sequence), times, until)
+        attempts = attempts_of(rows)
+        self._moved.put(subscription, *position, np.full(n, sequence), times, until, attempts)
         names = self._subscriptions.names_of(rows["topic"], subscription)
         sequences = pa.array(np.full(n, sequence))
         due_before = pa.nulls(n, pa.int64()) if was_due is None else pa.array(was_due)

@@ -41,6 +41,7 @@ MOVED = pa.schema(
         ("sequence", pa.int64()),
         ("deliver_at", pa.int64()),
         ("until", pa.int64()),
+        ("attempt", pa.int32()),  # of a retry its number; null or 0: it is none
     ]
 )
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from tracker.commands.cancelled import CancelledMessages, Compression
 from tracker.commands.moves import Moved
 from tracker.commands.rebuilt import Rebuilt, add_positions
-from tracker.messages import BoolArray, Int64Array, int64, message_ids, subscription_numbers, where
+from tracker.messages import BoolArray, Int64Array, attempts_of, int64, message_ids, subscription_numbers, where
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
 
@@ -171,7 +171,8 @@ class Remaining:
         for subscription in np.unique(subscriptions).tolist():
             moved = where(rebuilt.moved, subscriptions == subscription)
             sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
-            self.moved.put(subscription, *message_ids(moved), sequences, times, int64(moved, "until"))
+            until = int64(moved, "until")
+            self.moved.put(subscription, *message_ids(moved), sequences, times, until, attempts_of(moved))
         self.unwanted_moves = rebuilt.unwanted
 
     def drop_expired(self, cutoff: int) -> None:

@@ -13,6 +13,7 @@ CANCEL = "cancel"
 SKIP = "skip"
 RESCHEDULE = "reschedule"
 RESTORE = "restore"
+RETRY = "retry"
 PAUSE = "pause"
 RESUME = "resume"
 ANSWER = "answer"  # has nothing to apply, and is only answered, with the row's result
@@ -26,6 +27,8 @@ MAX_REQUEST_ID_BYTES = 256
 MAX_NAME_BYTES = 1_024
 MAX_NAMES = 1_000
 MAX_MESSAGES = 100_000  # messages that one command may name
+MAX_REASON = 1_000  # characters of why a retry is asked for; more are cut off
+MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # that a retry may wait
 
 # A row is one message, or one whole entry, that a command names.
 COMMAND_ROWS = pa.schema(
@@ -39,7 +42,7 @@ COMMAND_ROWS = pa.schema(
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
         # Of a cancel, the time that it names; of a skip, the message's time, 0 where the client does not know it; of a
-        # reschedule, the new time; else 0.
+        # reschedule, the new time; of a retry that a rebuild found, its time; else 0.
         ("deliver_at", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
@@ -48,11 +51,13 @@ COMMAND_ROWS = pa.schema(
         ("operation", pa.string()),  # the kind in capitals, of an answer that of its command
         ("subscription", pa.string()),  # of an answer; null: of the topic as a whole
         ("result", pa.int32()),  # of an answer
-        ("reason", pa.string()),  # of an answer
+        ("reason", pa.string()),  # of an answer, and of a retry
         ("also_later", pa.bool_()),  # also for subscriptions that are added later; null: no
         # The message that waits under this schedule key is meant: then the position is -1, until the key's shard has
         # put that message's in its place. null: the position says it.
         ("schedule_key", pa.string()),
+        ("after_millis", pa.int64()),  # of a retry how long it waits; 0 or null: by the subscription's backoff
+        ("attempt", pa.int32()),  # of a retry that a rebuild found its number; null: the next one
     ]
 )
 
@@ -69,8 +74,8 @@ OUTCOME_ROWS = pa.schema(
         ("result", pa.int32()),
         ("reason", pa.string()),
         ("operation", pa.string()),
-        # Of a reschedule that is applied or waits, the new time; of a cancel that waits, the time that it names; of
-        # what is superseded, when the first message of its key was published.
+        # Of a reschedule or retry that is applied or waits, the new time; of a cancel that waits, the time that it
+        # names; of what is superseded, when the first message of its key was published.
         ("deliver_at", pa.int64()),
         # Rises from command to command. Null where it was neither applied nor waits, unless its kind is ANSWER.
         ("sequence", pa.int64()),
@@ -80,6 +85,7 @@ OUTCOME_ROWS = pa.schema(
         ("is_repeat", pa.bool_()),  # whether it is only published again, and in the table already; null: no
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # the position of the message that it yields to; null: not superseded
+        ("attempt", pa.int32()),  # of a retry that is applied its number, from 1
     ]
 )
 
@@ -147,6 +153,7 @@ CANCEL_ROWS = pa.schema(
         ("subscription", pa.string()),
         ("sequence", pa.int64()),
         ("deliver_at", pa.int64()),
+        ("attempt", pa.int32()),  # of a MOVE that of the message's new row
     ]
 )
 

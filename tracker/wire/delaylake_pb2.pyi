@@ -29,7 +29,7 @@ INVALID: Result
 SUPERSEDED: Result
 
 class ControlCommand(_message.Message):
-    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels")
+    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class ControlCommand(_message.Message):
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscriptions: _containers.RepeatedScalarFieldContainer[str]
@@ -56,7 +57,8 @@ class ControlCommand(_message.Message):
     pause: PauseSubscriptions
     resume: ResumeSubscriptions
     cancels: CancelDelayedMessages
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ...) -> None: ...
+    retry: RetryMessage
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "deliver_at", "schedule_key")
@@ -95,6 +97,16 @@ class RestoreMessages(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
     def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
+
+class RetryMessage(_message.Message):
+    __slots__ = ("entry", "reason", "after_millis")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    entry: SkipEntry
+    reason: str
+    after_millis: int
+    def __init__(self, entry: _Optional[_Union[SkipEntry, _Mapping]] = ..., reason: _Optional[str] = ..., after_millis: _Optional[int] = ...) -> None: ...
 
 class PauseSubscriptions(_message.Message):
     __slots__ = ()

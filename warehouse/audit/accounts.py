@@ -77,10 +77,11 @@ _FINDINGS = {
         SELECT topic, subscription, {_POSITION} FROM fates
         WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND NOT is_superseded AND times = 0
     """,  # noqa: S608
-    # A message was delivered to a subscription more than once; also one that is no longer in the settings.
+    # A message was delivered to a subscription more than once, of retries each; also to one that is no longer in the
+    # settings.
     "doubled": """
         SELECT topic, subscription, position FROM deliveries
-        GROUP BY topic, subscription, position HAVING count(*) > 1
+        GROUP BY topic, subscription, position, attempt HAVING count(*) > 1
     """,
     # A message was sent before it was due, by the sender's clock.
     "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
@@ -236,9 +237,15 @@ def _fates(missed: str) -> str:
 
     return f"""
 CREATE TABLE fates AS
-WITH delivered AS (
-    SELECT {_KEY}, subscription, count(*) AS times
-    FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription
+-- What became of a message that was retried is what became of its last retry.
+WITH retried AS (
+    SELECT ledger_id, entry_id, message, subscription, max(attempt) AS attempt, max(deliver_at) AS deliver_at
+    FROM (SELECT *, {_MESSAGE} FROM outcomes WHERE operation = 'RETRY' AND result = 'APPLIED') AS o
+    GROUP BY ledger_id, entry_id, message, subscription
+),
+delivered AS (
+    SELECT {_KEY}, subscription, attempt, count(*) AS times
+    FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription, attempt
 ),
 commands AS ({LAST_COMMANDS}),
 -- Of what was superseded in the batch that brought it no table has a row, also for subscriptions that were added later.
@@ -252,12 +259,16 @@ due AS (
     GROUP BY i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription
 )
 SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_durable, m.is_sealed,
-       m.is_rejected, s.subscription, coalesce(t.deliver_at, m.deliver_at) AS deliver_at, coalesce(d.times, 0) AS times,
+       m.is_rejected, s.subscription, coalesce(d.times, 0) AS times,
+       coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
        {is_cancelled()} AS is_taken_back, u.message IS NOT NULL AS is_superseded
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
+LEFT JOIN retried AS r ON r.ledger_id = m.ledger_id AND r.entry_id = m.entry_id AND r.message = m.message
+    AND r.subscription = s.subscription
 LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
     AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
+    AND coalesce(d.attempt, 0) = coalesce(r.attempt, 0)
 LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
 LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_id AND u.message = m.message

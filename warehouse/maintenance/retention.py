@@ -20,10 +20,10 @@ from deltalake import DeltaTable
 from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
-from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, int64, is_among, where
+from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, attempts_of, int64, is_among, where
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
-from warehouse.pending import IS_CANCEL, are_cancelled, are_moved_on
+from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables, query_builder, run_sql
 from warehouse.tenure import Tenures
@@ -50,7 +50,7 @@ _NO_MOVES = pa.schema(
 _NEEDED = {
     "delayed_index": [
         *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
-        *["subscription", "sequence"],
+        *["subscription", "sequence", "attempt"],
     ],
     "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
     "deliveries": ["topic", "partition", "ledger_id", "entry_id", "sent_at"],
@@ -172,13 +172,14 @@ class Retention:
             moved: the rows of type MOVE that count, with the columns of _NAMED.
         """
         delivered = self._query(
-            f"SELECT topic, subscription, ledger_id, entry_id, batch_index FROM deliveries WHERE {delivered_when}"  # noqa: S608
+            f"SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(attempt, 0) AS attempt "  # noqa: S608
+            f"FROM deliveries WHERE {delivered_when}"
         )
         ledgers = _of_ledgers(rows)
         cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
-        restored = self._query(
-            f"{_NAMED} FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESTORE' AND {ledgers}"
-        )
+        restored = self._query(f"{_NAMED} FROM outcomes WHERE {IS_RESTORE} AND {ledgers}")
+        attempts = pa.array(attempts_of(rows))
+        rows = rows.select([name for name in rows.column_names if name != "attempt"]).append_column("attempt", attempts)
         settled = np.zeros(rows.num_rows, np.bool_)
         for topic, subscriptions in self._names.items():
             is_of_topic = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
@@ -189,7 +190,7 @@ class Retention:
                 )
                 is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
                 is_of_topic &= (
-                    is_among(rows, delivered_to, _MESSAGE)
+                    is_among(rows, delivered_to, [*_MESSAGE, "attempt"])
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
                     | are_moved_on(rows, moves)

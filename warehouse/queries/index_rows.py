@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, command_positions
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, command_positions
 from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed, where
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.pending import are_moved_on
@@ -139,13 +139,13 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
-    """Reads the sealed rows of the entries that commands reschedule or restore, as MESSAGES.
+    """Reads the sealed rows of the entries that commands reschedule, restore or retry, as MESSAGES.
 
     Args:
         versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
     """
-    commands = commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE])))
+    commands = commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY])))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"

@@ -102,6 +102,7 @@ class PendingMessage:
     event_time: int  # 0: not set
     publish_time: int
     producer_name: str
+    attempt: int | None = None  # of a retry its number, from 1
 
     @property
     def is_held(self) -> bool:
@@ -131,6 +132,7 @@ class PendingMessage:
             "eventTime": self.event_time,
             "publishTime": self.publish_time,
             "producerName": self.producer_name,
+            "attempt": self.attempt,
         }
 
 

@@ -55,6 +55,7 @@ _SHOWN = (
     "event_time",
     "publish_time",
     "producer_name",
+    "attempt",
 )
 
 # A column of found rows: bit i is set where the message has, for the i-th subscription, the state that was asked for.
@@ -390,6 +391,7 @@ class Pending:
                     "event_time",
                     "publish_time",
                     "producer_name",
+                    "attempt",
                 )
             },
         )

@@ -220,6 +220,8 @@ class ChunkBuilder:
             None,
             key_of_schedule if reason is None else None,
             None,
+            None,
+            None,
         )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from delaylake import AsyncClient, Invalid, NotFound, TooLate
+from delaylake import AsyncClient, Invalid, NotFound, TooLate, commands
 
 from admin.app import create_app
 from admin.control.requests import ControlRequest, Outcome
@@ -78,6 +78,22 @@ def test_what_names_a_message_of_a_batch_of_a_partition(tmp_path: Path) -> None:
         [entry] = getattr(command, kind).entries
         assert (entry.ledger_id, entry.entry_id, list(entry.batch_indexes)) == (7, 1, [3])
     assert command.reschedule.deliver_at == NOON_MILLIS
+
+
+def test_a_retry(tmp_path: Path) -> None:
+    def ask_again(lake: AsyncClient) -> Awaitable[Any]:
+        wait = timedelta(seconds=2)
+        return lake.retry("orders", "7:1:2:3", subscription="b%c", reason="no", after=wait, request_id="mine")
+
+    _, command = ask(tmp_path, ask_again)
+    assert (command.request_id, command.topic) == ("mine", f"{TOPIC}-partition-2")
+    assert (list(command.subscriptions), list(command.retry.entry.batch_indexes)) == (["b%c"], [3])
+    assert (command.retry.reason, command.retry.after_millis) == ("no", 2_000)
+    with pytest.raises(NotFound, match="NOT_FOUND"):
+        ask(tmp_path, lambda lake: lake.retry("orders", "7:0", subscription="b%c"), Result.NOT_FOUND)
+    for subscription, after in (("*", None), ("", None), ("a", timedelta(0)), ("a", timedelta(seconds=-1))):
+        with pytest.raises(ValueError, match="a retry"):
+            commands.retry("orders", "7:0", subscription, "", after, None)
 
 
 def test_errors_are_those_of_the_outcomes(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_commands_are_those_of_the_control_topic() -> None:
             lambda: lake.restore("orders", "7:0", **there),
             lambda: lake.reschedule("orders", "7:0", at=NOON, **there),
             lambda: lake.deliver_now("orders", "7:0", **there),
+            lambda: lake.retry("orders", "7:0", reason="no", **there),
         ):
             with pytest.raises(NoAnswer) as raised:
                 ask()
@@ -112,11 +113,12 @@ def test_commands_are_those_of_the_control_topic() -> None:
         assert lake._broker is not None
         assert not lake._broker._waiting
     sent = [ControlCommand.FromString(payload) for _, payload, _ in fake.sent]
-    kinds = ["cancel", "skip", "restore", "reschedule", "reschedule"]
+    kinds = ["cancel", "skip", "restore", "reschedule", "reschedule", "retry"]
     assert [one.WhichOneof("operation") for one in sent] == kinds
     assert {(one.request_id, *one.subscriptions) for one in sent} == {("mine", "a")}
-    assert [one.topic.rpartition("/")[2] for one in sent] == ["orders", "orders-partition-2", *["orders"] * 3]
+    assert [one.topic.rpartition("/")[2] for one in sent] == ["orders", "orders-partition-2", *["orders"] * 4]
     assert sent[0].cancel.deliver_at == sent[3].reschedule.deliver_at == NOON_MILLIS
+    assert (sent[5].retry.reason, sent[5].retry.after_millis) == ("no", 0)
     assert (list(sent[1].skip.entries[0].batch_indexes), sent[4].reschedule.deliver_at) == ([3], 0)
 
 

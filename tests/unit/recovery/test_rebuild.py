@@ -48,6 +48,7 @@ class Message:
     is_last_sealed: bool = True
     is_cancelled: bool = False
     is_delivered: bool = False
+    attempt: int = 0  # the number of its last retry
 
     @property
     def is_waiting(self) -> bool:
@@ -92,7 +93,7 @@ class History:
         if any(m.is_delivered or m.is_cancelled == (kind != "RESTORE") for m in named):
             return
         self.sequence += 1
-        by = {"subscription": name, "sequence": self.sequence}
+        by: dict[str, Any] = {"subscription": name, "sequence": self.sequence}
         past = max(m.times[-1][1] for m in named)
         self.tables["outcomes"].append(
             {**self.at(message), **by, "result": "APPLIED", "operation": kind, "deliver_at": due or None}
@@ -104,6 +105,7 @@ class History:
             else:
                 m.is_cancelled = kind == "SKIP"
         if self.is_sealing and kind == "RESCHEDULE":
+            by["attempt"] = named[0].attempt or None
             self.index("DELAY", message, due, **by)
             self.index("MOVE", message, max(past, due), **by)
         elif self.is_sealing:
@@ -116,7 +118,8 @@ class History:
             self.sequence += 1
             m.times.append((self.sequence, HELD_DELIVER_AT))
             for operation in ("DELAY", "MOVE"):
-                self.index(operation, message, HELD_DELIVER_AT, subscription=name, sequence=self.sequence)
+                by = {"subscription": name, "sequence": self.sequence, "attempt": m.attempt or None}
+                self.index(operation, message, HELD_DELIVER_AT, **by)
 
     def resume(self, name: str, message: int) -> None:
         """As a subscription that goes on does with what was held back, where no seal follows but that of its move."""
@@ -125,7 +128,23 @@ class History:
             self.sequence += 1
             m.times.append((self.sequence, NOW))
             m.is_last_sealed = False
-            self.index("MOVE", message, HELD_DELIVER_AT, subscription=name, sequence=self.sequence)
+            by = {"subscription": name, "sequence": self.sequence, "attempt": m.attempt or None}
+            self.index("MOVE", message, HELD_DELIVER_AT, **by)
+
+    def retry(self, name: str, message: int, due: int) -> None:
+        """As a shard does: the new row is sealed with the answer, if no crash comes between."""
+        m = self.messages[name][message]
+        if m.is_delivered:
+            self.sequence += 1
+            m.attempt, m.is_delivered = m.attempt + 1, False
+            due = max(due, m.times[-1][1] + 1)
+            by = {"subscription": name, "sequence": self.sequence, "attempt": m.attempt}
+            applied = {"result": "APPLIED", "operation": "RETRY", "deliver_at": due}
+            self.tables["outcomes"].append({**self.at(message), **by, **applied})
+            m.times = [*(m.times if m.is_last_sealed else m.times[:-1]), (self.sequence, due)]
+            m.is_last_sealed = self.is_sealing
+            for operation in ("DELAY", "MOVE") if self.is_sealing else ():
+                self.index(operation, message, due, **by)
 
     def deliver(self, name: str, message: int) -> None:
         m = self.messages[name][message]
@@ -134,7 +153,11 @@ class History:
             at = self.at(message)
             text = f"{self.ledger}:{self.entry}:-1:{at['batch_index']}"
             self.tables["deliveries"].append(
-                {**at, "subscription": name, "deliver_at": m.times[-1][1], "sent_at": NOW, "position": text}
+                {
+                    **at,
+                    **{"subscription": name, "deliver_at": m.times[-1][1], "sent_at": NOW, "position": text},
+                    "attempt": m.attempt or None,
+                }
             )
 
 
@@ -148,13 +171,18 @@ def histories(draw: st.DrawFn) -> list[History]:
         topic = draw(st.sampled_from([TOPIC, TOPIC, TOPIC, OTHER]))
         ledger = number // 2 + (100 if topic == OTHER else 0)  # no two topics share one
         entry = History(topic, ledger, number % 2, draw(st.lists(times, min_size=1, max_size=3)))
-        for _ in range(draw(st.integers(0, 5))):
+        for _ in range(draw(st.integers(0, 6))):
             # What comes after the last seal is not sealed.
             entry.is_sealing &= draw(st.integers(0, 3)) > 0
             name, message = draw(st.sampled_from("ab")), draw(st.integers(0, len(entry.due) - 1))
-            event = draw(st.sampled_from(["SKIP", "SKIP WHOLE", "RESTORE", "RESCHEDULE", "HOLD", "RESUME", "DELIVER"]))
+            event = draw(
+                st.sampled_from(["SKIP", "SKIP WHOLE", "RESTORE", "RESCHEDULE", "HOLD", "RESUME", "DELIVER", "RETRY"])
+            )
             if event == "DELIVER":
                 entry.deliver(name, message)
+            elif event == "RETRY":
+                entry.deliver(name, message)
+                entry.retry(name, message, draw(times))
             elif event == "HOLD":
                 entry.hold(name, message)
             elif event == "RESUME":
@@ -295,7 +323,8 @@ def waits_again(found: PreparedState, entry: History, message: int, name: str) -
     waiting = [row for _, tables in found.inputs(2) for row in tables["rebuilt_waiting"].to_pylist()]
     moves = {(r["ledger_id"], r["entry_id"], max(r["batch_index"], 0), r["subscriptions"]) for r in waiting}
     position_ = (entry.ledger, entry.entry, message, 1 << "ab".index(name))
-    return m.is_waiting and (len(m.times) == 1 or position_ in moves)
+    # One that is to be retried is not delivered as it came.
+    return m.is_waiting and not m.attempt and (len(m.times) == 1 or position_ in moves)
 
 
 def one(due: int, **row: Any) -> dict[str, Any]:

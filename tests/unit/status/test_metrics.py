@@ -42,12 +42,16 @@ def test_a_running_job_tells_what_it_does_and_that_it_has_ended(tmp_path: Path) 
         writer.batch(BatchStatus(2, 3, 750, 2, COUNTS))
         writer.deliveries(deliveries([0, 3, 70_000]))
         writer.deliveries(deliveries([40], short_notice=True))
+        names = ["orders-a", "orders-a-dlq", "orders-a-dlq-partition-1", "orders-dlq-a"]
+        retries = [{"deliver_at": 1, "sent_at": 1, "short_notice": True, "attempt": 3, "destination": n} for n in names]
+        writer.deliveries(pa.Table.from_pylist(retries, schema=DELIVERIES))
         status = writer.status()
+    assert (status.retried, status.dead_letters) == (4, 2)
     assert (status.state, status.pending, status.in_flight, status.is_held_up) == ("running", 70, 5, True)
-    assert (status.taken, status.delivered, status.rejected, status.batches) == (20, 4, 2, 2)
+    assert (status.taken, status.delivered, status.rejected, status.batches) == (20, 8, 2, 2)
     assert (status.lookahead_millis, status.batch_millis_sum) == (750, 600)
     assert (sum(status.planned.counts), status.planned.counts[-1], status.planned.sum_millis) == (3, 1, 70_003)
-    assert sum(status.short_notice.counts) == 1
+    assert sum(status.short_notice.counts) == 5
     told = read_status(str(tmp_path))
     assert told is not None
     assert (told.state, told.taken) == ("stopped", 20)

@@ -20,7 +20,7 @@ from conf.settings import Settings
 from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, PauseChange
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat, int64
 from tracker.shard import Effects, Shard, Tick, TickInput
 from tracker.store import MemoryStore
@@ -45,6 +45,8 @@ class Entry:
     moved: dict[tuple[int, str], int] = field(default_factory=dict)  # to which time
     handed_out: set[tuple[int, str]] = field(default_factory=set)
     missed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
+    attempts: dict[tuple[int, str], int] = field(default_factory=dict)  # retries, also those that wait
+    reasons: dict[tuple[int, str], list[str]] = field(default_factory=dict)
 
     def time(self, i: int, s: str) -> int:
         return self.moved.get((i, s), self.due[i])
@@ -80,7 +82,8 @@ class ShardModel(RuleBasedStateMachine):
 
     def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
-        subscriptions = [{"name": name} for name in names]
+        backoff = {"first": 1_500, "max": "4s", "jitter": 0.5, "attempts": 2}
+        subscriptions = [{"name": name} | ({"backoff": backoff} if name == "s0" else {}) for name in names]
         made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])  # type: ignore[arg-type]
         before = self.routes
         # As an offset keeps them.
@@ -122,7 +125,10 @@ class ShardModel(RuleBasedStateMachine):
     def a_command_comes(self, data: st.DataObject, later: int, whole: bool, seals: bool) -> None:
         self.now += later
         # What is past may be forgotten, two ticks later.
-        known = [e for e in self.entries.values() if all(e.time(*pair) > self.now for pair in e.cancelled)]
+        kind = data.draw(st.sampled_from([SKIP, CANCEL, RESCHEDULE, RESTORE, RETRY, RETRY]))
+        known = [
+            e for e in self.entries.values() if kind == RETRY or all(e.time(*pair) > self.now for pair in e.cancelled)
+        ]
         if not known:
             return
         entry = data.draw(st.sampled_from(known))
@@ -130,10 +136,12 @@ class ShardModel(RuleBasedStateMachine):
         subscriptions.sort(key=self.numbers.__getitem__)
         index = -1 if whole else data.draw(st.integers(0, len(entry.due)))
         self.requests += 1
-        kind = data.draw(st.sampled_from([SKIP, CANCEL, RESCHEDULE, RESTORE]))
         time = self.now + data.draw(st.integers(-2_000, 15_000)) if kind == RESCHEDULE else None
         bits = [self.numbers[s] for s in subscriptions]
         row = command(f"r{self.requests}", 1, entry.entry_id, bits, index, time, kind=kind)
+        if kind == RETRY:
+            time = data.draw(st.sampled_from([0, 0, 500, 9_000]))
+            row |= {"after_millis": time, "reason": f"r{self.requests}"}
         expected = {s: self.expect(kind, entry, s, index, time) for s in subscriptions}
         effects = self.step([], [row], seals)
         told: dict[str, list[int]] = {}
@@ -194,7 +202,9 @@ class ShardModel(RuleBasedStateMachine):
         for i in range(len(entry.due)) if index < 0 else [index]:
             pair = i, subscription
             is_late = entry.time(*pair) <= self.cutoff
-            if (pair in entry.cancelled) != (kind in (RESTORE, RESCHEDULE)) and kind != RESCHEDULE:
+            if kind == RETRY:
+                results.append(self.expect_retry(entry, pair, is_late, time or 0))
+            elif (pair in entry.cancelled) != (kind in (RESTORE, RESCHEDULE)) and kind != RESCHEDULE:
                 results.append(Result.ALREADY_APPLIED)
             elif kind == RESCHEDULE and pair in entry.cancelled:
                 results.append(Result.INVALID)
@@ -208,12 +218,33 @@ class ShardModel(RuleBasedStateMachine):
                     entry.cancelled.remove(pair)
                 else:
                     entry.cancelled.add(pair)
-        if kind in (RESCHEDULE, RESTORE):
+        if kind in (RESCHEDULE, RESTORE, RETRY):
             return results
         late = results.count(Result.TOO_LATE)
         if index < 0 and late in (0, len(results)):
             return [Result.APPLIED if Result.APPLIED in results else results[0]]
         return results
+
+    def expect_retry(self, entry: Entry, pair: tuple[int, str], is_late: bool, after: int) -> int:
+        """The result of a retry of one message, which is due `after` ms from now; 0: by the backoff."""
+        i, s = pair
+        if not is_late:
+            return Result.INVALID if pair in entry.cancelled else Result.ALREADY_APPLIED
+        rows = [r for r in concat(self.sealed).to_pylist() if r["entry_id"] == entry.entry_id]
+        is_sealed = any(max(r["batch_index"], 0) == i and r["subscription"] in (None, s) for r in rows)
+        # The row that it came with may be in state still, for others, where it was moved forward for this one.
+        if not is_sealed and entry.due[i] <= self.cutoff:
+            return Result.NOT_FOUND
+        attempt = entry.attempts[pair] = entry.attempts.get(pair, 0) + 1
+        entry.reasons.setdefault(pair, []).append(f"r{self.requests}")
+        backoff = self.routes.subscriptions.backoff(TOPIC, self.numbers[s])
+        wait = after or backoff.wait_millis(attempt, f"1:{entry.entry_id}:{i} {s}")
+        if attempt > backoff.attempts:
+            wait = 0
+        entry.moved[pair] = max(self.now + wait, entry.time(*pair) + 1)
+        for done in (entry.handed_out, entry.missed, entry.cancelled):
+            done.discard(pair)
+        return Result.APPLIED
 
     def step(
         self,
@@ -335,6 +366,8 @@ class ShardModel(RuleBasedStateMachine):
                     assert s in self.wanted
                     assert s not in self.paused
                     assert entry.time(i, s) == row["deliver_at"] <= self.cutoff
+                    assert row["attempt"] == entry.attempts.get((i, s))
+                    assert json.loads(row["retry_reasons"] or "[]") == entry.reasons.get((i, s), [])
                     entry.handed_out.add((i, s))
 
     @invariant()

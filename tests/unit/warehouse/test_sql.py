@@ -20,6 +20,7 @@ from conf.settings import Settings, load_settings
 from tests.conftest import run_here
 from tests.messages import TOPIC
 from tracker.commands.moves import HELD_DELIVER_AT
+from warehouse.audit.accounts import run_audit
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
@@ -212,3 +213,40 @@ def test_a_version_from_before_a_column_was_added_has_it_empty(tmp_path: Path) -
     tables.append("delayed_index", pa.Table.from_pylist([row], SCHEMAS["delayed_index"]), {"job": 1})
     assert tables.query("delayed_index", wanted, old).to_pylist() == []
     assert tables.query("delayed_index", wanted).to_pylist() == [{"schedule_key": None, "key_since": None}]
+
+
+def test_a_retry_waits_until_it_is_delivered_and_counts_once(settings: Settings, write: Write) -> None:
+    at = {"entry_id": 0, "position": "1:0:-1:-1", "subscription": "a"}
+    write("entries", entry_id=0)
+    write("delayed_index", operation="DELAY", entry_id=0, deliver_at=DUE)
+    for name in "ab":
+        write("deliveries", **at | {"subscription": name}, deliver_at=DUE, sent_at=DUE)
+    asked = {"operation": "RETRY", "result": "APPLIED", "sequence": 5, "attempt": 1, "deliver_at": DUE + 9}
+    write("outcomes", **at, **asked, reason="no", applied_at=DUE + 1)
+    write("delayed_index", **at, operation="DELAY", deliver_at=DUE + 9, sequence=5, attempt=1)
+    write("delayed_index", **at, operation="MOVE", deliver_at=DUE + 9, sequence=5, attempt=1)
+    assert pending(settings) == [(0, "a", DUE + 9)]
+    sql = "SELECT subscription, attempt, reason, deliver_at, sent_at, destination FROM attempts"
+    first = {"subscription": "a", "attempt": 1, "reason": "no", "deliver_at": DUE + 9}
+    assert Warehouse(settings).sql(sql).to_pylist() == [first | {"sent_at": None, "destination": None}]
+    assert [found["pending"] for found in run_audit(settings, now=DUE).counts] == [1, 0]
+
+    write("deliveries", **at, deliver_at=DUE + 9, sent_at=DUE + 10, attempt=1, destination="a-dlq")
+    assert pending(settings) == []
+    assert Warehouse(settings).sql(sql).to_pylist() == [first | {"sent_at": DUE + 10, "destination": "a-dlq"}]
+    funnel = Warehouse(settings).sql("SELECT subscription, taken_in, delivered FROM funnel ORDER BY subscription")
+    assert [tuple(row.values()) for row in funnel.to_pylist()] == [("a", 1, 1), ("b", 1, 1)]
+    audit = run_audit(settings, now=DUE)
+    assert [found["delivered"] for found in audit.counts] == [1, 1]
+    assert audit.is_clean, audit.findings
+
+    # A retry that is cancelled was not delivered, although the message was; one that comes twice is doubled.
+    asked |= {"sequence": 7, "attempt": 2, "deliver_at": DUE + 20}
+    write("outcomes", **at, **asked, applied_at=DUE + 11)
+    write("outcomes", **at, operation="SKIP", result="APPLIED", sequence=8, applied_at=DUE + 12)
+    audit = run_audit(settings, now=DUE)
+    assert audit.is_clean, audit.findings
+    assert [found["taken_back"] for found in audit.counts] == [1, 0]
+    write("deliveries", **at, deliver_at=DUE + 20, sent_at=DUE + 20, attempt=1)
+    write("deliveries", **at, deliver_at=DUE + 20, sent_at=DUE + 20, attempt=2)
+    assert sorted(run_audit(settings, now=DUE).findings) == ["delivered_although_cancelled", "doubled"]

@@ -90,6 +90,19 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         """See `Client.reschedule`."""
         return await self._do(commands.reschedule(topic, message, subscription, request_id, at, after))
 
+    async def retry(
+        self,
+        topic: str,
+        message: MessageId | str,
+        *,
+        subscription: str,
+        reason: str = "",
+        after: timedelta | None = None,
+        request_id: str | None = None,
+    ) -> list[Outcome]:
+        """See `Client.retry`."""
+        return await self._do(commands.retry(topic, message, subscription, reason, after, request_id))
+
     async def deliver_now(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
     ) -> list[Outcome]:

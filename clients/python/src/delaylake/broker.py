@@ -254,6 +254,9 @@ def control_command(command: Command) -> ControlCommand:
         made.skip.entries.append(entry)
     elif command.operation == "restore":
         made.restore.entries.append(entry)
+    elif command.operation == "retry":
+        made.retry.entry.CopyFrom(entry)
+        made.retry.reason, made.retry.after_millis = command.reason, command.after_millis
     else:
         made.reschedule.entries.append(entry)
         made.reschedule.deliver_at = command.deliver_at  # 0, which is past, is now

@@ -128,6 +128,31 @@ class Client(Connections[httpx.Client]):
         """
         return self._do(commands.reschedule(topic, message, subscription, request_id, at, after))
 
+    def retry(
+        self,
+        topic: str,
+        message: MessageId | str,
+        *,
+        subscription: str,
+        reason: str = "",
+        after: timedelta | None = None,
+        request_id: str | None = None,
+    ) -> list[Outcome]:
+        """Delivers a message once more to a subscription whose consumer failed on it.
+
+        Args:
+            topic: the source topic: the delivered message's property `delaylake.source`.
+            message: the property `delaylake.messageId`.
+            subscription: the consumer's.
+            reason: why it failed, for the attempts and the dead letters.
+            after: how long to wait; None: as the subscription's backoff says.
+            request_id: with one for each message and attempt, a consumer that asks twice gets one retry.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. NotFound where its payload is not kept, too.
+        """
+        return self._do(commands.retry(topic, message, subscription, reason, after, request_id))
+
     def deliver_now(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
     ) -> list[Outcome]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -12,7 +12,7 @@ from delaylake.errors import gravity, of_result
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.times import due, millis, moment
 
-Operation = Literal["cancel", "skip", "reschedule", "deliverNow", "restore"]
+Operation = Literal["cancel", "skip", "reschedule", "deliverNow", "restore", "retry"]
 
 _DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})
 _DELIVER_AT = "deliverAt"
@@ -29,6 +29,8 @@ class Command:
         subscription: None: all that the topic has, and those that it is given later.
         deliver_at: of a cancel, when the message is due; of a reschedule, its new time; ms since the epoch.
         request_id: a command is applied once under it, however often it is sent.
+        reason: of a retry.
+        after_millis: of a retry, how long it waits; 0: as the subscription's backoff says.
     """
 
     operation: Operation
@@ -37,6 +39,8 @@ class Command:
     subscription: str | None
     deliver_at: int
     request_id: str
+    reason: str = ""
+    after_millis: int = 0
 
     def is_done_by(self, result: str) -> bool:
         """Whether the command is done where an outcome has this result."""
@@ -108,6 +112,28 @@ def reschedule(
     if request_id and after is not None:
         raise ValueError("with a request id of your own, give the time as at: after is another time each time")
     return command("reschedule", topic, message, subscription, request_id, due(at, after))
+
+
+def retry(
+    topic: str,
+    message: MessageId | str,
+    subscription: str,
+    reason: str,
+    after: timedelta | None,
+    request_id: str | None,
+) -> Command:
+    """Makes a command to deliver a message once more.
+
+    Raises:
+        ValueError: there is no subscription, or the wait is negative or less than a millisecond.
+    """
+    if not subscription or subscription == "*":
+        raise ValueError("a retry is for one subscription: the one whose consumer failed")
+    millis_after = 0 if after is None else after // timedelta(milliseconds=1)
+    if after is not None and millis_after < 1:
+        raise ValueError("a retry waits for a millisecond at least: without after as the backoff says")
+    made = command("retry", topic, message, subscription, request_id)
+    return replace(made, reason=reason, after_millis=millis_after)
 
 
 @dataclass(frozen=True)

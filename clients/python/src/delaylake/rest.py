@@ -86,6 +86,8 @@ def call(command: Command) -> Call:
     named = f"{message.ledger_id}:{message.entry_id}"
     ids = [f"{named}:{message.batch_index}" if message.batch_index >= 0 else named]
     content = {"messageIds": ids, "deliverAt": command.deliver_at} if command.operation == "reschedule" else ids
+    if command.operation == "retry":
+        content = {"messageIds": ids, "reason": command.reason, "afterMillis": command.after_millis}
     operation = "skipByMessageIds" if command.operation == "skip" else command.operation
     return Call("POST", f"{path}/subscription/{quote(subscription, safe='')}/{operation}", {}, content, command)
 

@@ -112,6 +112,7 @@ def test_a_listing_in_pages(client: httpx.Client) -> None:
         "eventTime": 0,
         "publishTime": 0,
         "producerName": "p",
+        "attempt": None,
     }
     rest = client.get(DELAYED, params={"cursor": page["nextCursor"]}).json()
     assert [m["entryId"] for m in page["messages"] + rest["messages"]] == [0, 1, 2, 3, 4]

@@ -122,3 +122,12 @@ def test_each_version_of_a_topics_schema_has_producers_of_its_own() -> None:
     assert len(set(names)) == 4
     assert names == [name for name, _ in plan(rows)]
     assert names[1].startswith(f"{NAME}-batched-schema0-")
+
+
+def test_a_retry_has_its_number_and_reasons() -> None:
+    first = delivered(columns(), 0, 5_000, 1).properties()
+    again = delivered(columns(attempt=2, retry_reasons='["no", "no"]'), 0, 6_000, 2).properties()
+    added = {"delaylake.attempt": "2", "delaylake.reasons": '["no", "no"]', "delaylake.deliverAt": "6000"}
+    assert again == {**first, **added}
+    large = columns(attempt=2, retry_reasons='["no"]', payload=b"x" * (MAX_REJECTED_BYTES + 1))
+    assert "delaylake.reasons" not in delivered(large, 0, 6_000, 3).properties()

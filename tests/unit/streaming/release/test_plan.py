@@ -199,3 +199,19 @@ def test_what_several_ticks_have_for_a_producer_goes_in_the_order_of_sequence_id
     for producer in {send.producer for send, _ in pending}:
         ids = [send.sequence_id for send, _ in pending if send.producer == producer]
         assert ids == sorted(ids)
+
+
+def test_what_was_retried_too_often_goes_to_the_dead_letters() -> None:
+    backoff: Any = {"backoff": {"attempts": 1}}
+    before = settings(A | backoff, B)
+    rows = messages([(1, i, 1_000 + i) for i in range(4)])
+    rows = with_columns(rows, attempt=pa.array([None, 1, 2, 6], pa.int32()))
+    offset = Offset(routes=known_routes(before).to_json())
+    what = Assignment("app", 0, 1, True, pack(release_rows(rows, [0b11] * 4, offset.to_tick().sending)))
+    dead = {(2, "a"), (3, "a"), (3, "b")}  # beyond one retry, and beyond the default of five
+    expected = [(row, s, f"{TOPIC}-{s}{'-dlq' if (row, s) in dead else ''}") for row in range(4) for s in "ab"]
+    assert sent(before, what) == expected
+    # As it was decided when they were handed out, also where the settings say something else now.
+    assert sent(BEFORE, what) == expected
+    partitioned = {topic for _, _, topic in sent(before, what, partitions=1)}
+    assert partitioned == {f"{TOPIC}-a", f"{TOPIC}-b", f"{TOPIC}-a-dlq-partition-0", f"{TOPIC}-b-dlq-partition-0"}

@@ -21,6 +21,7 @@ from tracker.commands.schema import (
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
     REPEAT,
+    RETRY,
     SKIP,
     SubscriptionRule,
     command_positions,
@@ -33,6 +34,7 @@ from tracker.wire.delaylake_pb2 import (
     ControlCommand,
     PauseSubscriptions,
     Result,
+    RetryMessage,
     SkipEntry,
     SkipMessages,
 )
@@ -106,6 +108,31 @@ def test_a_skip_is_a_row_for_each_message_and_each_whole_entry() -> None:
     ]
 
 
+def retry(*subscriptions: str, **fields: Any) -> ControlCommand:
+    entry = SkipEntry(ledger_id=1, entry_id=2, batch_indexes=[3])
+    message = RetryMessage(**({"entry": entry} | fields))
+    return ControlCommand(request_id="r", topic=ORDERS, subscriptions=subscriptions, retry=message)
+
+
+def test_a_retry_is_a_row_for_its_subscription() -> None:
+    decoded = read(retry("exclusive", reason="x" * 2_000, after_millis=5))
+    [row] = decoded.commands.to_pylist()
+    assert (row["kind"], row["operation"], row["subscriptions"]) == (RETRY, "RETRY", 0b10)
+    assert (row["ledger_id"], row["entry_id"], row["batch_index"], row["deliver_at"]) == (1, 2, 3, 0)
+    assert (row["reason"], row["after_millis"], row["attempt"]) == ("x" * 1_000, 5, None)
+    bodies = {
+        next(iter(read(one).request_ids.values()))
+        for one in (retry("shared"), retry("exclusive"), retry("shared", reason="no"), retry("shared", after_millis=1))
+    }
+    assert len(bodies) == 4, "they are different commands"
+    [nobody] = read(retry("nobody", reason="why")).commands.to_pylist()
+    assert (nobody["kind"], nobody["result"], nobody["reason"]) == (
+        ANSWER,
+        Result.NOT_FOUND,
+        "the topic has no such subscription",
+    )
+
+
 @pytest.mark.parametrize("payload", [b"\xff\xff\xff", b"\x0a\x05ab", b"hello, world"])
 def test_bytes_that_are_no_command_are_rejected_and_not_answered(payload: bytes) -> None:
     decoded = read(payload)
@@ -133,6 +160,15 @@ LATER = ControlCommand(request_id="r", topic=ORDERS).SerializeToString() + b"\xc
         (LATER, "no operation, or one that is not known here"),
         (ControlCommand(request_id="r", topic=ORDERS), "no operation, or one that is not known here"),
         (cancel(ledger=-1), "no such position can be: -1:2"),
+        (retry(), "a retry names one subscription: the one whose consumer failed"),
+        (retry("shared", "exclusive"), "a retry names one subscription: the one whose consumer failed"),
+        (retry("*"), "a retry names one subscription: the one whose consumer failed"),
+        (retry("shared", after_millis=-1), "after_millis must be from 0 to 31,622,400,000: -1"),
+        (retry("shared", entry=SkipEntry(ledger_id=-1)), "no such position can be: -1:0"),
+        (
+            retry("shared", entry=SkipEntry(schedule_key="k")),
+            "a retry names its message by its id: a schedule key is that of one that waits",
+        ),
         (cancel(entry=-1), "no such position can be: 1:-1"),
         (cancel(entry=MAX_ENTRY_ID + 1), f"no such position can be: 1:{MAX_ENTRY_ID + 1}"),
         (cancel(deliver_at=0), "deliver_at must be positive: 0"),
@@ -333,6 +369,11 @@ ANY_COMMAND = st.one_of(
         **FIELDS,
     ),
     st.builds(ControlCommand, skip=st.builds(SkipMessages, entries=st.lists(ENTRIES, max_size=3)), **FIELDS),
+    st.builds(
+        ControlCommand,
+        retry=st.builds(RetryMessage, entry=ENTRIES, reason=st.text(max_size=3), after_millis=INT64),
+        **FIELDS,
+    ),
     st.builds(ControlCommand, **FIELDS),
 )
 

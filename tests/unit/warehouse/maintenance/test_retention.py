@@ -67,6 +67,8 @@ class Entry:
                     before = max(own["deliver_at"], due)
                     if event in MOVES:
                         own["deliver_at"] = MOVES[event](due, own["deliver_at"])
+                        if event == "RETRY":
+                            own["attempt"] = own.get("attempt", 0) + 1
                         done = {**own, "sequence": sequence}
                         found["delayed_index"].append({**done, "operation": "DELAY"})
                     if event == "DELIVER":
@@ -77,7 +79,7 @@ class Entry:
                     found["delayed_index"].append({**done, **operation, "deliver_at": last_due})
                     if event not in ("HOLD", "RELEASE"):
                         command = {"result": "APPLIED", "applied_at": self.published + sequence}
-                        command["operation"] = "RESCHEDULE" if event in MOVES else event
+                        command["operation"] = "RESCHEDULE" if event in ("LATER", "EARLIER") else event
                         found["outcomes"].append({**done, **command})
         entry = {**self.position, "batch_size": size, "publish_time": self.published}
         return found | {"entries": [entry] if is_durable else []}
@@ -92,10 +94,11 @@ def write(tables: Tables, made: list[Entry], durable: int | None = None) -> None
             append(tables, name, [row for found in batch for row in found[name]])
 
 
-# By a RESCHEDULE, or because it is held back: a message's next time, of when it was due at first, and last.
+# By a RESCHEDULE or RETRY, or because it is held back: a message's next time, of when it was due at first, and last.
 MOVES: dict[str, Callable[[int, int], int]] = {
     "LATER": lambda due, last: last + DAY // 2,
     "EARLIER": lambda due, last: last - DAY,
+    "RETRY": lambda due, last: last + DAY // 4,
     "HOLD": lambda due, last: HELD_DELIVER_AT,
     "RELEASE": lambda due, last: due,
 }
@@ -121,7 +124,10 @@ DELIVERED = [
     ("EARLIER", "DELIVER"),
     ("CANCEL", "RESTORE", "DELIVER"),
     ("HOLD", "RELEASE", "DELIVER"),
+    ("DELIVER", "RETRY", "DELIVER"),
+    ("DELIVER", "RETRY", "CANCEL"),
 ]
+RETRIED = [("DELIVER", "RETRY"), ("LATER", "DELIVER", "RETRY", "DELIVER", "RETRY")]  # and to be delivered
 
 
 @st.composite
@@ -132,7 +138,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
         for _ in range(draw(st.integers(1, 3))):
             due = NOW + draw(st.integers(-8, 3)) * DAY // 2 - HOUR
             # What is not due yet has not been delivered; what is due may hang.
-            fates = [*WAITS, *CANCELLED] + (DELIVERED * 2 if due < NOW - DAY else [])
+            fates = [*WAITS, *CANCELLED] + (DELIVERED * 2 + RETRIED if due < NOW - DAY else [])
             messages.append((due, (draw(st.sampled_from(fates)), draw(st.sampled_from(fates)))))
         topic = draw(st.sampled_from([TOPIC, TOPIC, TOPIC, OTHER]))
         made.append(Entry(number, topic, messages, age=draw(st.integers(0, 10)) * DAY + 4 * DAY))
@@ -201,7 +207,7 @@ def test_only_what_is_settled_and_past_its_retention_leaves_the_index(made: list
         for entry in made:
             for i, (due, fates) in enumerate(entry.messages):
                 key = (*entry.position.values(), i if len(entry.messages) > 1 else -1)
-                waits = any(fate in WAITS for fate in fates)
+                waits = any(fate in [*WAITS, *RETRIED] for fate in fates)
                 needed = waits or due >= NOW - DAY or entry.position["topic"] == OTHER
                 assert needed <= (key in kept)
 

@@ -1,0 +1,160 @@
+"""Consumers that fail: their messages come again, later each time, and at last as dead letters, through crashes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pulsar
+from delaylake import Client, NotFound
+from retrying_consumer import handle
+
+from broker.standalone import EmbeddedBroker
+from tests.harness import Collector, Job, now, wait_until
+from warehouse.audit.accounts import run_audit
+from warehouse.views import Warehouse
+
+BACKOFF = {"first": "1s", "factor": 2, "max": "3s", "jitter": 0.2, "attempts": 2}
+
+# By payload of how many attempts a consumer fails.
+FAILURES = {"fine": 0, "once": 1, "dead": 9, "batch 1": 1}
+
+
+@contextmanager
+def failing_consumer(client: pulsar.Client, lake: Client, topic: str) -> Iterator[dict[str, list[int]]]:
+    """Consumes a destination; yields, by payload, the attempts that have come."""
+    consumer = client.subscribe(topic, "worker", initial_position=pulsar.InitialPosition.Earliest)
+    come: dict[str, list[int]] = defaultdict(list)
+    stopped = threading.Event()
+
+    def work(message: pulsar.Message) -> None:
+        text, attempt = message.data().decode(), int(message.properties().get("delaylake.attempt", "0"))
+        come[text].append(attempt)
+        if attempt < FAILURES.get(text, 0):
+            raise RuntimeError(f"no {text} {attempt}")
+
+    def run() -> None:
+        while not stopped.is_set():
+            try:
+                message = consumer.receive(300)
+            except pulsar.Timeout:
+                continue
+            handle(lake, consumer, message, "a", work)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield come
+    finally:
+        stopped.set()
+        thread.join(timeout=60)
+        consumer.close()
+
+
+def test_what_consumers_fail_on_comes_again_through_crashes(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    routes = [{"source": topic, "subscriptions": [{"name": "a", "backoff": BACKOFF}, {"name": "b"}]}]
+    tracker = {"max_seal_interval_millis": 500}
+    job = Job(tmp_path, broker.settings, routes, tracker=tracker)
+    collector.collect(f"{topic}-b").collect(f"{topic}-a-dlq")
+    control = f"{topic}_control"
+    lake = Client(
+        broker=broker.settings.service_url,
+        control_topic=control,
+        outcome_topic=f"{control}_outcomes",
+        timeout_seconds=150,
+    )
+
+    def topics(*arguments: str) -> str:
+        done = job.command("topics", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        job.start()
+        with lake, failing_consumer(pulsar_client, lake, f"{topic}-a") as come:
+            # What is due sooner is never sealed: no table keeps its payload.
+            due = {"deliverAt": str(now() + round(8_000 * job.pace))}
+            producer = pulsar_client.create_producer(topic)
+            ids = {}
+            for text in ("fine", "once", "dead", "kill", "lost", "taken"):
+                ids[text] = str(producer.send(text.encode(), properties=due))
+            batched = pulsar_client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=2_000)
+            for i in range(3):
+                batched.send_async(f"batch {i}".encode(), lambda *_: None, properties=due)
+            batched.flush()
+            at_once = producer.send(b"at once")
+
+            names = {text: ":".join(given.strip("()").split(",")[:2]) for text, given in ids.items()}
+            wait_until(lambda: len(come) == 10 and come["dead"] == [0, 1, 2], 120, f"first deliveries\n{job.log}")
+            [dead] = wait_until(lambda: collector.received[f"{topic}-a-dlq"], 60, f"a dead letter\n{job.log}")
+            assert dead.payload == b"dead"
+            assert dead.properties["delaylake.attempt"] == "3"
+            assert json.loads(dead.properties["delaylake.reasons"]) == [f"RuntimeError: no dead {i}" for i in range(3)]
+            wait_until(lambda: come["once"] == [0, 1] and come["batch 1"] == [0, 1], 60, f"retries\n{job.log}")
+            try:
+                lake.retry(topic, f"{at_once.ledger_id()}:{at_once.entry_id()}", subscription="a")
+                raise AssertionError("the payload of what was never sealed is not kept")
+            except NotFound:
+                pass
+
+            # Retries that wait while the job is killed, and its checkpoint is lost.
+            for text in ("kill", "lost", "taken"):
+                after = f"{round(15 * job.pace)}s" if text == "kill" else "1h"
+                topics(
+                    "retry", topic, "-s", "a", "--messageId-triplet", names[text], "--reason", text, "--after", after
+                )
+            listed = json.loads(job.command("pending", topic, "-s", "a", "--output", "json").stdout)["messages"]
+            assert {m["messageId"].rsplit(":", 2)[0]: m["attempt"] for m in listed} == {
+                names[text]: 1 for text in ("kill", "lost", "taken")
+            }
+            job.kill9()
+            job.start()
+            wait_until(lambda: come["kill"] == [0, 1], 90, f"a retry after a crash\n{job.log}")
+            again = topics("retry", topic, "-s", "a", "--messageId-triplet", names["lost"], "--output", "json")
+            assert [o["result"] for o in json.loads(again)] == ["ALREADY_APPLIED"]
+            topics("skip-messages", topic, "-s", "a", "--messageId-triplet", names["taken"])
+            job.kill9()
+            job.rebuild()
+            job.start()
+            topics("deliver-now", topic, "-s", "a", "--messageId-triplet", names["lost"])
+            wait_until(lambda: come["lost"] == [0, 1], 120, f"a retry after a rebuild\n{job.log}")
+            topics("retry", topic, "-s", "a", "--messageId-triplet", names["lost"], "--after", "100ms")
+            wait_until(lambda: come["lost"] == [0, 1, 2], 60, f"one more retry\n{job.log}")
+
+            wait_until(lambda: run_audit(job.settings).taken_in == 10, 60, f"all entries\n{job.log}")
+            once = {"fine", "taken", "at once", "batch 0", "batch 2"}
+            expected = {text: [0] for text in once} | {"dead": [0, 1, 2], "lost": [0, 1, 2]}
+            assert come == expected | {text: [0, 1] for text in ("once", "kill", "batch 1")}
+            # The other subscription has had each message once.
+            assert sorted(m.payload.decode() for m in collector.received[f"{topic}-b"]) == sorted(come)
+            assert len(collector.received[f"{topic}-a-dlq"]) == 1
+
+            def are_written() -> bool:
+                sql = "SELECT count(*) AS n FROM attempts WHERE sent_at IS NOT NULL"
+                return bool(Warehouse(job.settings).sql(sql)["n"][0].as_py() == 8)
+
+            wait_until(are_written, 60, f"deliveries\n{job.log}")
+            attempts = Warehouse(job.settings).sql(
+                "SELECT attempt, reason, destination, sent_at >= deliver_at AS on_time FROM attempts "
+                f"WHERE position LIKE '{names['dead']}:%' ORDER BY attempt"
+            )
+            assert attempts.to_pylist() == [
+                {
+                    "attempt": n,
+                    "reason": f"RuntimeError: no dead {n - 1}",
+                    "destination": f"{topic}-a" if n < 3 else f"{topic}-a-dlq",
+                    "on_time": True,
+                }
+                for n in (1, 2, 3)
+            ]
+            audit = run_audit(job.settings)
+            assert audit.is_clean, audit.findings
+        assert job.terminate() == 0
+    finally:
+        job.stop()

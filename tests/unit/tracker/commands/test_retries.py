@@ -1,0 +1,173 @@
+"""Retries: their numbers, times and reasons, what is refused, and that each is sealed at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.messages import TOPIC, Answers, command, commands, messages, tick_at
+from tracker.backoff import Backoff
+from tracker.commands.match import NOT_KEPT
+from tracker.commands.schema import KNOWN, RETRY, SKIP
+from tracker.messages import concat
+from tracker.shard import Effects, Shard, TickInput
+from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
+from tracker.wire.delaylake_pb2 import Result
+
+BACKOFF = Backoff(first_millis=2_000, factor=3.0, max_millis=10_000, jitter=0.0, attempts=3)
+
+
+class Job:
+    """A shard with one message, which has been sealed, and what its tables would have."""
+
+    def __init__(self, due: int = 20_000) -> None:
+        self.shard = Shard(
+            MemoryStore(), Subscriptions({TOPIC: ["a", "b"]}, backoffs={TOPIC: {0: BACKOFF, 1: BACKOFF}}), 1_000
+        )
+        self.number = self.loaded = 0
+        self.answers = Answers()
+        self.index: list[pa.Table] = []
+        self.sent: list[tuple[int, int, int | None]] = []
+        self.tick(1_000, messages=messages([(1, 7, due)], payload=b"buy"))
+
+    def tick(self, now: int, **tick_input: Any) -> Effects:
+        self.number += 1
+        given = TickInput(segment=self.due(now), first_answers=self.answers, **tick_input)
+        tick = tick_at(self.number, now, load_horizon=now + 6_000, near_until=now + 2_000, ingested_through=self.number)
+        effects = self.shard.apply(tick, given)
+        self.loaded = now + 6_000
+        self.index.append(effects.bucket)
+        self.answers.keep(effects.outcomes, self.number)
+        return effects
+
+    def due(self, now: int) -> pa.Table:
+        rows, since = concat(self.index), self.loaded
+        return rows.filter(pa.array([since <= due < now + 6_000 for due in rows["deliver_at"].to_pylist()], pa.bool_()))
+
+    def command(self, now: int, request_id: str, kind: str = RETRY, **others: object) -> dict[str, Any]:
+        row = command(request_id, 1, 7, kind=kind) | {"reason": f"why {request_id}"} | others
+        rows = concat(self.index)
+        known = rows.filter(pc.is_null(rows["sequence"])).select(KNOWN.names)
+        effects = self.tick(
+            now, commands=commands([row]), request_ids={request_id: 1}, known_messages=known, payload_rows=rows
+        )
+        [outcome] = effects.outcomes.to_pylist()
+        self.sent = self.rows(effects)
+        return outcome
+
+    @staticmethod
+    def rows(effects: Effects) -> list[tuple[int, int, int | None]]:
+        """Of what is handed out the subscriptions, the time and the attempt."""
+        return [
+            (row["subscription_mask"], row["deliver_at"], row["attempt"])
+            for release in effects.releases
+            for row in release.rows.to_pylist()
+        ]
+
+
+def test_retries_are_numbered_and_wait_longer_each_time() -> None:
+    job = Job()
+    assert job.rows(job.tick(20_000)) == [(0b11, 20_000, None)]
+    now, found = 21_000, []
+    for number in range(1, 6):
+        outcome = job.command(now, f"r{number}")
+        assert (outcome["result"], outcome["attempt"], outcome["reason"]) == (Result.APPLIED, number, f"why r{number}")
+        found.append(outcome["deliver_at"] - now)
+        again = job.command(now + 1, f"again{number}") if outcome["deliver_at"] > now + 2_000 else None
+        assert again is None or (again["result"], again["reason"]) == (Result.ALREADY_APPLIED, "it waits")
+        sent = job.sent + job.rows(job.tick(now + 10_001))
+        assert sent == [(0b01, outcome["deliver_at"], number)], "to the one subscription, once"
+        now += 20_000
+    # The fourth and fifth are beyond the limit: they go to the dead letters, at once.
+    assert found == [2_000, 6_000, 10_000, 0, 0]
+    [*_, last] = [row for row in concat(job.index).to_pylist() if row["attempt"]]
+    assert json.loads(last["retry_reasons"]) == [f"why r{number}" for number in range(1, 6)]
+    assert last["payload"] == b"buy"
+
+
+def test_each_retry_is_sealed_in_its_tick_also_where_it_is_due_soon() -> None:
+    job = Job()
+    job.tick(20_000)
+    outcome = job.command(20_500, "r", after_millis=1_500)
+    assert outcome["deliver_at"] == 22_000
+    assert [(r["attempt"], r["deliver_at"]) for r in job.index[-1].to_pylist()] == [(1, 22_000)]
+    assert job.rows(job.tick(22_000)) == [(0b01, 22_000, 1)]
+    assert job.shard._tracker.number_of_delayed_messages - job.shard._control.unwanted == 0
+
+
+def test_a_message_that_waits_or_that_no_table_keeps_is_not_retried() -> None:
+    job = Job()
+    assert job.command(2_000, "early")["result"] == Result.ALREADY_APPLIED
+    assert job.rows(job.tick(20_000)) == [(0b11, 20_000, None)]
+    row = concat(job.index).select(KNOWN.names).to_pylist()[0]
+    unsealed = pa.Table.from_pylist([row | {"deliver_at": 0}], schema=KNOWN)
+    job.index.clear()
+    row = command("r", 1, 7, kind=RETRY)
+    [outcome] = job.tick(
+        21_000, commands=commands([row]), request_ids={"r": 1}, known_messages=unsealed
+    ).outcomes.to_pylist()
+    assert (outcome["result"], outcome["reason"]) == (Result.NOT_FOUND, NOT_KEPT)
+
+
+def test_a_retry_that_waits_is_skipped_and_asked_for_again() -> None:
+    job = Job()
+    job.tick(20_000)
+    assert job.command(21_000, "r1", after_millis=9_000)["result"] == Result.APPLIED
+    assert job.command(22_000, "s", kind=SKIP)["result"] == Result.APPLIED
+    refused = job.command(23_000, "r2")
+    assert (refused["result"], refused["reason"]) == (Result.INVALID, "taken back: restore it first")
+    assert job.rows(job.tick(30_000)) == []
+    again = job.command(31_000, "r3", after_millis=500)
+    assert (again["result"], again["attempt"]) == (Result.APPLIED, 2)
+    assert job.sent + job.rows(job.tick(32_000)) == [(0b01, 31_500, 2)]
+
+
+def test_under_one_request_id_there_is_one_retry() -> None:
+    job = Job()
+    job.tick(20_000)
+    assert job.command(21_000, "same", after_millis=1_000)["attempt"] == 1
+    assert job.rows(job.tick(22_000)) == [(0b01, 22_000, 1)]
+    rows = concat(job.index)
+    row = command("same", 1, 7, kind=RETRY)
+    effects = job.tick(23_000, commands=commands([row]), request_ids={"same": 1}, payload_rows=rows)
+    assert [(r["is_repeat"], r["result"]) for r in effects.outcomes.to_pylist()] == [(True, Result.APPLIED)]
+    assert job.rows(effects) == []
+    assert job.rows(job.tick(40_000)) == []
+
+
+@given(
+    first=st.integers(1, 10**10),
+    factor=st.floats(1, 100),
+    longest=st.integers(1, 10**10),
+    jitter=st.floats(0, 1),
+    attempt=st.integers(1, 1_000),
+)
+def test_a_wait_is_within_its_limits(first: int, factor: float, longest: int, jitter: float, attempt: int) -> None:
+    backoff = Backoff(min(first, longest), factor, longest, jitter)
+    wait = backoff.wait_millis(attempt, "7:0:3 billing")
+    assert wait == backoff.wait_millis(attempt, "7:0:3 billing")
+    naive = min(backoff.first_millis * min(factor ** min(attempt - 1, 100), 1e30), longest)
+    assert naive * (1 - jitter) - 1 <= wait <= min(naive * (1 + jitter) + 1, longest)
+
+
+def test_jitter_spreads_the_messages() -> None:
+    waits = {Backoff(jitter=0.5).wait_millis(1, f"7:{entry}:0 billing") for entry in range(1_000)}
+    assert 5_000 <= min(waits) < 5_200
+    assert 14_800 < max(waits) <= 15_000
+    assert len(waits) > 900
+
+
+@pytest.mark.parametrize("reason", ["x" * 1_000])
+def test_of_very_many_reasons_the_last_are_kept(reason: str) -> None:
+    from tracker.commands.retries import _reasons
+
+    kept = json.loads(_reasons([reason] * 50, "the last"))
+    assert kept[-1] == "the last"
+    assert 2 <= len(kept) < 10
