@@ -22,7 +22,7 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from recovery.message_set import MessageSet
 from recovery.trimmed import warn_of_trimmed
-from streaming.release.outgoing import ATTEMPT, is_own
+from streaming.release.outgoing import is_own
 from tracker.commands.rebuilt import NOT_TO_DELIVER
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
@@ -36,6 +36,7 @@ from tracker.messages import (
     typed,
     where,
 )
+from tracker.retry_of import ATTEMPT
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import OnProgress, Tables, literal
 from warehouse.tenure import Tenures

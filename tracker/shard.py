@@ -24,6 +24,7 @@ from tracker.commands.moves import HELD_DELIVER_AT, held
 from tracker.commands.pace import PACE_MILLIS, PACE_ROWS, Pace
 from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.repeats import FirstAnswers, no_answers
+from tracker.commands.retries import take_sent_back
 from tracker.commands.schema import (
     CANCEL_ROWS,
     COMMAND_ROWS,
@@ -151,7 +152,8 @@ class Shard:
     ) -> None:
         self._store = store
         place = place or Place()
-        self._names = Subscriptions.of(subscriptions).names
+        self._subscriptions = Subscriptions.of(subscriptions)
+        self._names = self._subscriptions.names
         self._min_index_count = min_index_count_per_bucket
         self._tracker = DelayedDeliveryTracker(store)
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
@@ -207,7 +209,12 @@ class Shard:
             self._control.reinstate(tick_input.reinstated, rows, moment)
 
         # Messages first, then commands: a command that was sent after its message finds it.
-        messages = tick_input.messages
+        sent_back = take_sent_back(tick_input.messages, self._subscriptions, tick.now)
+        messages = sent_back.messages
+        if sent_back.commands.num_rows:
+            # They come with their messages: what a later command says of these is later.
+            all_commands = concat([sent_back.commands, tick_input.commands], COMMAND_ROWS)
+            tick_input = replace(tick_input, messages=messages, commands=all_commands)
         rejected = is_rejected(messages)
         # After a rebuild, messages that are done with may come again.
         is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)

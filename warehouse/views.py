@@ -107,9 +107,11 @@ SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.
 FROM subscriptions AS s
 LEFT JOIN (SELECT topic, sum(batch_size) AS taken_in FROM entries GROUP BY topic) AS e ON e.topic = s.topic
 LEFT JOIN (
-    SELECT topic, subscription, count(*) AS delivered FROM deliveries WHERE attempt IS NULL GROUP BY topic, subscription
-) AS d
-    ON d.topic = s.topic AND d.subscription = s.subscription
+    SELECT d.topic, d.subscription, count(*) AS delivered FROM deliveries AS d
+    LEFT ANTI JOIN attempts AS a ON a.subscription = d.subscription AND a.ledger_id = d.ledger_id
+        AND a.entry_id = d.entry_id AND a.batch_index = d.batch_index AND a.attempt = d.attempt
+    GROUP BY d.topic, d.subscription
+) AS d ON d.topic = s.topic AND d.subscription = s.subscription
 LEFT JOIN (
     SELECT topic, subscription, sum(messages) AS messages FROM cancelled GROUP BY topic, subscription
 ) AS c ON c.topic = s.topic AND c.subscription = s.subscription

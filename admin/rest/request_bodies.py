@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 from admin.control.requests import Cancel
 from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
 from conf.errors import DelayLakeError
-from tracker.commands.schema import MAX_AFTER_MILLIS, MAX_REQUEST_ID_BYTES
+from tracker.commands.schema import MAX_REQUEST_ID_BYTES
+from tracker.retry_of import MAX_AFTER_MILLIS
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
 from tracker.schedule_key import check_key
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import _pulsar
 
+from tracker.retry_of import ATTEMPT, REASONS
+
 # A larger rejected message goes without payload, keys and own properties: the table `rejects` has these. A larger one
 # that is retried goes without the reasons, for which there may be no room.
 MAX_REJECTED_BYTES = 1024 * 1024
@@ -19,8 +21,6 @@ _MAX_REASON_BYTES = 4 * _MAX_REASON
 
 # The values that the job gives to the property `delaylake.messageId`, with numbers that fit the tables' columns.
 _POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
-
-ATTEMPT = "delaylake.attempt"  # of a retry: its number
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -39,7 +39,7 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
     if columns["attempt"][row] is not None:
         properties[ATTEMPT] = str(columns["attempt"][row])
         if _bytes(columns, row) <= MAX_REJECTED_BYTES:
-            properties["delaylake.reasons"] = columns["retry_reasons"][row] or "[]"
+            properties[REASONS] = columns["retry_reasons"][row] or "[]"
     if columns["key_encoding"][row] is not None:
         properties["delaylake.keyEncoding"] = columns["key_encoding"][row]
     return _built(columns, row, properties, sequence_id, columns["payload"][row])

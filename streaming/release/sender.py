@@ -26,6 +26,7 @@ from streaming.release.plan import Plan, PlannedSend, by_time, plan_release
 from streaming.release.producer_line import Line, send_on_time
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, pack, typed, with_columns
+from tracker.retry_of import ATTEMPT
 from warehouse.epoch import PauseWatch
 from warehouse.message_schemas import DestinationSchemas, producer_with_schema
 from warehouse.schemas import DELIVERIES
@@ -203,7 +204,7 @@ def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> fr
             name = message.producer_name()
             if name == producer or name.rpartition("-")[0] == producer:
                 properties = message.properties()
-                found.add((properties.get("delaylake.messageId", ""), properties.get(outgoing.ATTEMPT, "")))
+                found.add((properties.get("delaylake.messageId", ""), properties.get(ATTEMPT, "")))
     finally:
         reader.close()
     return frozenset(found)

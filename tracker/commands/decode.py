@@ -17,12 +17,10 @@ from tracker.commands.schema import (
     ANSWER,
     CANCEL,
     COMMAND_ROWS,
-    MAX_AFTER_MILLIS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
     MAX_NAMES,
-    MAX_REASON,
     MAX_REQUEST_ID_BYTES,
     PAUSE,
     REPEAT,
@@ -34,6 +32,7 @@ from tracker.commands.schema import (
     Routes,
 )
 from tracker.messages import MESSAGES, Int64Array, typed
+from tracker.retry_of import MAX_AFTER_MILLIS, MAX_REASON
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
 from tracker.schedule_key import check_key
 from tracker.subscriptions import ALSO_LATER

@@ -16,7 +16,7 @@ from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
 # Why a message can't be retried by its id.
-NOT_KEPT = "its payload is not kept"
+NOT_KEPT = "its payload is not kept: send the message back with the property retryOf"
 
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:

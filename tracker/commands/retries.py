@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import Int64Array, attempts_of, int64, with_columns
+from tracker.commands.outcome_rows import ISSUED_BY
+from tracker.commands.schema import COMMAND_ROWS, SKIP
+from tracker.messages import Int64Array, attempts_of, int64, is_rejected, typed, where, with_columns
+from tracker.retry_of import RETRY_OF, RETRY_SUBSCRIPTION, wait_millis, with_reason
 from tracker.schedule import MAX_TIME_MILLIS
-from tracker.subscriptions import Subscriptions
+from tracker.subscriptions import Subscriptions, by_topic
 
 # The clocks of the machines that send and that read may differ by this. A message that is due later than that from now
 # can have reached no consumer, although it may be handed out.
 CLOCKS_MILLIS = 1_000
-
-# Characters of a row's reasons, as JSON: the oldest are left out.
-_MAX_REASONS = 8_000
 
 
 def retry_rows(
@@ -56,7 +55,7 @@ def retry_rows(
             wait = after[i] or backoff.wait_millis(attempt, f"{ledger}:{entry}:{max(batch_index, 0)} {names[i]}")
         attempts.append(attempt)
         times.append(min(fixed[i] or now + wait, MAX_TIME_MILLIS - 1))
-        reasons.append(_reasons(json.loads(so_far or "[]"), commands["reason"][i].as_py() or ""))
+        reasons.append(with_reason(so_far, commands["reason"][i].as_py() or ""))
     retried = with_columns(rows, attempt=pa.array(attempts, pa.int32()), retry_reasons=pa.array(reasons, pa.string()))
     # Views and listings tell by the time which of a message's rows was delivered.
     due = int64(rows, "deliver_at")
@@ -64,8 +63,63 @@ def retry_rows(
     return retried, np.maximum(np.array(times, np.int64), least)
 
 
-def _reasons(so_far: Sequence[str], reason: str) -> str:
-    reasons = [*so_far, reason]
-    while len(text := json.dumps(reasons, ensure_ascii=False)) > _MAX_REASONS and len(reasons) > 1:
-        del reasons[0]
-    return text
+@dataclass(frozen=True)
+class SentBack:
+    """What has been decided of new messages, some of which were sent back for a retry.
+
+    Attributes:
+        messages: as MESSAGES: those that were sent back have the time of their retry, or a reason to reject them.
+        commands: as COMMAND_ROWS: they are for one subscription, so these skip them for all others, later ones too.
+    """
+
+    messages: pa.Table
+    commands: pa.Table
+
+
+def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -> SentBack:
+    """Decides when messages that were sent back are due, and for whom.
+
+    Args:
+        messages: as MESSAGES, new ones; those with an attempt were sent back.
+        subscriptions: those of each source topic.
+        now: ms since the epoch.
+    """
+    is_retry = (attempts_of(messages) > 0) & ~is_rejected(messages)
+    if not is_retry.any():
+        return SentBack(messages, COMMAND_ROWS.empty_table())
+    times, reasons = int64(messages, "deliver_at").copy(), messages["reason"].to_pylist()
+    others = np.zeros(messages.num_rows, np.int64)
+    names = ("topic", "ledger_id", "entry_id", "batch_index", "attempt", "properties")
+    columns = [messages[name].to_pylist() for name in names]
+    for i in np.flatnonzero(is_retry).tolist():
+        topic, ledger, entry, batch_index, attempt, properties = (column[i] for column in columns)
+        given = dict(properties)
+        name, known = given[RETRY_SUBSCRIPTION], list(subscriptions.names.get(topic, ()))
+        number = known.index(name) if name in known else -1
+        if number < 0 or not subscriptions.wanted(topic) >> number & 1:
+            reasons[i] = f"{RETRY_SUBSCRIPTION}: the topic has no subscription {name[:100]!r}"
+            continue
+        backoff = subscriptions.backoff(topic, number)
+        wait = wait_millis(given) or backoff.wait_millis(attempt, f"{ledger}:{entry}:{max(batch_index, 0)} {name}")
+        times[i] = min(now + (0 if attempt > backoff.attempts else wait), MAX_TIME_MILLIS - 1)
+        others[i] = ~(1 << number)
+    decided = with_columns(messages, deliver_at=pa.array(times), reason=pa.array(reasons, pa.string()))
+    is_taken = others != 0
+    return SentBack(decided, _skips(where(decided, is_taken), others[is_taken], subscriptions))
+
+
+def _skips(messages: pa.Table, masks: Int64Array, subscriptions: Subscriptions) -> pa.Table:
+    n = messages.num_rows
+    values = {
+        **{name: messages[name] for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index")},
+        "request_id": pa.repeat(RETRY_OF, n),
+        "kind": pa.repeat(SKIP, n),
+        "operation": pa.repeat(SKIP.upper(), n),
+        "subscriptions": pa.array(masks & by_topic(messages, subscriptions.wanted)),
+        "deliver_at": pa.repeat(0, n),
+        "issued_by": pa.repeat(ISSUED_BY, n),
+        "issued_at": messages["publish_time"],
+        "sum_up": pa.repeat(True, n),
+        "also_later": pa.repeat(True, n),
+    }
+    return typed(values, COMMAND_ROWS)

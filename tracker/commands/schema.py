@@ -27,8 +27,6 @@ MAX_REQUEST_ID_BYTES = 256
 MAX_NAME_BYTES = 1_024
 MAX_NAMES = 1_000
 MAX_MESSAGES = 100_000  # messages that one command may name
-MAX_REASON = 1_000  # characters of why a retry is asked for; more are cut off
-MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # that a retry may wait
 
 # A row is one message, or one whole entry, that a command names.
 COMMAND_ROWS = pa.schema(

@@ -268,7 +268,7 @@ LEFT JOIN retried AS r ON r.ledger_id = m.ledger_id AND r.entry_id = m.entry_id 
     AND r.subscription = s.subscription
 LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND d.ledger_id = m.ledger_id
     AND d.entry_id = m.entry_id AND d.message = m.message AND d.subscription = s.subscription
-    AND coalesce(d.attempt, 0) = coalesce(r.attempt, 0)
+    AND (r.attempt IS NULL OR d.attempt = r.attempt)
 LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
 LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_id AND u.message = m.message

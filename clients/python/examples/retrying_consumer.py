@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pulsar
 
-from delaylake import Client
+from delaylake import Client, NotFound
 
 
 def handle(
     lake: Client,
+    client: pulsar.Client,
     consumer: pulsar.Consumer,
     message: pulsar.Message,
     subscription: str,
@@ -22,11 +23,21 @@ def handle(
     except Exception as error:
         given = message.properties()
         message_id, attempt = given["delaylake.messageId"], given.get("delaylake.attempt", "0")
-        lake.retry(
-            given["delaylake.source"],
-            message_id,
-            subscription=subscription,
-            reason=f"{type(error).__name__}: {error}",
-            request_id=f"retry-{message_id}-{subscription}-{attempt}",  # one retry, also where this is done twice
-        )
+        reason = f"{type(error).__name__}: {error}"
+        request_id = f"retry-{message_id}-{subscription}-{attempt}"  # one retry, also where this is done twice
+        try:
+            lake.retry(
+                given["delaylake.source"], message_id, subscription=subscription, reason=reason, request_id=request_id
+            )
+        except NotFound:  # it was due at once: its payload is not kept
+            send_back(client, message, subscription, reason)
     consumer.acknowledge(message)
+
+
+def send_back(client: pulsar.Client, message: pulsar.Message, subscription: str, reason: str) -> None:
+    """Sends a message back to its source topic, for a retry; there it is another message, with an id of its own."""
+    given = message.properties()
+    retry = {"retryOf": given["delaylake.messageId"], "retrySubscription": subscription, "retryReason": reason}
+    producer = client.create_producer(given["delaylake.source"])
+    producer.send(message.data(), partition_key=message.partition_key() or None, properties=given | retry)
+    producer.close()

@@ -14,6 +14,7 @@ from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYet
 from tracker.messages import MESSAGES
+from tracker.retry_of import RETRY_OF, sent_back
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.wire.message_id_pb2 import MessageIdData
@@ -174,11 +175,14 @@ class ChunkBuilder:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         published, happened = message.publish_timestamp(), message.event_timestamp()
         due = min(published, self._now)
-        key_of_schedule = None
+        key_of_schedule = retry = None
         if reason is None:
             try:
-                due = deliver_at(properties, published, self._now, self._max_delay_millis)
-                key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties else None
+                if RETRY_OF in properties:
+                    retry = sent_back(properties)
+                else:
+                    due = deliver_at(properties, published, self._now, self._max_delay_millis)
+                    key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties else None
             except BadSchedule as error:
                 reason = str(error)
         if not 0 <= happened <= _MAX_EVENT_TIME:
@@ -220,8 +224,8 @@ class ChunkBuilder:
             None,
             key_of_schedule if reason is None else None,
             None,
-            None,
-            None,
+            retry.attempt if retry is not None and reason is None else None,
+            retry.reasons if retry is not None and reason is None else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from bisect import bisect_right
 from collections import Counter
@@ -191,6 +192,17 @@ def test_properties_with_our_prefix_are_not_taken_over() -> None:
     [row] = rows_of(one(0, props=props))
     assert row["properties"] == [("a", "b"), ("delaylakeX", "c")]
     assert row["reason"] is None
+
+
+def test_what_is_sent_back_is_a_retry_whatever_time_and_key_it_has() -> None:
+    given = {"retryOf": "1:7:-1:-1", "retrySubscription": "a", "retryReason": "no"}
+    before = {"delaylake.attempt": "1", "delaylake.reasons": '["first"]', "deliverAt": "soon", "scheduleKey": ""}
+    [row] = rows_of(one(0, props=given | before))
+    assert (row["reason"], row["attempt"], row["schedule_key"]) == (None, 2, None)
+    assert json.loads(row["retry_reasons"]) == ["first", "no"]
+    assert not any(name.startswith("delaylake.") for name, _ in row["properties"])
+    [wrong] = rows_of(one(0, props=given | {"retryAfter": "soon"}))
+    assert (wrong["reason"][:11], wrong["attempt"], wrong["retry_reasons"]) == ("retryAfter ", None, None)
 
 
 def test_a_message_without_a_time_is_due_now_where_its_producers_clock_is_ahead() -> None:

@@ -16,6 +16,8 @@ from tracker.backoff import Backoff
 from tracker.commands.match import NOT_KEPT
 from tracker.commands.schema import KNOWN, RETRY, SKIP
 from tracker.messages import concat
+from tracker.retry_of import sent_back, with_reason
+from tracker.schedule import BadSchedule
 from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
@@ -166,8 +168,67 @@ def test_jitter_spreads_the_messages() -> None:
 
 @pytest.mark.parametrize("reason", ["x" * 1_000])
 def test_of_very_many_reasons_the_last_are_kept(reason: str) -> None:
-    from tracker.commands.retries import _reasons
-
-    kept = json.loads(_reasons([reason] * 50, "the last"))
+    kept = json.loads(with_reason(json.dumps([reason] * 50), "the last"))
     assert kept[-1] == "the last"
     assert 2 <= len(kept) < 10
+
+
+SENT_BACK = {"retryOf": "1:7:-1:-1", "retrySubscription": "b", "retryReason": "no"}
+
+
+def sent_back_row(entry: int, **others: str) -> pa.Table:
+    properties = SENT_BACK | others
+    read = sent_back(properties)
+    columns = {"attempt": read.attempt, "retry_reasons": read.reasons, "properties": list(properties.items())}
+    return messages([(2, entry, 30_000)], payload=b"again", **columns)
+
+
+def test_what_is_sent_back_comes_after_its_backoff_to_its_subscription_alone() -> None:
+    job = Job()
+    job.tick(20_000)
+    again = {"delaylake.attempt": "1", "delaylake.reasons": '["first"]'}
+    effects = job.tick(30_000, messages=concat([sent_back_row(0), sent_back_row(1, **again, retryAfter="9s")]))
+    told = {(o["entry_id"], o["subscription"], o["operation"], o["result"]) for o in effects.outcomes.to_pylist()}
+    assert told == {(e, name, "SKIP", Result.APPLIED) for e in (0, 1) for name in ("a", "*")}
+    assert job.rows(job.tick(32_000)) == [(0b10, 32_000, 1)]
+    assert job.rows(job.tick(38_999)) == []
+    assert job.rows(job.tick(39_000)) == [(0b10, 39_000, 2)]
+    [second] = [row for row in concat(job.index).to_pylist() if (row["ledger_id"], row["entry_id"]) == (2, 1)]
+    assert json.loads(second["retry_reasons"]) == ["first", "no"]
+    assert job.shard._tracker.number_of_delayed_messages - job.shard._control.unwanted == 0
+
+
+def test_one_that_was_sent_back_too_often_is_a_dead_letter_at_once() -> None:
+    job = Job(due=90_000)
+    dead = sent_back_row(0, **{"delaylake.attempt": "3"}, retryAfter="1h")
+    assert job.rows(job.tick(30_000, messages=dead)) == [(0b10, 30_000, 4)]
+
+
+def test_what_is_sent_back_for_nobody_is_rejected() -> None:
+    job = Job()
+    effects = job.tick(30_000, messages=sent_back_row(0, retrySubscription="c"))
+    assert effects.rejects["reason"].to_pylist() == ["retrySubscription: the topic has no subscription 'c'"]
+    assert effects.outcomes.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [
+        ({"retryOf": "7"}, "retryOf is no message's id, ledger:entry:partition:batchIndex: '7'"),
+        ({"retryOf": "7:0:x:-1"}, "retryOf is no message's id, ledger:entry:partition:batchIndex: '7:0:x:-1'"),
+        ({"retrySubscription": ""}, "retrySubscription is missing: the subscription whose consumer failed"),
+        ({"retryAfter": "soon"}, "retryAfter is no duration above 0, as 90s, 5m, 2h, 1d or milliseconds: 'soon'"),
+        ({"retryAfter": "400d"}, "retryAfter is more than 366 days: 400d"),
+    ],
+)
+def test_what_is_wrong_with_it_is_named(properties: dict[str, str], reason: str) -> None:
+    with pytest.raises(BadSchedule) as raised:
+        sent_back(SENT_BACK | properties)
+    assert str(raised.value) == reason
+
+
+@given(st.dictionaries(st.sampled_from(["retryReason", "delaylake.attempt", "delaylake.reasons"]), st.text()))
+def test_what_else_it_has_is_read_as_far_as_it_can_be(properties: dict[str, str]) -> None:
+    read = sent_back(SENT_BACK | properties)
+    assert 1 <= read.attempt <= 10_000
+    assert json.loads(read.reasons)[-1] == properties.get("retryReason", "no")[:1_000]

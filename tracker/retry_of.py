@@ -1,0 +1,78 @@
+"""Messages that are sent back for a retry: their properties, and what makes them wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tracker.schedule import BadSchedule, duration
+
+RETRY_OF = "retryOf"
+RETRY_SUBSCRIPTION = "retrySubscription"
+RETRY_REASON = "retryReason"
+RETRY_AFTER = "retryAfter"
+
+# What a delivered message has, and the one that is sent back still has.
+ATTEMPT = "delaylake.attempt"
+REASONS = "delaylake.reasons"
+
+MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # that a retry may wait
+MAX_REASON = 1_000  # characters of why a retry is asked for; more are cut off
+
+_MAX_REASONS = 8_000  # characters of all reasons, as JSON: the oldest are left out
+_ID = re.compile(r"[0-9]{1,18}:[0-9]{1,18}(:-?[0-9]{1,9}){0,2}")
+_NUMBER = re.compile(r"[0-9]{1,4}")
+
+
+class SentBack(NamedTuple):
+    """A message that is sent back: it is a retry of this number, for these reasons, a JSON list."""
+
+    attempt: int
+    reasons: str
+
+
+def sent_back(properties: Mapping[str, str]) -> SentBack:
+    """Reads the properties of a message that is sent back, as it comes from its source topic.
+
+    Raises:
+        BadSchedule: one of them is missing or can't be read.
+    """
+    if not _ID.fullmatch(properties[RETRY_OF]):
+        raise BadSchedule(
+            f"{RETRY_OF} is no message's id, ledger:entry:partition:batchIndex: {properties[RETRY_OF][:40]!r}"
+        )
+    if not properties.get(RETRY_SUBSCRIPTION):
+        raise BadSchedule(f"{RETRY_SUBSCRIPTION} is missing: the subscription whose consumer failed")
+    wait_millis(properties)
+    before = properties.get(ATTEMPT, "0")
+    attempt = int(before) + 1 if _NUMBER.fullmatch(before) else 1
+    return SentBack(attempt, with_reason(properties.get(REASONS), properties.get(RETRY_REASON, "")))
+
+
+def wait_millis(properties: Mapping[str, str]) -> int:
+    """Returns how long such a message is to wait, ms; 0: as the subscription's backoff says.
+
+    Raises:
+        BadSchedule: the property can't be read, or says too long.
+    """
+    if (after := properties.get(RETRY_AFTER)) is None:
+        return 0
+    millis = duration(RETRY_AFTER, after)
+    if millis > MAX_AFTER_MILLIS:
+        raise BadSchedule(f"{RETRY_AFTER} is more than 366 days: {after}")
+    return millis
+
+
+def with_reason(so_far: str | None, reason: str) -> str:
+    """Adds a reason to a JSON list of them; what is no such list counts as empty."""
+    try:
+        listed = json.loads(so_far or "[]")
+    except (ValueError, RecursionError):
+        listed = []
+    reasons = [str(one)[:MAX_REASON] for one in listed] if isinstance(listed, list) else []
+    reasons.append(reason[:MAX_REASON])
+    while len(text := json.dumps(reasons, ensure_ascii=False)) > _MAX_REASONS and len(reasons) > 1:
+        del reasons[0]
+    return text
