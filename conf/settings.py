@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from conf.durations import Duration
 from conf.errors import DelayLakeError, one_line
 from conf.secrets import is_secret
+from conf.shaping import Rate, Window
 
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
 
@@ -215,6 +216,8 @@ class Subscription(Section):
     name: Annotated[str, Field(pattern=r"^([^/\s*]|[^/\s]{2,})$")]  # `*` is all of them
     type: SubscriptionType = SubscriptionType.SHARED
     destination: Topic
+    rate: Rate | None = None
+    windows: tuple[Window, ...] = ()
     backoff: BackoffSettings | None = None
 
     @property

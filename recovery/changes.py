@@ -334,6 +334,7 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
         "sequence": moves["sequence"],
         "bucket_id": pa.array(np.full(moves.num_rows, tick)),
         "attempt": pc.if_else(pc.greater(moves["attempt"], 0), moves["attempt"], None),
+        "shaped_from": pa.nulls(moves.num_rows, pa.int64()),
     }
     return typed(new, DELAYED_INDEX)
 

@@ -325,6 +325,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
         properties = message.properties
         text = properties.get("delaylake.messageId", "")
         due = properties.get("delaylake.deliverAt", "")
+        shaped_from = properties.get("delaylake.shapedFrom", "")
         attempt = properties.get(ATTEMPT, "")
         if (text, attempt) in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
             continue
@@ -346,6 +347,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             "destination_message_id": None,
             "batch_id": 0,
             "attempt": int(attempt) if attempt else None,
+            "shaped_from": int(shaped_from) if _DELIVER_AT.fullmatch(shaped_from) else None,
         }
     return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
 

@@ -32,6 +32,7 @@ from streaming.checkpoint.prepared import FOLDER
 from streaming.operator_input import InputKind
 from tracker import MemoryStore
 from tracker.commands.control import Control
+from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
@@ -143,6 +144,7 @@ def rebuild(
         "request_ids": request_ids["request_id"].to_pylist(),
         "paused": _paused(tables.sql(_PAUSE_CHANGES), names),
         "released": found.first - 1,
+        "shaped_until": _shaped_until(tables, now),
         "now": now,
     }
     sync(folder.iterdir())
@@ -156,6 +158,19 @@ def rebuild(
         "deliveries_found_at_destinations": unwritten,
         "topic_partitions": len(durable),
     }
+
+
+def _shaped_until(tables: Tables, now: int) -> dict[str, dict[str, int]]:
+    """Returns by source topic and subscription the last time, ms since the epoch, that shaping has given a message."""
+    rows = tables.sql(
+        "SELECT topic, subscription, max(deliver_at) AS last FROM delayed_index "  # noqa: S608
+        f"WHERE operation = 'DELAY' AND shaped_from IS NOT NULL AND deliver_at >= {now} "
+        f"AND deliver_at < {HELD_DELIVER_AT} GROUP BY topic, subscription"
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in rows.to_pylist():
+        found.setdefault(row["topic"], {})[row["subscription"]] = row["last"]
+    return found
 
 
 def _control(settings: Settings, changes: Changes, now: int) -> Control:

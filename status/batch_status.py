@@ -14,3 +14,5 @@ class BatchStatus:
     lookahead_millis: int = 0  # how long before its time a message is handed out
     sending: int = 0  # releases that are being sent
     counts: dict[str, int] = field(default_factory=dict)  # by name, as `StatusWriter.batch` reads them
+    # By source topic and subscription the last time that shaping has given a message, ms since the epoch.
+    shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)

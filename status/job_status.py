@@ -116,6 +116,9 @@ class JobStatus:
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
     commands: int = 0
+    shaped: int = 0  # messages that got a later time, because of their subscription's rate or windows
+    # By source topic and subscription the last time that such a message has got, ms since the epoch.
+    shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
     clock_steps: int = 0  # how often the machine's clock was set
     planned: Lateness = field(default_factory=Lateness)
     short_notice: Lateness = field(default_factory=Lateness)
@@ -137,6 +140,9 @@ class JobStatus:
             return f"the job has finished no batch for {(now - self.last_batch_at) // 1000:,} s"
         return None
 
+
+# Counts of a batch that are summed up.
+_SUMMED_UP = ("taken", "rejected", "left_out", "sealed", "commands", "shaped")
 
 _STATUS = TypeAdapter(JobStatus)
 
@@ -222,8 +228,8 @@ class StatusWriter:
         # A rebuild knows of missing routes by these alone: a start that is refused must not lose them.
         if (last := read_status(warehouse)) is not None:
             self._values["routes"] = last.routes
-        names = ("batches", "batch_millis_sum", "taken", "delivered", "rejected", "left_out", "sealed", "commands")
-        self._totals = dict.fromkeys((*names, "clock_steps", "retried", "dead_letters"), 0)
+        counted = ("batches", "batch_millis_sum", "delivered", "clock_steps", "retried", "dead_letters", *_SUMMED_UP)
+        self._totals = dict.fromkeys(counted, 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
         self._history: deque[Point] = deque(maxlen=_POINTS)
         self._most_per_second = 0.0
@@ -268,11 +274,12 @@ class StatusWriter:
                 "batch_millis_last": counts["sink_millis"],
                 "operator_millis_last": counts["operator_millis"],
                 "sending": status.sending,
+                "shaped_until": status.shaped_until,
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]
-            for name in ("taken", "rejected", "left_out", "sealed", "commands"):
-                self._totals[name] += counts[name]
+            for name in _SUMMED_UP:
+                self._totals[name] += counts.get(name, 0)
 
     def deliveries(self, rows: pa.Table) -> None:
         """Adds delivered messages: rows of the table `deliveries`."""

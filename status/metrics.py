@@ -27,6 +27,7 @@ _COUNTERS = {
     "delaylake_dead_letters": ("dead_letters", "Of these the ones that went to topics of dead letters."),
     "delaylake_rejected_messages": ("rejected", "Messages and commands that were rejected."),
     "delaylake_left_out_messages": ("left_out", "Messages left to the cluster in which they were published."),
+    "delaylake_shaped_messages": ("shaped", "Messages that got a later time by their subscription's rate or windows."),
     "delaylake_sealed_messages": ("sealed", "Messages that were sealed in buckets."),
     "delaylake_clock_steps": ("clock_steps", "How often the clock of the job's machine was set, ahead or back."),
     "delaylake_commands": ("commands", "Control commands' entries that were applied or answered."),
@@ -75,6 +76,15 @@ class JobCollector(Collector):
         for trouble in status.troubles:
             troubles.add_metric([trouble.kind, trouble.name], trouble.count)
         yield troubles
+        shaped = GaugeMetricFamily(
+            "delaylake_shaped_until_time_seconds",
+            "When the last message goes out that a rate or windows have put off, since the epoch; 0: there is none.",
+            labels=["topic", "subscription"],
+        )
+        for topic, names in status.shaped_until.items():
+            for name, millis in names.items():
+                shaped.add_metric([topic, name], millis / 1000)
+        yield shaped
         lateness = HistogramMetricFamily(
             "delaylake_lateness_seconds",
             "How late messages were sent. Those that came in too late to be planned are apart (kind=short_notice).",

@@ -48,6 +48,7 @@ MESSAGES = pa.schema(
         ("key_since", pa.int64()),  # when the first message since the key began anew was published; null: not known
         ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
         ("retry_reasons", pa.string()),  # of a retry why this one and those before were asked for, as a JSON list
+        ("shaped_from", pa.int64()),  # of a message that shaping gave its time: when it was due before; null: none
     ]
 )
 

@@ -54,6 +54,8 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.shaping.shaper import Places, Shaper
+from tracker.shaping.spans import first_due
 from tracker.sharding import Place
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
@@ -83,6 +85,7 @@ class Tick:
     # [tick, is planned] that have not arrived there. `rejects`: the reason why messages that come due for it are
     # rejected; where it is missing, they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    places: Places = field(default_factory=dict)  # for what waited for this tick in all shards, beyond the rate of one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,10 @@ class Effects:
     rejects: pa.Table = field(default_factory=MESSAGES.empty_table)  # rejected messages, with a reason
     outcomes: pa.Table = field(default_factory=OUTCOME_ROWS.empty_table)  # answers to commands
     status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
+    # By source topic and subscription's name the last time that shaping has given a message, ms since the epoch.
+    shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
+    # By source topic and subscription's name how many rows wait for the next tick's places, and the last place given.
+    waiting: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
 
 class Shard:
@@ -159,6 +166,7 @@ class Shard:
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
         self._keys = Superseding(store, self._control)
         self._in_flight = InFlight(store)
+        self._shaper = Shaper(store, Subscriptions.of(subscriptions), self._control.operations, place)
         self._entries = EntryLog(store, place.is_home)
         self._place = place
 
@@ -197,11 +205,14 @@ class Shard:
         given_up = [giving_up.take(rows, int64(rows, "subscription_mask"), next_sequence)[0]]
         if tick.run_id != last_run_id:
             effects.releases += self._in_flight.all()
+            if self._shaper:
+                self._shaper.begin_again(first_due(effects.releases), moment)
 
         if tick_input.rebuilt is not None:
             self._tracker.rebuild(tick_input.rebuilt.sealed)
             self._control.rebuild(tick_input.rebuilt, tick.now)
             self._keys.rebuild(tick_input.rebuilt.keys)
+            self._shaper.rebuild(tick_input.rebuilt.shaped_until)
             self._control.release_held(held(tick_input.payload_rows), moment)
 
         if tick_input.reinstated:
@@ -278,16 +289,27 @@ class Shard:
         rejects = self._sent_rejects(tick, concat([where(effects.rejects, ~left_out), given_up[0].rejects]))
         rejects = concat([rejects, self._rejects_sent_again(tick, tick_input.rejected)])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
+        if self._shaper:
+            self._shaper.notice_late(concat([at_once, planned]), moment)
+            self._shaper.give(tick.places)
         n_short, short_given_up = self._release(tick, effects, False, at_once, moment, giving_up)
         n_planned, planned_given_up = self._release(tick, effects, True, planned, moment, giving_up)
         given_up += [short_given_up, planned_given_up]
         effects.outcomes = concat([*outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
-        self._tracker.add_moved(self._control.take_moves(), tick.cutoff)
+        moved = self._control.take_moves()
+        self._tracker.add_moved(moved, tick.cutoff)
+        if self._shaper.n_moved:
+            near = self._tracker.in_slots(moved)
+            # Their entries may be durable before they are due: so that a rebuild has them, they are sealed now.
+            others = self._tracker.seal(tick.load_horizon, tick.near_until)
+            effects.bucket = concat([effects.bucket, others, near])
+            effects.cancels = concat([effects.cancels, self._control.take_cancels()], CANCEL_ROWS)
         effects.rejects = concat([effects.rejects, tick_input.rejected_commands, *(one.rejects for one in given_up)])
         if ends_seal_epoch:
             # Only after due messages have been handed out: when the job stood still, they may be long past.
             self._tracker.drop_expired(tick.cutoff)
             self._control.drop_expired(tick.cutoff)
+            self._shaper.forget_past(tick.now)
             self._keys.sweep(moment)
         effects.status = {
             "tick": tick.tick,
@@ -308,7 +330,9 @@ class Shard:
             "waiting_commands": self._control.waiting,
             "taken_back": self._control.cancelled.count,
             "taken_back_bytes": self._control.cancelled.n_bytes,
+            "shaped": self._shaper.n_moved,
         }
+        effects.shaped_until, effects.waiting = self._shaper.until, self._shaper.waiting
         self._save(tick)
         return effects
 
@@ -374,8 +398,14 @@ class Shard:
             return 0, GivenUp()
         masks = self._control.hand_out(rows, moment)
         given_up, masks = giving_up.take(rows, masks, functools.partial(self._control.next_sequence, moment))
+        placed = None
+        if self._shaper:
+            masks, placed, waiting = self._shaper.shape(rows, masks, moment, tick.cutoff)
+            self._tracker.put_back(waiting)
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
+        if placed is not None and placed.num_rows:
+            rows = in_order(concat([rows, placed], rows.schema))
         n = rows.num_rows
         if given_up.rejects.num_rows:
             rejects = self._sent_rejects(tick, given_up.rejects)
@@ -434,6 +464,7 @@ class Shard:
             self._store.put("shard", (0, 0), last)
         self._tracker.save()
         self._control.save()
+        self._shaper.save()
         self._in_flight.save()
         self._entries.save()
         self._keys.save()

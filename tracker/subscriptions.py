@@ -30,12 +30,15 @@ class Subscriptions:
         removed: by topic a mask of the subscriptions that are not in the settings any more; bit i is number i.
         without_route: topics that have no route now.
         backoffs: by topic and subscription's number how messages are retried, where the settings say it.
+        shaping: by topic and number the rules of subscriptions whose messages are shaped, as `tracker.shaping.rule`
+            writes them.
     """
 
     names: Mapping[str, Sequence[str]]
     removed: Mapping[str, int] = field(default_factory=dict)
     without_route: Collection[str] = frozenset()
     backoffs: Mapping[str, Mapping[int, Backoff]] = field(default_factory=dict)
+    shaping: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def backoff(self, topic: str, subscription: int) -> Backoff:
         """Returns how the messages of a topic's subscription, given by its number, are retried."""

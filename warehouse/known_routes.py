@@ -11,6 +11,7 @@ from conf.settings import BackoffSettings, Route, Settings, Subscription, Subscr
 from tracker import Subscriptions
 from tracker.backoff import DEFAULT_BACKOFF, Backoff
 from tracker.commands.schema import Routes, SubscriptionRule
+from tracker.shaping.rule import rule_of
 from tracker.subscriptions import MAX_SUBSCRIPTIONS
 
 
@@ -27,6 +28,12 @@ class KnownSubscription:
     destination: str
     is_removed: bool = False
     backoff: Backoff | None = field(default=None, kw_only=True)  # None: the default
+    shaping: str | None = None  # the rule by which its messages are shaped, as `rule_of` makes it; None: they are not
+
+    def to_json(self) -> list[Any]:
+        """The subscription as an offset has it."""
+        always = [self.name, self.type, self.destination, self.is_removed]
+        return always if self.shaping is None else [*always, self.shaping]
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class KnownRoutes:
         return {
             topic: {
                 "is_missing": route.is_missing,
-                "subscriptions": [[s.name, s.type, s.destination, s.is_removed] for s in route.subscriptions],
+                "subscriptions": [s.to_json() for s in route.subscriptions],
             }
             | _if_any("backoffs", {s.name: list(s.backoff) for s in route.subscriptions if s.backoff is not None})
             for topic, route in self.routes.items()
@@ -120,7 +127,20 @@ class KnownRoutes:
             {t: bits for t, bits in removed.items() if bits},
             frozenset(self.missing),
             {topic: of_topic for topic, of_topic in backoffs.items() if of_topic},
+            self.shaping,
         )
+
+    @property
+    def shaping(self) -> dict[str, dict[int, str]]:
+        """By source topic and number the rules of subscriptions whose messages are shaped; topics without are left out.
+
+        Those of a missing route, and removed ones, get nothing that could be shaped.
+        """
+        rules = {
+            topic: {i: s.shaping for i, s in enumerate(route.subscriptions) if s.shaping is not None}
+            for topic, route in self.routes.items()
+        }
+        return {topic: of_topic for topic, of_topic in rules.items() if of_topic}
 
     @property
     def command_routes(self) -> Routes:
@@ -176,7 +196,9 @@ def _known(subscription: Subscription) -> KnownSubscription:
     known = None
     if backoff is not None:
         known = Backoff(backoff.first, backoff.factor, backoff.max, backoff.jitter, backoff.attempts)
-    return KnownSubscription(subscription.name, subscription.type.value, subscription.destination, backoff=known)
+    shaping = rule_of(subscription.rate, subscription.windows)
+    name, kind, destination = subscription.name, subscription.type.value, subscription.destination
+    return KnownSubscription(name, kind, destination, shaping=shaping, backoff=known)
 
 
 def _backoff(recorded: Sequence[Any] | None) -> Backoff | None:
@@ -254,3 +276,5 @@ def _changed(before: Sequence[KnownSubscription], after: Sequence[KnownSubscript
                 yield f"{now.name} has the type {now.type}, not {was.type}"
             if now.destination != was.destination:
                 yield f"{now.name} goes to {now.destination}, not {was.destination}"
+            if now.shaping != was.shaping:
+                yield f"{now.name} has another rate, or other windows"

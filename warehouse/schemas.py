@@ -35,6 +35,7 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("was_due"),
         MESSAGES.field("attempt"),
         MESSAGES.field("retry_reasons"),
+        MESSAGES.field("shaped_from"),
     ]
 )
 
@@ -81,6 +82,7 @@ DELIVERIES = pa.schema(
         ("destination_message_id", pa.string()),  # null where not known
         ("batch_id", pa.int64()),
         ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
+        MESSAGES.field("shaped_from"),
     ]
 )
 

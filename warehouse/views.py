@@ -54,7 +54,7 @@ WHERE messages > 0
     "pending": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
        i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload,
-       i.schedule_key, i.attempt
+       i.schedule_key, i.attempt, i.shaped_from
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id
@@ -78,6 +78,12 @@ WHERE o.operation = 'RETRY' AND o.result = 'APPLIED'
     "schedule": """
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(deliver_at)) AS minute, count(*) AS messages
 FROM pending WHERE NOT is_held GROUP BY topic, subscription, minute ORDER BY minute, topic, subscription
+""",
+    # The queues of subscriptions with a rate or windows: how many messages were put off, and when the last one goes.
+    "shaped": """
+SELECT topic, subscription, count(*) AS messages, min(deliver_at) AS next_at, max(deliver_at) AS done_at,
+       max(deliver_at - shaped_from) AS most_millis
+FROM pending WHERE shaped_from IS NOT NULL AND NOT is_held GROUP BY topic, subscription ORDER BY topic, subscription
 """,
     # How late messages went out, minute by minute, in ms; those on short notice have rows of their own.
     "lateness": """

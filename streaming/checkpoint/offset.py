@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracker import Tick
+from tracker.shaping.spans import SHAPED, recorded
 from warehouse.known_routes import KnownRoutes
 
 # The names in Spark's offset log of those fields of `Offset` that are called otherwise there: a checkpoint outlives a
@@ -63,6 +64,8 @@ class Offset:
     rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # subscriptions, as `warehouse.tenure.Changes`
     keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
+    # By source topic and subscription what waited for this tick: [time after which it gets places, messages by shard].
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 
     @property
@@ -85,17 +88,18 @@ class Offset:
 
     def to_tick(self) -> Tick:
         """Returns the tick of the batch that ends with this offset, as the shards get it."""
-        sending = json.dumps(
-            {
-                "lanes": self.lanes,
-                "lane_set": self.lane_set,
-                "partitions": self.destinations,
-                "batch_millis": self.batch_millis,
-                "routes": self.known_routes.destinations,
-            }
-            | ({"attempts": attempts} if (attempts := self.known_routes.attempts) else {}),
-            sort_keys=True,
-        )
+        routes = self.known_routes
+        sending: dict[str, Any] = {
+            "lanes": self.lanes,
+            "lane_set": self.lane_set,
+            "partitions": self.destinations,
+            "batch_millis": self.batch_millis,
+            "routes": routes.destinations,
+        }
+        if routes.shaping:
+            sending[SHAPED] = recorded(self.now, routes.shaping)
+        if attempts := routes.attempts:
+            sending["attempts"] = attempts
         return Tick(
             tick=self.tick,
             cutoff=self.cutoff,
@@ -107,6 +111,7 @@ class Offset:
             durable_through=self.durable_through,
             now=self.now,
             ingested_through=self.ingested_through,
-            sending=sending,
+            sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
+            places=self.places,
         )

@@ -117,6 +117,7 @@ class Operator:
                 rebuilt_meta["unwanted"],
                 request_ids=rebuilt_meta["request_ids"],
                 paused=rebuilt_meta["paused"],
+                shaped_until=rebuilt_meta.get("shaped_until", {}),  # an earlier version prepared none
                 released=rebuilt_meta["released"],
                 cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
                 delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
@@ -171,5 +172,6 @@ class Operator:
                 yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
-        status |= {"changed": offset.changed}
+        status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
+        status |= {"waiting": effects.waiting}
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())

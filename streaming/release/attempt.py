@@ -72,6 +72,8 @@ class Attempt:
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
     is_first: bool = False  # nothing of it was sent before; a task that Spark repeats by itself finds that out
     sent_to: int = 0  # releases of the lane up to this tick may have been sent before, also later ones than these
+    # By source topic and subscription's number: how much later than planned its messages are sent, ms.
+    put_off: Mapping[tuple[str, int], int] = field(default_factory=dict)
     patience_seconds: float = 10.0  # how long a broker that does not answer is waited for
 
 

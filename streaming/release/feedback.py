@@ -23,6 +23,9 @@ class Feedback:
     # `open`, the releases [tick, is planned] that have not arrived there, and `rejects`, why what is due for it is
     # rejected; not there: it waits. None: not known yet in this run.
     unwritable: dict[str, dict[str, Any]] | None = None
+    # After a tick (its number), by source topic and subscription, for each shard: how many messages wait for the next
+    # tick's places, and the last place that it gave, ms since the epoch.
+    waiting: tuple[int, dict[str, dict[str, list[list[int]]]]] = (0, {})
 
 
 class FeedbackFile:

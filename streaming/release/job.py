@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from streaming.release.attempt import Assignment
 from tracker.in_flight import SENDING
 from tracker.messages import Int64Array, int64, unpack
+from tracker.shaping.spans import spans
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Job:
     assignments: tuple[Assignment, ...]
     due: Int64Array = field(compare=False)  # when its rows are due, ms since the epoch, ascending, shape (rows,)
     sent_to: int = 0  # an earlier run may have sent it, and all of its lane up to this tick; 0: it is new
+    # By source topic and subscription's number when the first and last shaped message is due, ms since the epoch.
+    shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
     is_in_order: bool = False  # it has messages that were held back: one task sends all shards, by when they were due
 
     def __lt__(self, other: Job) -> bool:
@@ -61,4 +65,19 @@ def job_of(tick: int, is_planned: bool, assignments: list[Assignment], now: int)
     lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
     due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
     is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), due, now - 1 if tick < now else 0, is_in_order)
+    shaped = _joined(spans(table) for table in tables)
+    return Job(tick, is_planned, lane, tuple(assignments), due, now - 1 if tick < now else 0, shaped, is_in_order)
+
+
+def shaped_of(jobs: Iterable[Job]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Returns when the first and the last shaped message of jobs is due, as `Job.shaped`."""
+    return _joined(job.shaped for job in jobs)
+
+
+def _joined(spans: Iterable[Mapping[tuple[str, int], tuple[int, int]]]) -> dict[tuple[str, int], tuple[int, int]]:
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for one in spans:
+        for target, (first, last) in one.items():
+            before = found.get(target, (first, last))
+            found[target] = min(first, before[0]), max(last, before[1])
+    return found

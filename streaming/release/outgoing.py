@@ -42,6 +42,8 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
             properties[REASONS] = columns["retry_reasons"][row] or "[]"
     if columns["key_encoding"][row] is not None:
         properties["delaylake.keyEncoding"] = columns["key_encoding"][row]
+    if columns["shaped_from"][row] is not None:
+        properties["delaylake.shapedFrom"] = str(columns["shaped_from"][row])
     return _built(columns, row, properties, sequence_id, columns["payload"][row])
 
 
@@ -77,6 +79,7 @@ def is_own(properties: Mapping[str, str], source: str) -> bool:
 
 def _properties(columns: Columns, row: int) -> dict[str, str]:
     properties = dict(columns["properties"][row] or ())
+    properties.pop("delaylake.shapedFrom", None)  # it tells of this service, not of the one that a message came from
     properties["delaylake.source"] = columns["topic"][row]
     properties["delaylake.messageId"] = (
         f"{columns['ledger_id'][row]}:{columns['entry_id'][row]}"

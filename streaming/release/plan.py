@@ -20,6 +20,7 @@ from streaming.release.producer_line import REFUSALS, Line
 from tracker.backoff import DEFAULT_BACKOFF
 from tracker.in_flight import PLACE, SENDING
 from tracker.messages import MESSAGES, unpack
+from tracker.shaping.spans import SHAPED
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +139,13 @@ def plan_release(
         _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
     if batch_millis:
         _cut_batches(sends, columns, batch_millis)
+    if attempt.put_off:
+        by_name = {
+            (topic, by_number[topic][number].subscription): millis
+            for (topic, number), millis in attempt.put_off.items()
+            if number < len(by_number.get(topic, ()))
+        }
+        _put_off(sends, columns["topic"], by_name, sending.get(SHAPED, {}).get("now", 0))
     has_held = any(time is not None for time in was_due)
     return Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped, tuple(failed.values()), has_held)
 
@@ -173,6 +181,20 @@ def _destinations(settings: Settings, recorded: Mapping[str, Sequence[Sequence[s
         else:
             by_number[route.source] = [_Target(name, destination) for name, destination in now.items()]
     return by_number
+
+
+def _put_off(
+    sends: list[PlannedSend], topics: list[str], by: Mapping[tuple[str, str | None], int], handed_out: int
+) -> None:
+    """Has messages sent later than they are due, by topic and subscription; what was overdue counts from `handed_out`.
+
+    Args:
+        by: ms.
+        handed_out: ms since the epoch.
+    """
+    for send in sends:
+        if send.subscription is not None and (millis := by.get((topics[send.row], send.subscription))):
+            send.at = max(send.at, handed_out) + millis
 
 
 def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> Failed:

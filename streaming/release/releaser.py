@@ -22,10 +22,11 @@ from conf.settings import Settings, rejects_topic
 from status.troubles import Troubles
 from streaming.release.attempt import Assignment, Attempt, Failed, Sent, merged, note_arrived, note_done
 from streaming.release.feedback import Feedback, FeedbackFile
-from streaming.release.job import Job, job_of
+from streaming.release.job import Job, job_of, shaped_of
 from streaming.release.lookahead import Lookahead
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
+from streaming.release.spacing import Spacing
 from streaming.release.spark_jobs import SparkJobs
 from streaming.release.unwritable import Part, Unwritable
 from streaming.release.written_down import WrittenDown, of_target
@@ -103,6 +104,7 @@ class Releaser:
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
         self._admin = AdminClient(settings.pulsar)
         self._names = ProducerNames(settings, troubles)
+        self._spacing = Spacing()
         self._unwritable = Unwritable(
             _destinations(routes),
             settings.release.retry_max_millis / 1000,
@@ -145,6 +147,7 @@ class Releaser:
         next_due: int,
         bodies: list[tuple[int, int, bool, bytes]],
         unwritable: Mapping[str, Any] | None = None,
+        waiting: dict[str, dict[str, list[list[int]]]] | None = None,
     ) -> None:
         """Takes a batch's releases, to be sent in the background. To be called for each batch, also without any.
 
@@ -155,6 +158,7 @@ class Releaser:
             next_due: nothing that is in state after the batch is due before this time, ms since the epoch.
             bodies: (shard, tick, is planned, packed rows); the first batch of a run has releases of earlier ticks, too.
             unwritable: `Offset.unwritable` of the batch's offset.
+            waiting: for the clock, as in `Feedback`.
         """
         releases: dict[tuple[int, bool], list[Assignment]] = {}
         for shard, of_tick, is_planned, body in bodies:
@@ -178,7 +182,7 @@ class Releaser:
             planned = self._outstanding.get((tick, True))
             self._lookahead.note_batch(now, cutoff, None if planned is None else planned.first_due)
             self._cutoffs.append((tick, cutoff))
-            self._feedback = replace(self._feedback, next_due=next_due)
+            self._feedback = replace(self._feedback, next_due=next_due, waiting=(tick, waiting or {}))
             self._confirm()
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -248,6 +252,7 @@ class Releaser:
         arrived: frozenset[tuple[int, str, str]] = frozenset()
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
+        put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
         while not self._stopped.is_set():
             checked_at = self._spark_jobs.check_epoch()
             attempt = Attempt(
@@ -257,6 +262,7 @@ class Releaser:
                 generations=self._names.generations,
                 is_first=is_first,
                 sent_to=job.sent_to,
+                put_off=put_off,
                 patience_seconds=_PATIENCE_SECONDS,
             )
             is_first = False
@@ -341,6 +347,7 @@ class Releaser:
             arrived_to=merged(part.arrived_to for part in parts),
             generations=self._names.generations,
             sent_to=sent_to,
+            put_off=self._spacing.put_off(shaped_of(part.job for part in parts), time.time_ns() // 1_000_000),
         )
         sent = self._spark_jobs.run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]

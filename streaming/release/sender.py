@@ -280,7 +280,10 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
     chosen = [(send, plan, at) for (send, plan), at in zip(pending, sent_at, strict=True) if send.subscription]
     columns: dict[str, Any] = {
         name: [plan.columns[name][send.row] for send, plan, _ in chosen]
-        for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at", "attempt")
+        for name in (
+            *("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at"),
+            *("attempt", "shaped_from"),
+        )
     }
     columns["position"] = [_position(plan.columns, send.row) for send, plan, _ in chosen]
     columns["subscription"] = [send.subscription for send, _, _ in chosen]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +57,8 @@ class BatchSink:
         bodies: dict[str, list[Any]] = {}
         for output in outputs:
             bodies.setdefault(output["kind"], []).append(output)
-        statuses = [json.loads(output["body"]) for output in bodies.get(OutputKind.STATUS, [])]
+        of_shards = sorted(bodies.get(OutputKind.STATUS, []), key=lambda output: output["shard"])
+        statuses = [json.loads(output["body"]) for output in of_shards]
         if not statuses:
             return
         tick, now, cutoff = (statuses[0][name] for name in ("tick", "now", "cutoff"))
@@ -74,7 +75,7 @@ class BatchSink:
         # that was in flight, that tick's too, in the order in which the broker must get it.
         if statuses[0]["run"] == self._run_id:
             next_due = min(s["next_due"] for s in statuses)
-            self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"])
+            self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"], _waiting(statuses))
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OutputKind.OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
@@ -96,8 +97,35 @@ class BatchSink:
             if isinstance(statuses[0][name], int) and name not in ("tick", "now", "cutoff", "next_due")
         }
         totals["sink_millis"] = time.time_ns() // 1_000_000 - now
-        self._on_batch(BatchStatus(tick, now, self._releaser.lookahead_millis, self._releaser.sending, totals))
+        shaped_until = _latest(s.get("shaped_until", {}) for s in statuses)
+        releaser = self._releaser
+        self._on_batch(BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:
             self._tables.append(table, rows, {self._app_id: tick})
+
+
+def _latest(of_shards: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Joins what shards say of topics and subscriptions: the latest time counts."""
+    found: dict[str, dict[str, int]] = {}
+    for one in of_shards:
+        for topic, names in one.items():
+            for name, last in names.items():
+                of_topic = found.setdefault(topic, {})
+                of_topic[name] = max(last, of_topic.get(name, last))
+    return found
+
+
+def _waiting(statuses: list[dict[str, Any]]) -> dict[str, dict[str, list[list[int]]]]:
+    """Joins what shards say of what waits: by source topic and subscription a list by shard, as `Feedback.waiting`.
+
+    Args:
+        statuses: by shard.
+    """
+    of_shards = [status.get("waiting", {}) for status in statuses]
+    targets = {(topic, name) for one in of_shards for topic, names in one.items() for name in names}
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    for topic, name in sorted(targets):
+        found.setdefault(topic, {})[name] = [one.get(topic, {}).get(name, [0, 0]) for one in of_shards]
+    return found

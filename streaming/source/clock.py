@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
@@ -147,6 +148,7 @@ class Clock:
             marks=marks,
             index_version=version,
             unwritable=unwritable,
+            places=_places(last, now, feedback),
             lane_set=last.lane_set + is_set_back,
         )
 
@@ -205,3 +207,20 @@ class Clock:
 
 def _slot_start(time: int) -> int:
     return time // SLOT_MILLIS * SLOT_MILLIS
+
+
+def _places(last: Offset, now: int, feedback: Feedback) -> dict[str, dict[str, Any]]:
+    """Returns from when on there are places for what waits in all shards, and how many in each: see `Offset.places`.
+
+    They begin after all that was given so far: what a shard gave alone is due by the last cutoff.
+    """
+    tick, waiting = feedback.waiting
+    if tick != last.tick:  # it is told again after the next batch
+        return {}
+    return {
+        topic: {
+            name: [max(now, last.cutoff, *(given for _, given in of_shards)), [n for n, _ in of_shards]]
+            for name, of_shards in names.items()
+        }
+        for topic, names in waiting.items()
+    }

@@ -110,6 +110,14 @@ class DelayedDeliveryTracker:
         self._add(where(rows, ~is_due))
         return where(rows, is_due)
 
+    def put_back(self, rows: pa.Table) -> None:
+        """Takes back rows that `get_scheduled_messages` returned: they are due again at once."""
+        self._slots.add(rows)
+
+    def in_slots(self, rows: pa.Table) -> pa.Table:
+        """Filters rows that were added just now: those in time slots, which are not sealed."""
+        return where(rows, int64(rows, "deliver_at") < self._near_until) if rows.num_rows else rows
+
     def find(self, times: Iterable[int]) -> pa.Table:
         """Returns the rows of the mutable bucket, and those of the time slots of some times; they stay.
 

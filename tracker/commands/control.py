@@ -55,6 +55,7 @@ class Control:
 
     Attributes:
         cancelled: the messages that are cancelled or skipped.
+        operations: collects the rows that commands, and other moves, add to the delayed index.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class Control:
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
         cancels, (unwanted_moves, paused, unwanted, numbers) = meta[:2], [*meta[2:], {}, {}][:4]
         self._remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
-        self._operations = Operations(
+        self.operations = Operations(
             store, cancels, self._remaining.moved, self._subscriptions, self._remembered_millis
         )
-        self._holding = Holding(self._subscriptions, self._remaining, self._operations, self._remembered_millis, paused)
-        self._executor = Executor(self._subscriptions, self._remaining, self._operations, self._remembered_millis)
+        self._holding = Holding(self._subscriptions, self._remaining, self.operations, self._remembered_millis, paused)
+        self._executor = Executor(self._subscriptions, self._remaining, self.operations, self._remembered_millis)
         self._waiting = WaitingCommands(store)
         self._requests = RequestLog(store)
         self.cancelled = self._remaining.cancelled
@@ -130,15 +131,15 @@ class Control:
 
     def take_moves(self) -> pa.Table:
         """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
-        return self._operations.take_moves()
+        return self.operations.take_moves()
 
     def take_cancels(self) -> pa.Table:
         """Removes and returns the rows of type CANCEL, RESTORE and MOVE for the delayed index, as CANCEL_ROWS."""
-        return self._operations.take_cancels()
+        return self.operations.take_cancels()
 
     def next_sequence(self, moment: Moment) -> int:
         """Returns the next sequence of this shard: see `Operations.next_sequence`."""
-        return self._operations.next_sequence(moment)
+        return self.operations.next_sequence(moment)
 
     def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
         """Decides to which subscriptions due rows go now, and moves them for the subscriptions that are held back.
@@ -363,7 +364,7 @@ class Control:
         self._remaining.save()
         self._waiting.save()
         unwanted_moves, unwanted, numbers = self._remaining.counts
-        meta = [*self._operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]
+        meta = [*self.operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]
         data = json.dumps(meta).encode()
         if data != self._saved:
             self._store.put(_META, (0, 0), data)
@@ -397,7 +398,7 @@ class Control:
         index, names = each_subscription(taking, self._subscriptions.names)
         due = np.maximum(int64(taking, "deliver_at") - self._remembered_millis, moment.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-        self._operations.add("CANCEL", rows, self.next_sequence(moment), due)
+        self.operations.add("CANCEL", rows, self.next_sequence(moment), due)
         return outcomes
 
     def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
@@ -410,7 +411,7 @@ class Control:
             return answers
         ids = answers["request_id"]
         is_next = np.append(False, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
-        sequences = self._operations.next_sequences(moment, np.cumsum(is_next))
+        sequences = self.operations.next_sequences(moment, np.cumsum(is_next))
         index, _ = each_subscription(commands, self._subscriptions.names)
         has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
         times = pc.if_else(has_time, commands["deliver_at"], None)

@@ -83,7 +83,7 @@ class Holding:
         held_back = masks & by_topic(rows, self._held_back)
         for subscription in range(int(held_back.max(initial=0)).bit_length()):
             held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
-            was_due = pc.coalesce(held["was_due"], held["deliver_at"]).to_numpy()
+            was_due = pc.coalesce(held["was_due"], held["shaped_from"], held["deliver_at"]).to_numpy()
             times = np.full(held.num_rows, HELD_DELIVER_AT)
             self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
         return masks & ~held_back

@@ -75,6 +75,7 @@ class Operations:
         times: Int64Array,
         sequence: int | Int64Array,
         was_due: Int64Array | None = None,
+        shaped_from: Int64Array | None = None,
     ) -> None:
         """Gives messages another row, at another time, for one subscription; `take_moves` returns these rows.
 
@@ -84,8 +85,9 @@ class Operations:
             times: int64, (rows,), ms since the epoch: when the new rows are due.
             sequence: of all moves, or int64, (rows,).
             was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
+            shaped_from: the same; None: null, for what shaping has done before does not count any more.
         """
-        self._moves.append(self.moved(rows, subscription, times, sequence, was_due))
+        self._moves.append(self.moved(rows, subscription, times, sequence, was_due, shaped_from))
 
     def moved(
         self,
@@ -94,6 +96,7 @@ class Operations:
         times: Int64Array,
         sequence: int | Int64Array,
         was_due: Int64Array | None = None,
+        shaped_from: Int64Array | None = None,
     ) -> pa.Table:
         """Moves messages as `move` does, but returns the new rows, as MESSAGES."""
         position, n = message_ids(rows), rows.num_rows
@@ -104,7 +107,12 @@ class Operations:
         sequences = pa.array(np.full(n, sequence))
         due_before = pa.nulls(n, pa.int64()) if was_due is None else pa.array(was_due)
         moved = with_columns(
-            rows, deliver_at=pa.array(times), subscription=names, sequence=sequences, was_due=due_before
+            rows,
+            deliver_at=pa.array(times),
+            subscription=names,
+            sequence=sequences,
+            was_due=due_before,
+            shaped_from=pa.nulls(n, pa.int64()) if shaped_from is None else pa.array(shaped_from),
         )
         # The MOVE row tells which of the two counts, so it stays until both are past.
         self.add("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))

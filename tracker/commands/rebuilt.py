@@ -76,6 +76,8 @@ class Rebuilt:
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic the mask of its paused subscriptions
     waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands for messages that come in again
     keys: pa.Table = field(default_factory=LIVE_KEYS.empty_table)  # schedule keys whose message waits
+    # By source topic and subscription's name the last time that shaping has given a message, ms since the epoch.
+    shaped_until: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     released: int = 0  # ms since the epoch: messages due then or before are done with, unless they come in again
 
 

@@ -89,13 +89,14 @@ class Remaining:
     def mask_with_removed(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions that rows go to, as `subscription_mask`, but also removed ones."""
         masks = by_topic(rows, self._subscriptions.known)
+        if "sequence" in rows.column_names and rows["subscription"].null_count < rows.num_rows:
+            masks &= self.addressed_to(rows)
         if not self.has_exceptions or not rows.num_rows:
             return masks
         position = message_ids(rows)
         sequence = np.zeros(rows.num_rows, np.int64)
         if "sequence" in rows.column_names:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
-            masks &= self.addressed_to(rows)
         for subscription in range(int(masks.max()).bit_length()):
             is_left = self.cancelled.contains(subscription, *position)
             is_left |= self.moved.find(subscription, *position)[0] != sequence

@@ -103,6 +103,7 @@ class PendingMessage:
     publish_time: int
     producer_name: str
     attempt: int | None = None  # of a retry its number, from 1
+    shaped_from: int | None = None  # when it was due before its subscription's rate or windows put it off
 
     @property
     def is_held(self) -> bool:
@@ -125,6 +126,7 @@ class PendingMessage:
             "batchIndex": self.ref.batch_index,
             "deliverAt": None if self.is_held else self.deliver_at,
             "isHeld": self.is_held,
+            "shapedFrom": self.shaped_from,
             "subscriptions": list(self.subscriptions),
             "key": self.key,
             "orderingKey": self.ordering_key,

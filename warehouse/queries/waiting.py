@@ -56,6 +56,7 @@ _SHOWN = (
     "publish_time",
     "producer_name",
     "attempt",
+    "shaped_from",
 )
 
 # A column of found rows: bit i is set where the message has, for the i-th subscription, the state that was asked for.
@@ -392,6 +393,7 @@ class Pending:
                     "publish_time",
                     "producer_name",
                     "attempt",
+                    "shaped_from",
                 )
             },
         )

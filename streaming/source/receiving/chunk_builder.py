@@ -226,6 +226,7 @@ class ChunkBuilder:
             None,
             retry.attempt if retry is not None and reason is None else None,
             retry.reasons if retry is not None and reason is None else None,
+            None,
         )
 
 

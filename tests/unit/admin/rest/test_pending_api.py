@@ -105,6 +105,7 @@ def test_a_listing_in_pages(client: httpx.Client) -> None:
         "batchIndex": -1,
         "deliverAt": DUE,
         "isHeld": False,
+        "shapedFrom": None,
         "subscriptions": ["x"],
         "key": "k0",
         "orderingKey": None,

@@ -1,0 +1,91 @@
+"""The settings of shaped release: how many messages a second a subscription gets, and when."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from math import ceil
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+MINUTES_A_DAY = 24 * 60
+
+_TIME = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)")
+
+
+def minutes(time: str) -> int:
+    """Returns a time of day, HH:MM, as minutes from midnight."""
+    hours, of_hour = time.split(":")
+    return int(hours) * 60 + int(of_hour)
+
+
+def _day(value: Any) -> Any:
+    name = str(value).lower()
+    for day in DAYS:
+        if len(name) >= 3 and day.startswith(name):
+            return day
+    raise ValueError("must be a day of the week: monday or mon, to sunday or sun")
+
+
+def _time_of_day(value: Any) -> str:
+    # YAML reads 22:30 without quotes as a number of base 60.
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MINUTES_A_DAY:
+        value = f"{value // 60:02}:{value % 60:02}"
+    if not isinstance(value, str) or not _TIME.fullmatch(value) or minutes(value) > MINUTES_A_DAY:
+        raise ValueError("must be a time of day, HH:MM, from 00:00 to 24:00")
+    return value
+
+
+@cache
+def _time_zones() -> frozenset[str]:
+    return frozenset(resources.files("tzdata").joinpath("zones").read_text().split())
+
+
+def _time_zone(name: str) -> str:
+    if name not in _time_zones():
+        raise ValueError("must be the name of a time zone: UTC, or as Europe/Berlin")
+    return name
+
+
+TimeOfDay = Annotated[str, BeforeValidator(_time_of_day)]
+
+
+class Rate(BaseModel):
+    """How many messages a second a subscription, or each key of it, gets at most: a token bucket."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    messages_per_second: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+    burst: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None  # None: what comes in a second, at least 1
+    per: Literal["subscription", "key"] = "subscription"
+
+    @property
+    def most_at_once(self) -> int:
+        """How many messages may go at once after a rest."""
+        return self.burst or max(1, ceil(self.messages_per_second))
+
+
+class Window(BaseModel):
+    """When messages go out: on some days of the week, from a time of day to another, in a time zone.
+
+    A window whose end is not after its start goes on to the next day.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+
+    days: Annotated[tuple[Annotated[str, BeforeValidator(_day)], ...], Field(min_length=1)] = DAYS
+    start: Annotated[TimeOfDay, Field(alias="from")] = "00:00"
+    end: Annotated[TimeOfDay, Field(alias="to")] = "24:00"
+    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Window:
+        if self.start == self.end:
+            raise ValueError("from and to must differ")
+        if self.start == "24:00":
+            raise ValueError("from must be before 24:00")
+        return self

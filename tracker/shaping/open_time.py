@@ -1,0 +1,113 @@
+"""Open time: the milliseconds that windows leave open, counted on, and real time made of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+
+from tracker.recurrence.time_zones import time_zone
+from tracker.shaping.rule import OpenWindow
+
+FloatArray = npt.NDArray[np.float64]
+
+_DAY_MILLIS = 24 * 3600 * 1000
+_WEEK_MILLIS = 7 * _DAY_MILLIS
+_MONDAY_MILLIS = 4 * _DAY_MILLIS  # 1970-01-05 was a Monday
+
+_DAYS_AT_ONCE = 28
+
+
+class OpenTime:
+    """A monotone map between real time and open time, which stands still while no window is open.
+
+    A bucket that is filled in open time gives no places while the windows are closed, and saves none up either.
+
+    Args:
+        windows: none: it is always open, and both times are the same.
+        since: ms since the epoch: no earlier time is asked for. Open time begins with the week before it.
+    """
+
+    def __init__(self, windows: Sequence[OpenWindow], since: float) -> None:
+        self._windows = windows
+        origin = int((since - _MONDAY_MILLIS) // _WEEK_MILLIS - 1) * _WEEK_MILLIS + _MONDAY_MILLIS
+        # A day more on both sides: a day of a time zone begins up to 14 hours before that of UTC.
+        self._origin = origin
+        self._day = datetime.fromtimestamp(origin / 1000, UTC).date() - timedelta(days=2)
+        self._starts = self._ends = self._open_before = np.zeros(0)
+        self._spans: list[tuple[int, int]] = []
+
+    def to_open(self, times: FloatArray) -> FloatArray:
+        """Returns the open time at real times, ms, both float64, (n,): while it is closed that of the next opening."""
+        if not self._windows or not len(times):
+            return times
+        self._extend_to(float(times.max()))
+        at = np.searchsorted(self._starts, times, "right") - 1
+        first = np.maximum(at, 0)
+        within = np.clip(times - self._starts[first], 0, self._ends[first] - self._starts[first])
+        return np.where(at < 0, 0, self._open_before[first] + within)
+
+    def to_real(self, opens: FloatArray) -> FloatArray:
+        """Returns the real times of open times, ms since the epoch, both float64, (n,); at an opening that of it."""
+        if not self._windows or not len(opens):
+            return opens
+        while not len(self._starts) or opens.max() >= self._total:
+            self._extend()
+        at = np.maximum(np.searchsorted(self._open_before, opens, "right") - 1, 0)
+        return self._starts[at] + (opens - self._open_before[at])
+
+    def is_open(self, times: FloatArray) -> npt.NDArray[np.bool_]:
+        """Tells at which real times, ms, it is open: bool, (n,)."""
+        if not self._windows or not len(times):
+            return np.ones(len(times), np.bool_)
+        self._extend_to(float(times.max()))
+        at = np.searchsorted(self._starts, times, "right") - 1
+        is_open: npt.NDArray[np.bool_] = (at >= 0) & (times < self._ends[np.maximum(at, 0)])
+        return is_open
+
+    @property
+    def _total(self) -> float:
+        return float(self._open_before[-1] + self._ends[-1] - self._starts[-1])
+
+    def _extend_to(self, time: float) -> None:
+        while not len(self._starts) or self._day_millis <= time + 2 * _DAY_MILLIS:
+            self._extend()
+
+    @property
+    def _day_millis(self) -> int:
+        return int(datetime(self._day.year, self._day.month, self._day.day, tzinfo=UTC).timestamp() * 1000)
+
+    def _extend(self) -> None:
+        """Adds the windows of some more days; more of them each time, so that a long queue takes few steps."""
+        days = max(_DAYS_AT_ONCE, len(self._starts) // max(1, len(self._windows)))
+        for _ in range(days):
+            self._spans += self._of_day(self._day)
+            self._day += timedelta(days=1)
+        merged: list[list[int]] = []
+        for start, end in sorted(self._spans):
+            start = max(start, self._origin)
+            if merged and start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            elif start < end:
+                merged.append([start, end])
+        spans = np.array(merged, np.float64).reshape(-1, 2)
+        self._starts, self._ends = spans[:, 0], spans[:, 1]
+        self._open_before = np.cumsum(self._ends - self._starts) - (self._ends - self._starts)
+
+    def _of_day(self, day: date) -> Iterator[tuple[int, int]]:
+        for window in self._windows:
+            if day.weekday() in window.days:
+                start, end = (_millis(day, at, window.time_zone) for at in (window.start, window.end))
+                if start < end:
+                    yield start, end
+
+
+def _millis(day: date, minutes: int, zone: str) -> int:
+    """Returns a time of day in a time zone as ms since the epoch.
+
+    A time that the clocks skip is that much later; of one that comes twice it is the first.
+    """
+    local = datetime(day.year, day.month, day.day, tzinfo=time_zone(zone)) + timedelta(minutes=minutes)
+    return int(local.timestamp() * 1000)

@@ -1,0 +1,64 @@
+"""From when to when the messages of a release that are shaped are to be sent, by subscription."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.in_flight import PLACE, SENDING, SUBSCRIPTION_MASK, Release
+from tracker.messages import int64
+
+# Key of what is recorded of how releases are sent: which subscriptions' messages are shaped, and the tick's time.
+SHAPED = "shaped"
+
+
+def recorded(now: int, numbers: Mapping[str, Iterable[int]]) -> dict[str, Any]:
+    """Returns what is recorded with a release under SHAPED.
+
+    Args:
+        now: of its tick, ms since the epoch.
+        numbers: by source topic the numbers of the subscriptions whose messages are shaped.
+    """
+    return {"now": now, "subscriptions": {topic: sorted(of_topic) for topic, of_topic in numbers.items()}}
+
+
+def spans(rows: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
+    """Returns by topic and subscription's number when the first and the last shaped message is due, ms.
+
+    What was overdue when it was handed out counts as due then.
+
+    Args:
+        rows: as `Release.rows`, with the metadata.
+    """
+    sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    if SHAPED not in sending or not rows.num_rows:
+        return found
+    due = np.maximum(int64(rows, "deliver_at"), sending[SHAPED]["now"])
+    masks = int64(rows, SUBSCRIPTION_MASK)
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    indices = topics.indices.to_numpy()
+    for i, topic in enumerate(topics.dictionary.to_pylist()):
+        for number in sending[SHAPED]["subscriptions"].get(topic, ()):
+            of_target = due[(indices == i) & (masks >> number & 1 > 0)]
+            if len(of_target):
+                found[topic, number] = int(of_target.min()), int(of_target.max())
+    return found
+
+
+def first_due(releases: Iterable[Release]) -> dict[tuple[str, int], int]:
+    """Returns by topic and subscription's number when the first shaped message is due that may not have been sent, ms.
+
+    Args:
+        releases: in flight; what is open is not counted, because it waits for its destination.
+    """
+    found: dict[tuple[str, int], int] = {}
+    for release in releases:
+        if PLACE not in release.rows.column_names:
+            for target, (first, _) in spans(release.rows).items():
+                found[target] = min(first, found.get(target, first))
+    return found
