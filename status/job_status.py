@@ -127,6 +127,20 @@ class JobStatus:
     troubles: list[Trouble] = field(default_factory=list)  # what somebody has to look at; the job goes on meanwhile
     routes: dict[str, Any] = field(default_factory=dict)  # the known routes, as `KnownRoutes.to_json` gives them
 
+    def queues(self, topic: str, subscription: str, now: int) -> list[tuple[str, int]]:
+        """Returns a topic's subscriptions whose rate or windows have put messages off, and when the last one goes, ms.
+
+        Args:
+            topic: a source topic.
+            subscription: the only one that is asked for; empty: all.
+            now: ms since the epoch.
+        """
+        return sorted(
+            (name, until)
+            for name, until in self.shaped_until.get(topic, {}).items()
+            if until > now and subscription in ("", name)
+        )
+
     def trouble(self, now: int) -> str | None:
         """Returns why the job does no work, one line; None: it does. `now`: ms since the epoch."""
         if self.state == "failed":

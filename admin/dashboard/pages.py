@@ -121,9 +121,12 @@ def schedule(
     route = _route(caller, topic)
     _check_subscription(route, subscription)
     begin, until = (_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
+    status = read_status(_settings(request).warehouse)
+    queues = status.queues(route.source, subscription, _now()) if status is not None else []
     return page(
-        request, "schedule.html", caller, topics=caller.routes, route=route, subscription=subscription, start=start,
-        end=end, span=span if span in SPANS or span == ALL else FIT, spans=[FIT, *SPANS, ALL], begin=begin, until=until,
+        request, "schedule.html", caller, queues=queues, topics=caller.routes, route=route, subscription=subscription,
+        start=start, end=end, span=span if span in SPANS or span == ALL else FIT, spans=[FIT, *SPANS, ALL], begin=begin,
+        until=until,
     )  # fmt: skip
 
 

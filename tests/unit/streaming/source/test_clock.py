@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -313,3 +314,20 @@ def test_batches_that_take_long_come_less_often() -> None:
     assert [tick_seconds(s) for s in (0, 0.2, 0.3)] == [0.3, 0.3, 0.3]
     assert tick_seconds(0.5) == pytest.approx(0.7)
     assert [tick_seconds(s) for s in (0.75, 2.0)] == [1.2, 1.2]
+
+
+def test_what_waits_in_all_shards_gets_places_once_and_after_all_that_were_given() -> None:
+    clock, last = (
+        Clock(SETTINGS),
+        Offset(tick=7, cutoff=START + 1_000, near_until=START + 60_000, run_id=SETTINGS.run_id),
+    )
+
+    def places(tick: int, given: int, now: int = START) -> dict[str, dict[str, Any]]:
+        waiting = {"t": {"s": [[3, given], [0, 0]]}}
+        feedback = Feedback(waiting=(tick, waiting))
+        return clock.next(last, now, 0.0, feedback, lambda: 0, lambda *_: []).places
+
+    assert places(7, given=0) == {"t": {"s": [START + 1_000, [3, 0]]}}
+    assert places(7, given=START + 9_000) == {"t": {"s": [START + 9_000, [3, 0]]}}
+    assert places(7, given=0, now=START + 5_000) == {"t": {"s": [START + 5_000, [3, 0]]}}
+    assert places(6, given=0) == {}  # of an earlier tick: it has been told, or is told again

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracker.shaping.bucket import Bucket
+from tracker.shaping.bucket import Bucket, own_ranks
 from tracker.sharding import Place
 
 RATES = st.sampled_from([0.5, 1.0, 3.0, 50.0, 2_000.0])
@@ -78,3 +78,12 @@ def test_many_messages_with_few_of_each_key_take_as_few_rounds_as_many_with_one(
     places, _ = bucket.places_of_keys(times, np.arange(20_000) % 10_000, np.zeros(10_000))
     assert sorted(set(places)) == [0, 1_000]
     assert len(set(bucket.places_of_keys(times, np.zeros(20_000, np.int64), np.zeros(1))[0])) == 20_000
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5))
+def test_places_of_all_shards_are_shared_out_evenly_and_none_is_left_out(counts: list[int]) -> None:
+    ranks = [own_ranks(counts, shard) for shard in range(len(counts))]
+    assert [len(one) for one in ranks] == counts
+    assert sorted(np.concatenate(ranks).tolist()) == list(range(sum(counts)))
+    for own, n in zip(ranks, counts, strict=True):  # at any time each has had its part, but for one place of each shard
+        assert (np.abs((np.arange(n) + 0.5) / max(n, 1) * sum(counts) - own) <= len(counts)).all()
