@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.schema import SEQUENCE_BITS
-from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, typed, with_columns
+from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, subscription_numbers, typed, with_columns
 from tracker.shaping.bucket import Bucket, FloatArray, own_ranks
 from tracker.shaping.open_time import OpenTime
 from tracker.shaping.rule import Rule
@@ -181,8 +181,9 @@ class Shaper:
         if not self or rows["shaped_from"].null_count == rows.num_rows:
             return
         placed = rows.filter(pc.is_valid(rows["shaped_from"]))
-        masks = self._masks(placed)
-        for topic, number, rule, chosen in self._by_target(placed, masks):
+        # A row that has a place is for one subscription.
+        own = np.left_shift(1, np.maximum(subscription_numbers(placed, self._subscriptions.names), 0))
+        for topic, number, rule, chosen in self._by_target(placed, self._masks(placed) & own):
             if rule.rate is None:
                 continue
             opened = OpenTime(rule.windows, min(moment.now, int(int64(placed, "deliver_at").min())))

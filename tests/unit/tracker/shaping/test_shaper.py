@@ -322,3 +322,19 @@ def test_rows_of_an_earlier_version_are_shaped_too() -> None:
     service.step(100, concat([rows]))
     service.run_until(START + 10_000)
     assert len(service.of("s")) == 20
+
+
+def test_what_is_late_for_one_subscription_puts_off_no_other() -> None:
+    service = Service(rate(20, burst=1), shards=1)
+    shaping = {TOPIC: {0: rate(20, burst=1), 1: rate(500, burst=1)}}
+    service.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping=shaping)
+    service.step(100, many(100, START + 2_000))
+    service.run_until(START + 3_800)
+    assert len(service.of("t")) == 100
+    service.step(3_000)  # longer than the lookahead: what is due for `s` meanwhile is late
+    service.run_until(START + 20_000)
+    assert len(service.of("s")) == 100
+    after = service.now
+    service.step(100, many(1, after + 2_000, first=100))
+    service.run_until(after + 5_000)
+    assert [row[3] for row in service.of("t")][100:] == [after + 2_000]
