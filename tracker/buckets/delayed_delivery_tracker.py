@@ -116,7 +116,7 @@ class DelayedDeliveryTracker:
 
     def in_slots(self, rows: pa.Table) -> pa.Table:
         """Filters rows that were added just now: those in time slots, which are not sealed."""
-        return where(rows, int64(rows, "deliver_at") < self._near_until) if rows.num_rows else rows
+        return where(rows, int64(rows, "deliver_at") < self.near_until) if rows.num_rows else rows
 
     def find(self, times: Iterable[int]) -> pa.Table:
         """Returns the rows of the mutable bucket, and those of the time slots of some times; they stay.
