@@ -306,9 +306,12 @@ class Shard:
             effects.cancels = concat([effects.cancels, self._control.take_cancels()], CANCEL_ROWS)
         effects.rejects = concat([effects.rejects, tick_input.rejected_commands, *(one.rejects for one in given_up)])
         if ends_seal_epoch:
-            # Only after due messages have been handed out: when the job stood still, they may be long past.
-            self._tracker.drop_expired(tick.cutoff)
-            self._control.drop_expired(tick.cutoff)
+            # Only after due messages have been handed out: when the job stood still, they may be long past. What waits
+            # for the next tick's places has not been.
+            next_due = tick.cutoff + 1 if self._tracker.next_due is None else self._tracker.next_due
+            past = min(tick.cutoff, next_due - 1)
+            self._tracker.drop_expired(past)
+            self._control.drop_expired(past)
             self._shaper.forget_past(tick.now)
             self._keys.sweep(moment)
         effects.status = {

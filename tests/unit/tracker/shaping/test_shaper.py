@@ -280,8 +280,16 @@ def test_a_shaped_message_is_cancelled_or_moved_as_any_other() -> None:
     assert shaped[moved][3:] == (START + 60_000, None)
 
 
-def test_what_a_pause_held_back_is_shaped_when_it_goes_on() -> None:
+@pytest.mark.parametrize("phase", range(3))
+def test_what_a_pause_held_back_is_shaped_when_it_goes_on(phase: int) -> None:
     service = Service(rate(20, burst=2))
+    for _ in range(phase):  # so that the seal epoch ends with another one of the ticks that follow
+        service.step(1)
+    # Another one that is cancelled for long: moves are looked at while there is anything of the kind.
+    other = messages([(8, 0, START + 10**8)])
+    service.step(1, other)
+    rows, known = commands([command("c", 8, 0, (1,))]), other.select(KNOWN.names).cast(KNOWN)
+    service.step(1, commands=rows, request_ids={"c": 1}, known_messages=known)
     pause = PauseChange("p", TOPIC, 1, is_paused=True)
     service.step(100, many(200, START + 3_000), pause_changes=[pause], request_ids={"p": 1})
     service.run_until(START + 8_000)
