@@ -53,13 +53,14 @@ _RESTORED = f"""
 UNION ALL {_CHANGED} FROM outcomes WHERE {IS_RESTORE}
 """
 
-# A MOVE row has no time to which the message was moved; the other rows have one.
+# A MOVE row has no time to which the message was moved; the other rows have one. Recurring messages are not here.
 _MOVES = f"""
 {_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source,
        coalesce(attempt, 0) AS attempt, CAST(NULL AS VARCHAR) AS reason
-FROM delayed_index WHERE operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)
+FROM delayed_index
+WHERE (operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)) AND occurrence IS NULL
 UNION ALL {_CHANGED}, coalesce(deliver_at, 0), 1, topic AS source, coalesce(attempt, 0), reason
-FROM outcomes WHERE result = 'APPLIED' AND operation IN ('RESCHEDULE', 'RETRY')
+FROM outcomes WHERE result = 'APPLIED' AND operation IN ('RESCHEDULE', 'RETRY') AND occurrence IS NULL
 """
 
 _DELAYS = """
@@ -295,20 +296,23 @@ def _is_delivered(moves: pa.Table, delivered: Delivered) -> BoolArray:
     return is_delivered
 
 
-def write_moves(tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> None:
+def write_moves(
+    tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int, of: str = "true"
+) -> None:
     """Appends DELAY rows for moves to the delayed index, for messages that have a row there.
 
     Args:
-        moves: as `unsealed` of Changes.
+        moves: as `unsealed` of Changes; those of recurring messages have columns of occurrences, too.
         names: for each source topic the names of its subscriptions, by number.
         tick: the bucket_id of the new rows.
+        of: SQL condition: a row of the delayed index may be copied.
     """
     if not moves.num_rows:
         return
     wanted, written = MessageSet(), MessageSet()
     wanted.add(0, *message_ids(moves))
     ledgers = pc.min_max(moves["ledger_id"])
-    condition = f"operation = 'DELAY' AND ledger_id BETWEEN {ledgers['min']} AND {ledgers['max']}"
+    condition = f"operation = 'DELAY' AND {of} AND ledger_id BETWEEN {ledgers['min']} AND {ledgers['max']}"
     found = []
     for rows in tables.stream(f"SELECT * FROM delayed_index WHERE {condition}", _WRITTEN_ROWS):  # noqa: S608
         rows = where(rows, wanted.contains(0, *message_ids(rows)) & ~written.contains(0, *message_ids(rows)))
@@ -335,6 +339,7 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
         "bucket_id": pa.array(np.full(moves.num_rows, tick)),
         "attempt": pc.if_else(pc.greater(moves["attempt"], 0), moves["attempt"], None),
         "shaped_from": pa.nulls(moves.num_rows, pa.int64()),
+        **{name: moves[name] for name in ("occurrence", "occurrence_at") if name in moves.column_names},
     }
     return typed(new, DELAYED_INDEX)
 

@@ -20,6 +20,7 @@ from broker.client import connect
 from broker.position import Position
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
+from recovery.done_occurrences import DoneOccurrences
 from recovery.message_set import MessageSet
 from recovery.trimmed import warn_of_trimmed
 from streaming.release.outgoing import is_own
@@ -30,6 +31,7 @@ from tracker.messages import (
     Int64Array,
     attempts_of,
     concat,
+    has_occurrences,
     int64,
     message_ids,
     subscription_numbers,
@@ -62,9 +64,12 @@ _APPLICATION = "delaylake-[0-9a-f]{12}"
 _DELIVER_AT = re.compile(r"[0-9]{1,18}")
 _ATTEMPT = re.compile(r"[0-9]{0,4}")  # the same of `delaylake.attempt`, empty where it is not there
 
-_DELIVERIES = """
-SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, attempt FROM deliveries
-"""
+_OCCURRENCE = re.compile(r"([1-9][0-9]{0,17})?")  # of `delaylake.occurrence`
+
+_DELIVERIES = (
+    "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, attempt, occurrence, "
+    "occurrence_at, sent_at FROM deliveries"
+)
 
 # Messages that a subscription is not to get (again), and when they were to be delivered.
 DONE = pa.schema([*list(NOT_TO_DELIVER)[:-1], ("deliver_at", pa.int64())])
@@ -77,6 +82,10 @@ class Delivered:
         names: for each source topic the names of its subscriptions, by number.
         durable: by topic partition the last entry that does not come again from the source topics.
         tenures: messages handed out while a subscription was not there are `missed` by it; None: there are none.
+
+    Attributes:
+        occurrences: those of recurring messages that have been delivered. Such a message is delivered only when it has
+            ended.
     """
 
     def __init__(
@@ -86,6 +95,7 @@ class Delivered:
         self._tenures = tenures or Tenures()
         self._durable = durable
         self._messages = MessageSet()
+        self.occurrences = DoneOccurrences()
         self._not_durable: list[pa.Table] = []
 
     @property
@@ -101,6 +111,10 @@ class Delivered:
     def add(self, rows: pa.Table) -> None:
         """Adds rows of `deliveries`; those of subscriptions that no route has are passed over."""
         numbers = subscription_numbers(rows, self._names)
+        if has_occurrences(rows):
+            recurs = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
+            self.occurrences.add(where(rows, recurs & (numbers >= 0)), numbers[recurs & (numbers >= 0)])
+            rows, numbers = where(rows, ~recurs), numbers[~recurs]
         for number in np.unique(numbers[numbers >= 0]).tolist():
             self._messages.add(number, *_attempt_ids(where(rows, numbers == number)))
         is_again = is_not_durable(rows, self._durable) & (numbers >= 0)
@@ -113,9 +127,15 @@ class Delivered:
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
         """Returns a mask of the messages that have been delivered to the subscription with a number: bool, (rows,).
 
-        Where the rows have a column `attempt`, of a retry is meant its own delivery.
+        Where the rows have a column `attempt`, of a retry is meant its own delivery; where they have `occurrence`, of a
+        recurring message that one.
         """
-        return self._messages.contains(number, *_attempt_ids(rows))
+        found = self._messages.contains(number, *_attempt_ids(rows))
+        return found | self.occurrences.contains(number, rows) if has_occurrences(rows) else found
+
+    def add_ended(self, number: int, rows: pa.Table) -> None:
+        """Adds recurring messages of which a subscription has had the last occurrence."""
+        self._messages.add(number, *_attempt_ids(rows))
 
     def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
         """Yields for each number of a subscription a mask of the messages that have been delivered to it."""
@@ -313,26 +333,27 @@ class _Sent:
 
 
 def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
-    """Returns the messages that the job has sent as rows of `deliveries`: each position and attempt once.
+    """Returns the messages that the job has sent as rows of `deliveries`: each position, attempt and occurrence once.
 
     Anybody who may write to a destination can send messages with the job's properties, or send on a message that has
     them. Messages of a producer with another name, or with properties that the job does not write, are passed over.
     """
     # Version 0.1.0 named its producers without a hash of the source topic.
     is_producer = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for message in messages:
         properties = message.properties
         text = properties.get("delaylake.messageId", "")
         due = properties.get("delaylake.deliverAt", "")
         shaped_from = properties.get("delaylake.shapedFrom", "")
-        attempt = properties.get(ATTEMPT, "")
-        if (text, attempt) in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
+        attempt, occurrence = properties.get(ATTEMPT, ""), properties.get("delaylake.occurrence", "")
+        key = (text, attempt, occurrence)
+        if key in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
             continue
-        if not _DELIVER_AT.fullmatch(due) or not _ATTEMPT.fullmatch(attempt):
+        if not (_DELIVER_AT.fullmatch(due) and _ATTEMPT.fullmatch(attempt) and _OCCURRENCE.fullmatch(occurrence)):
             continue
         ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
-        rows[text, attempt] = {
+        rows[key] = {
             "topic": topic,
             "subscription": subscription,
             "partition": partition,
@@ -348,6 +369,8 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             "batch_id": 0,
             "attempt": int(attempt) if attempt else None,
             "shaped_from": int(shaped_from) if _DELIVER_AT.fullmatch(shaped_from) else None,
+            "occurrence": int(occurrence) if occurrence else None,
+            "occurrence_at": int(due) if occurrence else None,
         }
     return pa.Table.from_pylist(list(rows.values()), schema=DELIVERIES)
 

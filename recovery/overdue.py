@@ -38,7 +38,8 @@ def first_overdue(
 ) -> Times:
     """Finds for each subscription the least time of delivery of a durable message that it is still to get and is due.
 
-    No durable message that `deliveries` does not have was sent before that time: nothing is sent early.
+    Recurring messages do not count here. No durable message that `deliveries` does not have was sent before that time:
+    nothing is sent early.
 
     Args:
         names: for each source topic the names of its subscriptions, by number.
@@ -57,7 +58,7 @@ def first_overdue(
             first[topic, number] = min(int(times.min()), first.get((topic, number), int(times.min())))
 
     n = 0
-    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now + CLOCKS_MILLIS}"):
+    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now + CLOCKS_MILLIS} AND occurrence IS NULL"):
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(rows)

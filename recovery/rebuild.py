@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from recovery.delivered import (
     write_missing_deliveries,
 )
 from recovery.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
+from recovery.recurring import Schedules
 from recovery.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from recovery.waiting_commands import find_waiting
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -99,13 +100,21 @@ def rebuild(
     commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
     control = _control(known, changes, now)
+    tick = _last_tick(tables) + 1  # that of what is written here
+    schedules = Schedules(tables, names, durable, tick, now)
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
+    for at, due in schedules.standing(delivered, control).overdue.items():
+        overdue[at] = min(due, overdue.get(at, due))
     unwritten = write_missing_deliveries(known, tables, delivered, durable, overdue, on_progress, on_warning, without)
     if unwritten:  # `delivered` has these, too, now
         changes = commands.changes(delivered)
         control = _control(known, changes, now)
-    tick = _last_tick(tables)
     write_moves(tables, changes.unsealed, names, tick)
+    standing = schedules.standing(delivered, control)
+    standing.write(tables, names, tick)
+    standing.add_ended(delivered)
+    moved = pa.concat_tables([changes.moved, standing.moved_rows])
+    control = _control(known, replace(changes, moved=moved), now)
     _remove_not_durable(tables, durable)
     since = min(overdue.values(), default=now)
     found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
@@ -120,9 +129,12 @@ def rebuild(
     kept = {
         InputKind.REBUILT_CANCELLED: changes.cancelled,
         InputKind.REBUILT_DELIVERED: done,
-        InputKind.REBUILT_MOVED: changes.moved,
+        InputKind.REBUILT_MOVED: moved,
+        InputKind.REBUILT_OCCURRENCES: standing.done_rows,
         InputKind.REBUILT_KEYS: live_keys(tables, found.keyed, durable, now),
-        InputKind.REBUILT_WAITING: pa.concat_tables([changes.waiting, find_waiting(tables, names)]),
+        InputKind.REBUILT_WAITING: pa.concat_tables(
+            [changes.waiting, standing.waiting_rows, find_waiting(tables, names)]
+        ),
     }
     for name, rows in kept.items():
         pq.write_table(rows, folder / f"{name}.parquet")
@@ -228,8 +240,9 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
         elif row["ledger_id"] == last.ledger_id:
             conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
     if conditions:
-        # A moved row does not come again; its message waits for it.
-        tables.delete("delayed_index", f"operation = 'DELAY' AND sequence IS NULL AND ({' OR '.join(conditions)})")
+        # A moved row does not come again; its message waits for it. A recurring message makes its rows anew.
+        is_made = "(sequence IS NULL OR occurrence IS NOT NULL)"
+        tables.delete("delayed_index", f"operation = 'DELAY' AND {is_made} AND ({' OR '.join(conditions)})")
 
 
 def _last_tick(tables: Tables) -> int:

@@ -16,7 +16,8 @@ from tracker.sharding import shard_of, shards_of
 class InputKind:
     """Values of the column `kind` of the operator's input, which say what a row's `body` is.
 
-    The values REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING and _KEYS are names of files in prepared states, too.
+    The values REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING, _KEYS and _OCCURRENCES are names of files in prepared
+    states, too.
     """
 
     TICK = "tick"  # body: the offset as JSON
@@ -37,6 +38,7 @@ class InputKind:
     REBUILT_MOVED = "rebuilt_moved"
     REBUILT_WAITING = "rebuilt_waiting"
     REBUILT_KEYS = "rebuilt_keys"
+    REBUILT_OCCURRENCES = "rebuilt_occurrences"
 
 
 # The same columns as `streaming.operator.schemas.INPUT_SCHEMA`.

@@ -43,4 +43,5 @@ def of_all_shards(found: PreparedState) -> Rebuilt:
         paused=meta["paused"],
         waiting=tables[InputKind.REBUILT_WAITING],
         released=meta["released"],
+        occurrences=tables[InputKind.REBUILT_OCCURRENCES],
     )

@@ -49,6 +49,8 @@ MESSAGES = pa.schema(
         ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
         ("retry_reasons", pa.string()),  # of a retry why this one and those before were asked for, as a JSON list
         ("shaped_from", pa.int64()),  # of a message that shaping gave its time: when it was due before; null: none
+        ("occurrence", pa.int64()),  # of a recurring message, which one the row is, from 1; null: it does not recur
+        ("occurrence_at", pa.int64()),  # when it is due by the message's rule; null: deliver_at
     ]
 )
 
@@ -118,6 +120,19 @@ def int64(rows: pa.Table, column: str) -> Int64Array:
 def has_keys(rows: pa.Table) -> bool:
     """Whether any of the rows has a schedule key."""
     return "schedule_key" in rows.column_names and rows["schedule_key"].null_count < rows.num_rows
+
+
+def has_occurrences(rows: pa.Table) -> bool:
+    """Whether any of the rows is of a recurring message."""
+    return "occurrence" in rows.column_names and rows["occurrence"].null_count < rows.num_rows
+
+
+def are_recurring(rows: pa.Table) -> BoolArray:
+    """Tells which rows are of recurring messages: bool, (rows,)."""
+    if not has_occurrences(rows):
+        return np.zeros(rows.num_rows, np.bool_)
+    are: BoolArray = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
+    return are
 
 
 def in_order(rows: pa.Table) -> pa.Table:

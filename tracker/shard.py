@@ -34,6 +34,7 @@ from tracker.commands.schema import (
     RESCHEDULE,
     RESTORE,
     RETRY,
+    SKIP_NEXT,
     PauseChange,
 )
 from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA, EntryLog
@@ -42,9 +43,11 @@ from tracker.keys.superseding import Superseding
 from tracker.messages import (
     MESSAGES,
     BoolArray,
+    are_recurring,
     attempts_of,
     concat,
     has_keys,
+    has_occurrences,
     in_order,
     int64,
     is_among,
@@ -103,7 +106,7 @@ class TickInput:
     # By request id, of all shards' commands, the hash of the body of the first command that has it.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     known_messages: pa.Table = field(default_factory=KNOWN.empty_table)  # durable ones that the commands name
-    # Sealed rows to reschedule, restore, retry or resume.
+    # Sealed rows to reschedule, restore, retry, resume or move on.
     payload_rows: pa.Table = field(default_factory=MESSAGES.empty_table)
     pause_changes: Sequence[PauseChange] = ()  # pauses and resumes of all shards
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
@@ -376,7 +379,7 @@ class Shard:
 
     def _payload_rows(self, tick_input: TickInput, messages: pa.Table, known: pa.Table) -> pa.Table:
         """Returns rows, as MESSAGES, of the known messages that commands move or restore, wherever they are."""
-        kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY]))
+        kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT]))
         if not pc.any(kinds).as_py():
             return MESSAGES.empty_table()
         wanted = tick_input.commands.filter(kinds).select(["ledger_id", "entry_id"])
@@ -400,7 +403,10 @@ class Shard:
         if not rows.num_rows:
             return 0, GivenUp()
         masks = self._control.hand_out(rows, moment)
-        given_up, masks = giving_up.take(rows, masks, functools.partial(self._control.next_sequence, moment))
+        next_sequence = functools.partial(self._control.next_sequence, moment)
+        recurs = are_recurring(rows)
+        given_up, others = giving_up.take(rows, np.where(recurs, 0, masks), next_sequence)
+        masks = np.where(recurs, masks, others)
         placed = None
         if self._shaper:
             masks, placed, waiting = self._shaper.shape(rows, masks, moment, tick.cutoff)
@@ -409,6 +415,8 @@ class Shard:
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         if placed is not None and placed.num_rows:
             rows = in_order(concat([rows, placed], rows.schema))
+        if has_occurrences(rows):
+            rows, given_up = self._move_on(rows, given_up, tick, moment, giving_up)
         n = rows.num_rows
         if given_up.rejects.num_rows:
             rejects = self._sent_rejects(tick, given_up.rejects)
@@ -419,6 +427,24 @@ class Shard:
             self._in_flight.add(release)
             effects.releases.append(release)
         return n, given_up
+
+    def _move_on(
+        self, rows: pa.Table, given_up: GivenUp, tick: Tick, moment: Moment, giving_up: GivingUp
+    ) -> tuple[pa.Table, GivenUp]:
+        """Moves the recurring messages of a release on, and gives up their occurrences where that has to be.
+
+        Args:
+            rows: as MESSAGES and `subscription_mask`.
+            given_up: what is given up of the others.
+        """
+        masks = int64(rows, "subscription_mask")
+        rows, one_by_one = rows.drop_columns(["subscription_mask"]), self._shaper.shapes(rows)
+        rows, masks = self._control.occurrences.hand_out(rows, masks, moment, tick.cutoff, one_by_one)
+        more, masks = giving_up.take(rows, masks, functools.partial(self._control.next_sequence, moment))
+        is_wanted = is_rejected(rows) | (masks != 0)
+        rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
+        outcomes = concat([given_up.outcomes, more.outcomes], OUTCOME_ROWS)
+        return rows, GivenUp(concat([given_up.rejects, more.rejects]), outcomes)
 
     def _sent_rejects(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the new rejects whose rejects topic can be written; the others are only in the table `rejects`."""

@@ -5,7 +5,8 @@ A row of `delayed_index` (operation DELAY) is pending for a subscription when
 - it is for that subscription, or for all of the topic's (`subscription` is null),
 - the message has no later row there: no MOVE has a higher sequence than the row,
 - the last command that cancelled the message, or its whole entry, is not later than the last that restored it,
-- it has not been delivered there: of a retry, that the delivery of its `attempt` has not been made.
+- it has not been delivered there: of a retry, that the delivery of its `attempt` has not been made; of a recurring
+  message, that the row's occurrence, or a later one, has not been delivered.
 
 Commands name a message by its batch_index, or a whole entry, which may be one message, by -1. Ledger ids are unique in
 a cluster, and imported messages have others than any cluster has, so no two topics or partitions share one.
@@ -27,6 +28,23 @@ IS_CANCEL = "result IN ('APPLIED', 'SUPERSEDED') AND operation IN ('CANCEL', 'SK
 
 # SQL condition: a row of `outcomes` undid what cancelled its message before: a retry does, too.
 IS_RESTORE = "(result = 'APPLIED' AND operation IN ('RESTORE', 'RETRY'))"
+
+# SQL condition: a row of `outcomes` is of an occurrence of a recurring message that is not delivered: it was skipped,
+# or its destination did not take it.
+IS_SKIPPED_OCCURRENCE = "result = 'APPLIED' AND operation = 'SKIP_NEXT'"
+
+# A row for each subscription and recurring message: the last occurrence that has been delivered, or is not to be.
+LAST_OCCURRENCES = f"""
+SELECT topic, subscription, ledger_id, entry_id, batch_index, max(occurrence) AS occurrence
+FROM (
+    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence FROM deliveries
+    WHERE occurrence IS NOT NULL
+    UNION ALL
+    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence FROM outcomes
+    WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE}
+) AS done
+GROUP BY topic, subscription, ledger_id, entry_id, batch_index
+"""  # noqa: S608
 
 # A row for each subscription and message, or whole entry, that commands named: the sequence of the last command of each
 # kind; null: none.

@@ -36,6 +36,8 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("attempt"),
         MESSAGES.field("retry_reasons"),
         MESSAGES.field("shaped_from"),
+        MESSAGES.field("occurrence"),
+        MESSAGES.field("occurrence_at"),
     ]
 )
 
@@ -67,6 +69,8 @@ OUTCOMES = pa.schema(
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # of a SUPERSEDED message the position of the one that it yields to
         ("attempt", pa.int32()),  # of a RETRY that is applied its number, from 1
+        # Of a recurring message, the occurrence that was rescheduled, skipped or given up.
+        ("occurrence", pa.int64()),
     ]
 )
 
@@ -83,6 +87,8 @@ DELIVERIES = pa.schema(
         ("batch_id", pa.int64()),
         ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
         MESSAGES.field("shaped_from"),
+        MESSAGES.field("occurrence"),
+        MESSAGES.field("occurrence_at"),
     ]
 )
 

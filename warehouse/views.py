@@ -11,7 +11,7 @@ from conf.settings import Settings, local_path
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.commands.moves import HELD_DELIVER_AT
-from warehouse.pending import IS_CANCEL, LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
+from warehouse.pending import IS_CANCEL, LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands
 from warehouse.schemas import MESSAGE_SCHEMAS, SCHEMAS
 from warehouse.tables import exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
@@ -50,16 +50,20 @@ SELECT * FROM (
 ) AS c
 WHERE messages > 0
 """,  # noqa: S608
+    "last_occurrences": LAST_OCCURRENCES,
     # What waits: a row for each message and subscription. A message that a pause holds back has no time (`is_held`).
+    # Of a recurring message it is the next `occurrence`.
     "pending": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
        i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload,
-       i.schedule_key, i.attempt, i.shaped_from
+       i.schedule_key, i.attempt, i.shaped_from, i.occurrence
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id
     AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
-    AND coalesce(d.attempt, 0) = coalesce(i.attempt, 0)
+    AND coalesce(d.attempt, 0) = coalesce(i.attempt, 0) AND i.occurrence IS NULL
+LEFT ANTI JOIN last_occurrences AS n ON n.subscription = s.subscription AND n.ledger_id = i.ledger_id
+    AND n.entry_id = i.entry_id AND n.batch_index = i.batch_index AND n.occurrence >= i.occurrence
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
     AND NOT (i.subscription IS NULL AND {{missed}})

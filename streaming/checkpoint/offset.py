@@ -66,6 +66,7 @@ class Offset:
     keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
     # By source topic and subscription what waited for this tick: [time after which it gets places, messages by shard].
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    time_zone_data: str = ""  # the version by which recurring messages are computed; "": an earlier program's offset
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
 
     @property

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind
-from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER
+from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE
 from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import typed
 from tracker.sharding import shards_of
@@ -62,6 +62,7 @@ class PreparedState:
             InputKind.REBUILT_MOVED: MOVED,
             InputKind.REBUILT_WAITING: COMMAND_ROWS,
             InputKind.REBUILT_KEYS: LIVE_KEYS,
+            InputKind.REBUILT_OCCURRENCES: OCCURRENCES_DONE,
         }
         tables = {
             kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()

@@ -18,7 +18,7 @@ from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.cancelled import Compression
 from tracker.commands.pace import Pace
-from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, Rebuilt
+from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
 from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, pack, unpack
@@ -57,6 +57,7 @@ _TABLES = (
     InputKind.REBUILT_MOVED,
     InputKind.REBUILT_WAITING,
     InputKind.REBUILT_KEYS,
+    InputKind.REBUILT_OCCURRENCES,
 )
 
 
@@ -124,6 +125,7 @@ class Operator:
                 moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
                 waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
                 keys=concat(tables[InputKind.REBUILT_KEYS], LIVE_KEYS),
+                occurrences=concat(tables[InputKind.REBUILT_OCCURRENCES], OCCURRENCES_DONE),
             )
         # The offset of an earlier program may lack this version: then it is None.
         version, now = dict(zip(LOOKED_UP, offset.lookup_versions, strict=False)).get("outcomes"), offset.now

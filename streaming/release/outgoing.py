@@ -40,6 +40,8 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
         properties[ATTEMPT] = str(columns["attempt"][row])
         if _bytes(columns, row) <= MAX_REJECTED_BYTES:
             properties[REASONS] = columns["retry_reasons"][row] or "[]"
+    if columns["occurrence"][row] is not None:
+        properties["delaylake.occurrence"] = str(columns["occurrence"][row])
     if columns["key_encoding"][row] is not None:
         properties["delaylake.keyEncoding"] = columns["key_encoding"][row]
     if columns["shaped_from"][row] is not None:

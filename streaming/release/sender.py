@@ -282,9 +282,10 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
         name: [plan.columns[name][send.row] for send, plan, _ in chosen]
         for name in (
             *("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at"),
-            *("attempt", "shaped_from"),
+            *("attempt", "shaped_from", "occurrence"),
         )
     }
+    columns["occurrence_at"] = [_occurrence_at(plan.columns, send.row) for send, plan, _ in chosen]
     columns["position"] = [_position(plan.columns, send.row) for send, plan, _ in chosen]
     columns["subscription"] = [send.subscription for send, _, _ in chosen]
     columns["sent_at"] = [at for _, _, at in chosen]
@@ -293,6 +294,14 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
     columns["destination_message_id"] = [None] * len(chosen)
     columns["batch_id"] = [plan.tick for _, plan, _ in chosen]
     return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
+
+
+def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:
+    """Returns after which time the next occurrence of a recurring message is, ms; None: the message does not recur."""
+    if columns["occurrence"][row] is None:
+        return None
+    due = columns["deliver_at"][row] if columns["shaped_from"][row] is None else columns["shaped_from"][row]
+    return max(int(due), columns["occurrence_at"][row] or 0)
 
 
 def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streaming.release.naming import Target
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
@@ -18,7 +19,7 @@ from warehouse.tables import Tables, literal
 
 _log = logging.getLogger(__name__)
 
-_MESSAGE = ["ledger_id", "entry_id", "batch_index"]  # names a message of a topic
+_MESSAGE = ["ledger_id", "entry_id", "batch_index", "occurrence"]  # names what is sent of a message of a topic
 _RETRY_SECONDS = 1.0
 
 
@@ -81,11 +82,14 @@ class WrittenDown:
             conditions: SQL, which the rows of the target in the table meet.
         """
         of_ticks = f"batch_id IN ({', '.join(map(str, ticks))})"
+        # Of a recurring message several occurrences may be open; one that does not recur has none.
+        named = [name for name in _MESSAGE if name in rows.column_names]
         written = self._tables.query(
             table,
-            f"SELECT {', '.join(_MESSAGE)} FROM {table} WHERE {' AND '.join([of_ticks, *conditions])}",  # noqa: S608
+            f"SELECT {', '.join(named)} FROM {table} WHERE {' AND '.join([of_ticks, *conditions])}",  # noqa: S608
         )
-        return where(rows, ~is_among(rows, written, _MESSAGE))
+        keys, others = (pa.table({name: pc.fill_null(of[name], 0) for name in named}) for of in (rows, written))
+        return where(rows, ~is_among(keys, others, named))
 
 
 def of_target(target: Target) -> tuple[str, str]:

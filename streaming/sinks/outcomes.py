@@ -37,7 +37,7 @@ _SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operat
 PUBLISHED = pa.schema(
     [
         *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
-        *(OUTCOME_ROWS.field(name) for name in ("superseded_by", "schedule_key")),
+        *(OUTCOME_ROWS.field(name) for name in ("superseded_by", "schedule_key", "occurrence")),
         ("has_more", pa.bool_()),
         ("n_named", pa.int64()),
     ]
@@ -115,6 +115,7 @@ class OutcomePublisher:
                 operation=row["operation"],
                 superseded_by=row["superseded_by"] or "",
                 schedule_key=row["schedule_key"] or "",
+                occurrence=row["occurrence"] or 0,
                 has_more=row["has_more"],
                 n_named=row["n_named"],
             )

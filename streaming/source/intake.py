@@ -41,6 +41,7 @@ from streaming.source.watch.source_watch import SourceWatch
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, has_keys
+from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from warehouse import tenure
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.queries.index_rows import LOOKED_UP, rows_due
@@ -361,8 +362,16 @@ class Intake:
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.values()) if r.has_keys)}),
+            time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),
         )
+        if last.time_zone_data not in ("", TIME_ZONE_DATA_VERSION):
+            _log.warning(
+                "time zones are now those of %s, before of %s: of recurring messages the next occurrence stays as it "
+                "is, and those after it go by the new ones",
+                TIME_ZONE_DATA_VERSION,
+                last.time_zone_data,
+            )
         if ends is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
             offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
         if self._settings.release.unwritable == "wait":

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tracker.buckets.chunks import Chunks
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
-from tracker.messages import BoolArray, concat, in_order, int64, where
+from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
 from tracker.store import Store
 
 _TABLE = "tracker"
@@ -24,6 +26,8 @@ class DelayedDeliveryTracker:
     bucket. `seal` makes an immutable bucket of the mutable one, which the caller stores; its rows that are due before
     the load horizon are kept in time slots here, too, the others only in the bucket, until the caller hands them back
     by `load_segment`. `get_scheduled_messages` removes the messages that are due.
+
+    A recurring message, which is needed as long as it recurs, is in a bucket in any case, with its first occurrence.
 
     All state is in the store: after `save` another tracker on the same store goes on from there. The same calls
     give the same results. Tables have the columns of `tracker.messages.MESSAGES`; times are ms since the epoch.
@@ -45,6 +49,8 @@ class DelayedDeliveryTracker:
         self._bits = IndexBits(store)
         self._sealed: int = meta.get("sealed", 0)
         self.near_until: int = meta.get("near_until", 0)
+        # Rows to be sealed that are in a time slot, too, or have been due already.
+        self._recurring = Chunks(store, "recurring", MESSAGES, *meta.get("recurring", [0, 0]))
         self.load_horizon: int = meta.get("load_horizon", 0)
         self._saved = saved
 
@@ -88,6 +94,7 @@ class DelayedDeliveryTracker:
             raise ValueError(f"entry ids must be from 0 to {MAX_ENTRY_ID}")
         is_due = int64(rows, "deliver_at") <= cutoff
         due, delayed = where(rows, is_due), where(rows, ~is_due)
+        self._keep_recurring(due)
         if not delayed.num_rows:
             return due
         ledger_ids, entry_ids = int64(delayed, "ledger_id"), int64(delayed, "entry_id")
@@ -95,6 +102,7 @@ class DelayedDeliveryTracker:
         if not is_new.all():
             delayed, ledger_ids, entry_ids = where(delayed, is_new), ledger_ids[is_new], entry_ids[is_new]
         self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
+        self._keep_recurring(where(delayed, int64(delayed, "deliver_at") < self.near_until))
         self._add(delayed)
         return due
 
@@ -138,6 +146,12 @@ class DelayedDeliveryTracker:
             self._slots.add(where(delayed, is_near))
             self._mutable.add(where(delayed, ~is_near))
 
+    def _keep_recurring(self, rows: pa.Table) -> None:
+        """Keeps for the next bucket the rows with which recurring messages have come."""
+        if has_occurrences(rows):
+            has_come = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"]))
+            self._recurring.add(rows.filter(has_come))
+
     def seal(self, load_horizon: int, near_until: int) -> pa.Table:
         """Empties the mutable bucket into an immutable one, and moves the load horizon on.
 
@@ -151,7 +165,7 @@ class DelayedDeliveryTracker:
 
         Returns:
             the immutable bucket: the rows by time of delivery, then position; may be empty. Those due before the load
-            horizon are in state, too.
+            horizon are in state, too. After these rows come recurring messages that have not waited in the bucket.
         """
         self.load_horizon = max(load_horizon, self.load_horizon)
         self.near_until = near_until
@@ -159,7 +173,7 @@ class DelayedDeliveryTracker:
         is_near = int64(bucket, "deliver_at") < self.load_horizon
         self._slots.add(where(bucket, is_near))
         self._sealed += int((~is_near).sum())
-        return bucket
+        return concat([bucket, self._recurring.take_all()])
 
     def load_segment(self, rows: pa.Table) -> None:
         """Adds rows of immutable buckets that are due before the load horizon now."""
@@ -177,6 +191,7 @@ class DelayedDeliveryTracker:
         if earliest is not None and earliest <= cutoff:
             rows = self._mutable.take_all()
             is_near = int64(rows, "deliver_at") < self.near_until
+            self._keep_recurring(where(rows, is_near))
             self._slots.add(where(rows, is_near))
             self._mutable.add(where(rows, ~is_near))
         return self._slots.take_due(cutoff)
@@ -199,6 +214,8 @@ class DelayedDeliveryTracker:
             "near_until": self.near_until,
             "load_horizon": self.load_horizon,
         }
+        if self._recurring.n_chunks:
+            meta["recurring"] = [self._recurring.n_chunks, self._recurring.n_rows]
         data = json.dumps(meta, separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_TABLE, (0, 0), data)

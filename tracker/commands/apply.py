@@ -11,18 +11,20 @@ import pyarrow.compute as pc
 from tracker.commands.match import entry_results, last_rows_of, match, results_of, rows_of, runs, times_of
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of, superseded
 from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.remaining import Remaining
 from tracker.commands.retries import CLOCKS_MILLIS, retry_rows
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, RETRY, SKIP
+from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT
 from tracker.messages import (
     BoolArray,
     Int64Array,
     attempts_of,
     concat,
     has_keys,
+    has_occurrences,
     int64,
     message_ids,
     where,
@@ -52,15 +54,22 @@ class Executor:
         subscriptions: those of each source topic.
         remaining: which subscriptions each message still goes to.
         operations: to which rows of type CANCEL, RESTORE and MOVE are added.
+        occurrences: moves recurring messages on.
         remembered_millis: how long a message is remembered as cancelled beyond its time, ms.
     """
 
     def __init__(
-        self, subscriptions: Subscriptions, remaining: Remaining, operations: Operations, remembered_millis: int
+        self,
+        subscriptions: Subscriptions,
+        remaining: Remaining,
+        operations: Operations,
+        occurrences: Occurrences,
+        remembered_millis: int,
     ) -> None:
         self._subscriptions = subscriptions
         self._remaining = remaining
         self._operations = operations
+        self._occurrences = occurrences
         self._remembered_millis = remembered_millis
 
     def apply(
@@ -104,12 +113,11 @@ class Executor:
         command, row, row_index = command[is_named], row[is_named], row_index[is_named]
         order = np.lexsort((row_index, command))
         command, row = command[order], row[order]
-        payload_row = rows_of(known, payload_rows)
         for start, end in runs(commands):
             first, last = np.searchsorted(command, [start, end])
             part = slice(first, last)
             if first < last:
-                pairs = Pairs(commands, command[part], known, row[part], is_released, payload_rows, payload_row)
+                pairs = Pairs(commands, command[part], known, row[part], is_released, payload_rows)
                 outcomes += self._apply_run(pairs, moment)
         return concat(outcomes, OUTCOME_ROWS), where(commands, unmatched)
 
@@ -126,8 +134,11 @@ class Executor:
         due = int64(rows, "deliver_at")
         ledgers, entries, indexes = message_ids(rows)
         sizes = int64(rows, "batch_size")
+        payload_rows = pairs.payload_rows
+        if has_occurrences(payload_rows):  # the next one may have become that in this tick
+            payload_rows = concat([payload_rows, *self._operations.moves])
         attempts = np.zeros(len(row), np.int64)
-        has_attempts = pairs.payload_rows["attempt"].null_count < pairs.payload_rows.num_rows
+        has_attempts = payload_rows["attempt"].null_count < payload_rows.num_rows
         _, distinct = np.unique(row, return_index=True)
         originals = rows.take(pa.array(distinct))
         wanted = self._remaining.mask_with_removed(originals) != 0
@@ -141,11 +152,12 @@ class Executor:
             )
             if kind == RETRY:
                 is_late &= np.where(moves > 0, moved_to, due[chosen]) <= moment.now + CLOCKS_MILLIS
-            payload_row = pairs.payload_row[row[chosen]]
+            payload_row = rows_of(of_chosen, payload_rows, moves)
+            number = _numbers(payload_rows, payload_row)
             if kind == RETRY or has_attempts:
                 names = self._subscriptions.names_of(of_chosen["topic"], subscription)
-                payload_row = last_rows_of(of_chosen, pairs.payload_rows, names)
-            result, reason = results_of(kind, cancelled, is_late, payload_row >= 0)
+                payload_row = np.where(number > 0, payload_row, last_rows_of(of_chosen, payload_rows, names))
+            result, reason = results_of(kind, cancelled, is_late, payload_row >= 0, number > 0)
             applied = np.flatnonzero(result == Result.APPLIED)
             _, first = np.unique(row[chosen[applied]], return_index=True)
             repeated = np.ones(len(applied), np.bool_)
@@ -164,12 +176,12 @@ class Executor:
             if kind == RESTORE:
                 self._remaining.cancelled.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
             elif kind == RESCHEDULE:
-                moving = pairs.payload_rows.take(pa.array(payload_row[applied]))
+                moving = payload_rows.take(pa.array(payload_row[applied]))
                 self._operations.move(moving, subscription, times[applied], sequence)
             elif kind == RETRY:
                 for i in applied.tolist():
                     reason[i] = pairs.commands["reason"][int(command[chosen[i]])].as_py() or ""
-                before = pairs.payload_rows.take(pa.array(payload_row[applied]))
+                before = payload_rows.take(pa.array(payload_row[applied]))
                 of_commands = pairs.commands.take(pa.array(command[now]))
                 last_due = np.where(moves > 0, np.where(moved_to < HELD_DELIVER_AT, moved_to, 0), due[chosen])[applied]
                 retried, times[applied] = retry_rows(
@@ -177,22 +189,27 @@ class Executor:
                 )
                 attempts[now] = attempts_of(retried)
                 self._retry(retried, subscription, times[applied], sequence, moment)
+            elif kind == SKIP_NEXT:
+                moving = payload_rows.take(pa.array(payload_row[applied]))
+                times[applied] = self._occurrences.skip(moving, subscription, sequence, moment)
             else:
                 as_entry = (is_shared[applied] | (indexes[now] < 0)).astype(np.bool_)
                 self._cancel(subscription, rows.take(pa.array(now)), as_entry, until[applied])
             answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, is_shared, starts, subscription)
             is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-            is_moving = kind in (RESCHEDULE, RETRY)
+            is_moving = kind in (RESCHEDULE, RETRY, SKIP_NEXT)
             answered = np.flatnonzero(starts | ~is_shared)
-            new_times = times[answered] if is_moving else None
+            of_moved = pc.and_(is_applied, is_moving)
+            numbers = pa.array(number[answered], mask=number[answered] <= 0)
             outcomes.append(
                 with_columns(
                     answers,
                     sequence=pc.if_else(is_applied, sequence, None),
-                    deliver_at=answers["deliver_at"] if new_times is None else pc.if_else(is_applied, new_times, None),
+                    deliver_at=pc.if_else(of_moved, times[answered], None),
                     attempt=pc.if_else(is_applied, attempts[chosen[answered]], None).cast(pa.int32())
                     if kind == RETRY
                     else answers["attempt"],
+                    occurrence=pc.if_else(of_moved, numbers, None),
                 )
             )
             if not is_moving:
@@ -376,3 +393,17 @@ class Executor:
             sequence=pc.if_else(is_applied, self._operations.next_sequence(moment), None),
             deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else answers["deliver_at"],
         )
+
+
+def _numbers(payload_rows: pa.Table, index: Int64Array) -> Int64Array:
+    """Returns which occurrence of a recurring message each row is, int64, (n,); 0: its message does not recur.
+
+    Args:
+        payload_rows: as MESSAGES.
+        index: int64, (n,): of rows; -1: no row.
+    """
+    numbers = np.zeros(len(index), np.int64)
+    if has_occurrences(payload_rows):
+        of_rows = pc.fill_null(payload_rows["occurrence"], 0).to_numpy()
+        numbers[index >= 0] = of_rows[index[index >= 0]]
+    return numbers

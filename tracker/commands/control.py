@@ -15,6 +15,7 @@ from tracker.commands.cancelled import Compression
 from tracker.commands.holding import Holding
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment, is_out_ahead
+from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import answer
 from tracker.commands.pace import Pace
@@ -56,6 +57,7 @@ class Control:
     Attributes:
         cancelled: the messages that are cancelled or skipped.
         operations: collects the rows that commands, and other moves, add to the delayed index.
+        occurrences: moves recurring messages on.
     """
 
     def __init__(
@@ -79,7 +81,10 @@ class Control:
             store, cancels, self._remaining.moved, self._subscriptions, self._remembered_millis
         )
         self._holding = Holding(self._subscriptions, self._remaining, self.operations, self._remembered_millis, paused)
-        self._executor = Executor(self._subscriptions, self._remaining, self.operations, self._remembered_millis)
+        self.occurrences = Occurrences(store, self.operations)
+        self._executor = Executor(
+            self._subscriptions, self._remaining, self.operations, self.occurrences, self._remembered_millis
+        )
         self._waiting = WaitingCommands(store)
         self._requests = RequestLog(store)
         self.cancelled = self._remaining.cancelled
@@ -352,6 +357,7 @@ class Control:
         """
         self._remaining.rebuild(rebuilt)
         self._holding.paused = dict(rebuilt.paused)
+        self.occurrences.rebuild(rebuilt.occurrences)
         self._waiting.add(rebuilt.waiting, REBUILT_TICK)
         self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
 
@@ -362,6 +368,7 @@ class Control:
     def save(self) -> None:
         """Writes what is not in the store yet."""
         self._remaining.save()
+        self.occurrences.save()
         self._waiting.save()
         unwanted_moves, unwanted, numbers = self._remaining.counts
         meta = [*self.operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]

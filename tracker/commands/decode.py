@@ -28,6 +28,7 @@ from tracker.commands.schema import (
     RESUME,
     RETRY,
     SKIP,
+    SKIP_NEXT,
     PauseChange,
     Routes,
 )
@@ -157,10 +158,11 @@ def _rows(
     subscriptions = {i: s for i, s in enumerate(routes[topic]) if not s.is_removed}
     rows: list[_Part] = []
     known = {s.name for s in subscriptions.values()}
-    also_later = ALSO_LATER in command.subscriptions
+    is_for_all = ALSO_LATER in command.subscriptions or not command.subscriptions
+    # A later subscription has no next occurrence.
+    also_later = ALSO_LATER in command.subscriptions and operation != SKIP_NEXT
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
-    is_for_all = also_later or not command.subscriptions
     chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
     if operation == SKIP:
         refused = [s.name for s in chosen.values() if s.is_cumulative]

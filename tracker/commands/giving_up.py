@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.commands.outcome_rows import ISSUED_BY
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.commands.schema import CANCEL, OUTCOME_ROWS, SKIP_NEXT
 from tracker.in_flight import OpenReleases
-from tracker.messages import MESSAGES, Int64Array, concat, typed, where, with_columns
+from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
 # The reason of such a message in `rejects` begins with this and the subscription. Others may have got the message.
@@ -111,13 +112,19 @@ def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, 
         "subscription": name,
         "result": int(Result.APPLIED),
         "reason": reason,
-        "operation": "CANCEL",
+        "operation": CANCEL.upper(),
         "sequence": sequence,
         "issued_by": ISSUED_BY,
         "issued_at": now,
         "sum_up": True,
     }
     values = {field: pa.array([value] * n) for field, value in constants.items()}
+    if has_occurrences(rows):
+        # The others are still to come: only this one is not.
+        recurs = pc.is_valid(rows["occurrence"])
+        since = pc.coalesce(rows["occurrence_at"], rows["deliver_at"])
+        values["operation"] = pc.if_else(recurs, SKIP_NEXT.upper(), CANCEL.upper())
+        values |= {"occurrence": rows["occurrence"], "deliver_at": pc.if_else(recurs, since, None)}
     values |= {field: rows[field] for field in ("topic", "partition", "ledger_id", "entry_id", "batch_index")}
     return typed(values, OUTCOME_ROWS)
 

@@ -14,7 +14,7 @@ from tracker.commands.operations import Operations
 from tracker.commands.pace import PACE_MILLIS, Pace, step_of
 from tracker.commands.remaining import Remaining
 from tracker.commands.schema import PauseChange
-from tracker.messages import MESSAGES, Int64Array, concat, int64, message_ids, typed
+from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, int64, message_ids, typed
 from tracker.subscriptions import Subscriptions, by_topic
 
 # Messages that are moved together in one tick: so many have sequences of their own, and keep their order.
@@ -101,6 +101,9 @@ class Holding:
         Returns:
             the rows, as MESSAGES, one a message and subscription.
         """
+        if has_occurrences(rows):
+            # Which occurrences have not arrived, a rebuild sees by their numbers.
+            rows = rows.filter(pc.is_null(rows["occurrence"]))
         masks = int64(rows, "subscription_mask")
         moved: list[pa.Table] = []
         for subscription in range(int(masks.max(initial=0)).bit_length()):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import CANCEL, KNOWN, PAST, RESCHEDULE, RESTORE, RETRY, SKIP
-from tracker.messages import BoolArray, Int64Array, int64, message_ids, where
+from tracker.commands.schema import CANCEL, KNOWN, PAST, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT
+from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
@@ -21,6 +21,8 @@ NOT_KEPT = "its payload is not kept: send the message back with the property ret
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:
     """Cuts COMMAND_ROWS into runs of one kind, in which no message is rescheduled to two different times.
+
+    Nor does a run move one message on twice.
 
     Cancels and skips count as one kind.
 
@@ -41,10 +43,11 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
         is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
             index < 0 and bool(times - {time})
         )
-        if kind != run or (kind == RESCHEDULE and is_moved_elsewhere):
+        is_skipped_again = kind == SKIP_NEXT and (index in of_entry or -1 in of_entry or (index < 0 and of_entry != {}))
+        if kind != run or (kind == RESCHEDULE and is_moved_elsewhere) or is_skipped_again:
             starts.append(i)
             run, moved, of_entry, times = kind, {}, {}, set()
-        if kind == RESCHEDULE:
+        if kind in (RESCHEDULE, SKIP_NEXT):
             of_entry[index] = time
             times.add(time)
             moved[ledger, entry] = of_entry, times
@@ -52,15 +55,16 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
 
 
 def results_of(
-    kind: str, cancelled: BoolArray, is_late: BoolArray, has_payload: BoolArray
+    kind: str, cancelled: BoolArray, is_late: BoolArray, has_payload: BoolArray, recurs: BoolArray
 ) -> tuple[Int64Array, list[str]]:
     """Returns the results of a command for messages of one subscription.
 
     Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE or RETRY.
+        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY or SKIP_NEXT.
         cancelled: bool, (n,): the message is cancelled.
         is_late: bool, (n,): the message has been handed out.
         has_payload: bool, (n,): the message's row is at hand, so that it can be moved.
+        recurs: bool, (n,): the message is a recurring one, if its row is at hand.
 
     Returns:
         numbers of the enum Result, int64, (n,), and n reasons, empty where the command is applied.
@@ -71,14 +75,17 @@ def results_of(
             (is_late, Result.TOO_LATE, "its time is past"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
-    elif kind == RESCHEDULE:
+    elif kind in (RESCHEDULE, SKIP_NEXT):
         cases = [
             (cancelled, Result.INVALID, "taken back: restore it first"),
             (is_late, Result.TOO_LATE, "released"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
+        if kind == SKIP_NEXT:
+            cases.insert(1, (has_payload & ~recurs, Result.INVALID, "the message does not recur: skip it"))
     elif kind == RETRY:
         cases = [
+            (recurs, Result.INVALID, "a recurring message is not retried by its id: send the delivered one back"),
             (~is_late & cancelled, Result.INVALID, "taken back: restore it first"),
             (~is_late, Result.ALREADY_APPLIED, "it waits"),
             (~has_payload, Result.NOT_FOUND, NOT_KEPT),
@@ -91,22 +98,36 @@ def results_of(
     return result.astype(np.int64), reason.tolist()
 
 
-def rows_of(known: pa.Table, payload_rows: pa.Table) -> Int64Array:
+def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array) -> Int64Array:
     """Finds the payload row of each known message.
 
     Args:
         known: as KNOWN, n rows.
         payload_rows: as MESSAGES.
+        moves: int64, (n,): the sequence of each message's last move for a subscription; 0: none.
 
     Returns:
-        for each known message the index of its first payload row, int64, (n,); -1: there is none.
+        for each known message the index of its first payload row, of a recurring one that of its next occurrence,
+        int64, (n,); -1: there is none.
     """
     if not payload_rows.num_rows:
         return np.full(known.num_rows, -1, dtype=np.int64)
     there: dict[tuple[int, int, int], int] = {}
-    for i, position in enumerate(_keys(payload_rows)):
-        there.setdefault(position, i)
-    return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+    if not has_occurrences(payload_rows):
+        for i, position in enumerate(_keys(payload_rows)):
+            there.setdefault(position, i)
+        return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+    # The rows of a recurring message are of several occurrences: the one of the last move is the next.
+    of_move: dict[tuple[tuple[int, int, int], int], int] = {}
+    columns = (payload_rows[name].to_pylist() for name in ("sequence", "occurrence"))
+    for i, (position, sequence, number) in enumerate(zip(_keys(payload_rows), *columns, strict=True)):
+        if number is None:
+            there.setdefault(position, i)
+        else:
+            of_move.setdefault((position, sequence or 0), i)
+    pairs = zip(_keys(known), moves.tolist(), strict=True)
+    found = [of_move.get((position, sequence), there.get(position, -1)) for position, sequence in pairs]
+    return np.array(found, dtype=np.int64)
 
 
 def last_rows_of(rows: pa.Table, payload_rows: pa.Table, names: pa.Array) -> Int64Array:

@@ -132,13 +132,15 @@ class Moved:
             stored_times = times[rows] | attempts[rows] << _ATTEMPT_BIT
             new = np.stack([of, sequences[rows], stored_times, _unless_held(until[rows])], axis=1)
             new = new[np.argsort(new[:, _CODE])]
-            again = np.isin(before[:, _CODE], new[:, _CODE])
-            earlier = before[again]
-            at = np.searchsorted(new[:, _CODE], earlier[:, _CODE])
+            place = np.searchsorted(before[:, _CODE], new[:, _CODE])
+            is_again = place < len(before)
+            is_again[is_again] = before[place[is_again], _CODE] == new[is_again, _CODE]
+            earlier = before[place[is_again]]
             past = np.maximum(earlier[:, _UNTIL], _unless_held(earlier[:, _TIME] & _TIME_MASK))
-            new[at, _UNTIL] = np.maximum(new[at, _UNTIL], past)
-            table = np.concatenate([before[~again], new])
-            self._tables[ledger, subscription] = table[np.argsort(table[:, _CODE])]
+            new[is_again, _UNTIL] = np.maximum(new[is_again, _UNTIL], past)
+            table = before.copy()
+            table[place[is_again]] = new[is_again]
+            self._tables[ledger, subscription] = np.insert(table, place[~is_again], new[~is_again], axis=0)
             self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
             self._changed.add((ledger, subscription))
 

@@ -6,13 +6,26 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import DelayLakeError
 from tracker.buckets.chunks import Chunks
 from tracker.commands.moment import Moment
 from tracker.commands.moves import Moved
 from tracker.commands.schema import CANCEL_ROWS, SEQUENCE_BITS
-from tracker.messages import MESSAGES, Int64Array, attempts_of, concat, int64, message_ids, typed, with_columns
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    attempts_of,
+    concat,
+    has_occurrences,
+    int64,
+    message_ids,
+    typed,
+    where,
+    with_columns,
+)
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 
@@ -26,6 +39,9 @@ class Operations:
 
     Rows of type CANCEL, RESTORE and MOVE are kept until they are sealed; rows of moved messages go to the tracker in
     the same tick.
+
+    Attributes:
+        moves: the new rows of moved messages, as MESSAGES, that `take_moves` returns next.
 
     Args:
         store: where the rows that wait to be sealed are kept.
@@ -42,7 +58,7 @@ class Operations:
         self._moved = moved
         self._subscriptions = subscriptions
         self._remembered_millis = remembered_millis
-        self._moves: list[pa.Table] = []
+        self.moves: list[pa.Table] = []
         self._sequence = 0
 
     @property
@@ -61,6 +77,7 @@ class Operations:
         """
         n = rows.num_rows
         values = {
+            "occurrence": pa.nulls(n, pa.int64()),
             **{name: rows[name] for name in CANCEL_ROWS.names if name in rows.column_names},
             "operation": pa.array([operation] * n, pa.string()),
             "sequence": pa.array(np.full(n, sequence)),
@@ -87,7 +104,7 @@ class Operations:
             was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
             shaped_from: the same; None: null, for what shaping has done before does not count any more.
         """
-        self._moves.append(self.moved(rows, subscription, times, sequence, was_due, shaped_from))
+        self.moves.append(self.moved(rows, subscription, times, sequence, was_due, shaped_from))
 
     def moved(
         self,
@@ -114,16 +131,62 @@ class Operations:
             was_due=due_before,
             shaped_from=pa.nulls(n, pa.int64()) if shaped_from is None else pa.array(shaped_from),
         )
+        if has_occurrences(rows):
+            by_rule = pc.coalesce(rows["occurrence_at"], rows["deliver_at"])
+            moved = with_columns(
+                moved, occurrence_at=pc.if_else(pc.is_valid(rows["occurrence"]), by_rule, rows["occurrence_at"])
+            )
         # The MOVE row tells which of the two counts, so it stays until both are past.
         self.add("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
         return moved
 
+    def move_on(
+        self,
+        rows: pa.Table,
+        subscription: int,
+        times: Int64Array,
+        numbers: pa.Array,
+        by_rule: pa.Array,
+        has_next: BoolArray,
+        is_replaced: BoolArray,
+        sequence: int,
+    ) -> None:
+        """Puts another occurrence of recurring messages in the place of one; `take_moves` returns the new rows.
+
+        Args:
+            rows: as MESSAGES, the rows of the occurrences until now.
+            subscription: its number.
+            times: int64, (rows,), ms since the epoch: when the next occurrences are due.
+            numbers: int64, (rows,): theirs.
+            by_rule: int64, (rows,), ms since the epoch: when they are due by their rule; null: then.
+            has_next: bool, (rows,): there is a next occurrence.
+            is_replaced: bool, (rows,): the occurrence until now is not handed out, which the delayed index has to tell.
+            sequence: of the moves.
+        """
+        position, n = message_ids(rows), rows.num_rows
+        until = int64(rows, "deliver_at") + self._remembered_millis
+        self._moved.put(subscription, *position, np.full(n, sequence), times, until, np.zeros(n, np.int64))
+        following = with_columns(
+            rows,
+            deliver_at=pa.array(times),
+            subscription=self._subscriptions.names_of(rows["topic"], subscription),
+            sequence=pa.array(np.full(n, sequence)),
+            occurrence=numbers,
+            occurrence_at=by_rule,
+            was_due=by_rule,
+            shaped_from=pa.nulls(n, pa.int64()),
+        )
+        self.moves.append(where(following, has_next))
+        if is_replaced.any():
+            last = np.maximum(times, int64(rows, "deliver_at"))
+            self.add("MOVE", where(following, is_replaced), sequence, last[is_replaced])
+
     def take_moves(self) -> pa.Table:
         """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
-        if not self._moves:
+        if not self.moves:
             return MESSAGES.empty_table()
-        moves = concat(self._moves)
-        self._moves = []
+        moves = concat(self.moves)
+        self.moves = []
         return moves
 
     def take_cancels(self) -> pa.Table:

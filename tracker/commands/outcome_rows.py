@@ -30,7 +30,6 @@ class Pairs:
     row: Int64Array
     is_released: BoolArray  # of each known message
     payload_rows: pa.Table
-    payload_row: Int64Array  # of each known message its row in `payload_rows`, -1: none
 
 
 def outcomes_of(

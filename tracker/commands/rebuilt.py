@@ -63,6 +63,20 @@ LIVE_KEYS = pa.schema(
 )
 
 
+# Occurrences of recurring messages that a subscription is not to get again: they were delivered, or skipped, and come
+# after the one with which the rebuilt state begins, or are it.
+OCCURRENCES_DONE = pa.schema(
+    [
+        ("subscription", pa.int64()),  # its number in its route
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int64()),
+        ("occurrence", pa.int64()),
+        ("at", pa.int64()),  # ms since the epoch: the following occurrence is later than this
+    ]
+)
+
+
 @dataclass(frozen=True)
 class Rebuilt:
     """A shard's part of a rebuilt state. A mask's bit i is the topic's subscription of number i."""
@@ -75,6 +89,7 @@ class Rebuilt:
     moved: pa.Table = field(default_factory=MOVED.empty_table)  # messages with another time than they came with
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic the mask of its paused subscriptions
     waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands for messages that come in again
+    occurrences: pa.Table = field(default_factory=OCCURRENCES_DONE.empty_table)  # that have been done
     keys: pa.Table = field(default_factory=LIVE_KEYS.empty_table)  # schedule keys whose message waits
     # By source topic and subscription's name the last time that shaping has given a message, ms since the epoch.
     shaped_until: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ SKIP = "skip"
 RESCHEDULE = "reschedule"
 RESTORE = "restore"
 RETRY = "retry"
+SKIP_NEXT = "skip_next"
 PAUSE = "pause"
 RESUME = "resume"
 ANSWER = "answer"  # has nothing to apply, and is only answered, with the row's result
@@ -84,6 +85,8 @@ OUTCOME_ROWS = pa.schema(
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # the position of the message that it yields to; null: not superseded
         ("attempt", pa.int32()),  # of a retry that is applied its number, from 1
+        # Of a recurring message, the occurrence that was rescheduled, skipped or given up; null: the whole message.
+        ("occurrence", pa.int64()),
     ]
 )
 
@@ -152,6 +155,7 @@ CANCEL_ROWS = pa.schema(
         ("sequence", pa.int64()),
         ("deliver_at", pa.int64()),
         ("attempt", pa.int32()),  # of a MOVE that of the message's new row
+        ("occurrence", pa.int64()),  # of a MOVE of a recurring message, the one that is pending now; null: none
     ]
 )
 

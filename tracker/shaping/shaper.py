@@ -369,6 +369,10 @@ class Shaper:
         text = self._subscriptions.shaping.get(topic, {}).get(number)
         return None if text is None else Rule.from_json(text)
 
+    def shapes(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows are of topics with a subscription whose messages are shaped: bool, (rows,)."""
+        return self._masks(rows) != 0
+
     def _masks(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions whose messages are shaped, of each row's topic, as bits: int64, (rows,)."""
         shaping = self._subscriptions.shaping

@@ -77,21 +77,27 @@ _FINDINGS = {
         SELECT topic, subscription, {_POSITION} FROM fates
         WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND NOT is_superseded AND times = 0
     """,  # noqa: S608
-    # A message was delivered to a subscription more than once, of retries each; also to one that is no longer in the
-    # settings.
+    # A message was delivered to a subscription more than once, of retries each, and of a recurring one each occurrence;
+    # also to one that is no longer in the settings.
     "doubled": """
-        SELECT topic, subscription, position FROM deliveries
-        GROUP BY topic, subscription, position, attempt HAVING count(*) > 1
+        SELECT DISTINCT topic, subscription, position FROM (
+            SELECT topic, subscription, position FROM deliveries
+            GROUP BY topic, subscription, position, attempt, occurrence HAVING count(*) > 1
+        ) AS d
     """,
     # A message was sent before it was due, by the sender's clock.
     "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
     # A command cancelled the message, and it was delivered all the same.
-    "delivered_although_cancelled": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_taken_back AND times > 0",  # noqa: E501, S608
+    # Of a recurring one the occurrences before the command's batch were delivered rightly.
+    "delivered_although_cancelled": f"""
+        SELECT topic, subscription, {_POSITION} FROM fates WHERE is_taken_back AND times > 0
+            AND (recurring_until IS NULL OR recurring_until >= cancelled_in)
+    """,  # noqa: S608
     # A message waits although its time is long past.
     "overdue": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_sealed AND NOT is_taken_back AND times = 0 AND deliver_at < {{now}} - {OVERDUE_MILLIS}
-            AND topic NOT IN {{missing}}
+        WHERE is_sealed AND NOT is_taken_back AND topic NOT IN {{missing}}
+            AND CASE WHEN times = 0 THEN deliver_at ELSE next_due END < {{now}} - {OVERDUE_MILLIS}
     """,  # noqa: S608
     # A message waits, and the settings have no route for its topic any more.
     "without_route": f"""
@@ -108,6 +114,7 @@ _FINDINGS = {
 _COUNTS = """
 SELECT topic, subscription,
        count(*) FILTER (WHERE times > 0) AS delivered,
+       sum(CASE WHEN recurring_until IS NULL THEN 0 ELSE times END) AS occurrences,
        count(*) FILTER (WHERE times = 0 AND is_taken_back) AS taken_back,
        count(*) FILTER (WHERE times = 0 AND is_taken_back AND is_superseded) AS superseded,
        count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND is_rejected) AS rejected,
@@ -136,7 +143,8 @@ class Audit:
         taken_in: the number of messages of all durable entries.
         rejected: the number of messages that could not be taken.
         counts: for each `topic` and `subscription` how many messages are `delivered`, `taken_back` (cancelled by a
-            command, or `superseded`, which are counted in it), `rejected` and `pending`.
+            command, or `superseded`, which are counted in it), `rejected` and `pending`; and how many `occurrences` of
+            recurring messages, each of which counts as one that is delivered, have been delivered.
         findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
             position); only the kinds that were found.
         comparison: of the tables with the broker.
@@ -233,7 +241,8 @@ def _fates(missed: str) -> str:
     Args:
         missed: the SQL condition that the message (m) was handed out while the subscription (s) was not there.
     """
-    from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands
+    from tracker.commands.schema import SEQUENCE_BITS
+    from warehouse.pending import LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands, last
 
     return f"""
 CREATE TABLE fates AS
@@ -244,16 +253,21 @@ WITH retried AS (
     GROUP BY ledger_id, entry_id, message, subscription
 ),
 delivered AS (
-    SELECT {_KEY}, subscription, attempt, count(*) AS times
+    SELECT {_KEY}, subscription, attempt, count(*) AS times,
+           max(CASE WHEN occurrence IS NOT NULL THEN batch_id END) AS recurring_until
     FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription, attempt
 ),
+occurrences AS ({LAST_OCCURRENCES}),
 commands AS ({LAST_COMMANDS}),
 -- Of what was superseded in the batch that brought it no table has a row, also for subscriptions that were added later.
 superseded AS (SELECT DISTINCT ledger_id, entry_id, {_MESSAGE} FROM outcomes WHERE result = 'SUPERSEDED'),
 due AS (
-    SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at
+    SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at,
+           min(CASE WHEN i.occurrence > coalesce(n.occurrence, 0) THEN i.deliver_at END) AS next_due
     FROM (SELECT *, {_MESSAGE} FROM delayed_index WHERE operation = 'DELAY') AS i
     JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
+    LEFT JOIN occurrences AS n ON n.subscription = s.subscription AND n.ledger_id = i.ledger_id
+        AND n.entry_id = i.entry_id AND n.batch_index = i.batch_index
     {join_commands("commands", "i", "{of}.subscription = s.subscription", "i.message")}
     WHERE NOT ({is_moved_on("i.sequence")})
     GROUP BY i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription
@@ -261,7 +275,8 @@ due AS (
 SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_durable, m.is_sealed,
        m.is_rejected, s.subscription, coalesce(d.times, 0) AS times,
        coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
-       {is_cancelled()} AS is_taken_back, u.message IS NOT NULL AS is_superseded
+       {is_cancelled()} AS is_taken_back, u.message IS NOT NULL AS is_superseded, t.next_due, d.recurring_until,
+       {last("cancelled")} / {1 << SEQUENCE_BITS} AS cancelled_in
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
 LEFT JOIN retried AS r ON r.ledger_id = m.ledger_id AND r.entry_id = m.entry_id AND r.message = m.message

@@ -4,7 +4,8 @@ A row goes when it is older than the settings' retention of its table (one of wh
 or cancelled so long ago) and, in `delayed_index`, all subscriptions are done with the message; in `entries`,
 `delayed_index` has nothing of the entry any more; in `deliveries`, `outcomes` and `rejects`, `entries` does not have
 the entry any more. So the audit finds every message of `entries` accounted for, and a rebuild can tell which messages
-of `delayed_index` are done. Rows of entries that a rebuild reads again from the source topics all stay.
+of `delayed_index` are done. Rows of entries that a rebuild reads again from the source topics all stay.A recurring
+message stays as long as it recurs, and of its deliveries those of the last day in which it was delivered.
 """
 
 from __future__ import annotations
@@ -20,8 +21,17 @@ from deltalake import DeltaTable
 from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
-from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, attempts_of, int64, is_among, where
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    BoolArray,
+    attempts_of,
+    has_occurrences,
+    int64,
+    is_among,
+    where,
+)
 from warehouse.known_routes import subscription_names
+from warehouse.maintenance.occurrences import Occurrences
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on
 from warehouse.schemas import SCHEMAS
@@ -30,6 +40,10 @@ from warehouse.tenure import Tenures
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
+
+# Of a recurring message `deliveries` keeps at least this much before its last one: within it a rebuild sees by the
+# numbers which occurrences are missing.
+LAST_OCCURRENCES_MILLIS = 24 * 3_600_000
 
 # A file is written anew when at least this part of its rows can go, or when it is small; else these stay until more can
 # go.
@@ -40,6 +54,7 @@ _MAX_LEDGERS = 200  # that a query names one by one
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
+_OF_MESSAGE = ["subscription", *_MESSAGE]
 _NAMED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
 _NO_MOVES = pa.schema(
     [
@@ -50,10 +65,13 @@ _NO_MOVES = pa.schema(
 _NEEDED = {
     "delayed_index": [
         *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
-        *["subscription", "sequence", "attempt"],
+        *["subscription", "sequence", "attempt", "occurrence"],
     ],
     "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
-    "deliveries": ["topic", "partition", "ledger_id", "entry_id", "sent_at"],
+    "deliveries": [
+        *["topic", "partition", "ledger_id", "entry_id", "sent_at"],
+        *["batch_index", "subscription", "occurrence"],
+    ],
     "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "operation", "applied_at"],
     "rejects": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
 }
@@ -131,7 +149,22 @@ class Retention:
             # A command that could not be read is in `rejects`, too, and `entries` never has it.
             is_command: BoolArray = pc.equal(rows["topic"], self._control_topic).to_numpy(zero_copy_only=False)
             return unneeded | is_command
+        if name == "deliveries" and has_occurrences(rows):
+            return unneeded | self._was_long_ago(rows)
         return unneeded
+
+    def _was_long_ago(self, rows: pa.Table) -> BoolArray:
+        """A mask of the deliveries of recurring messages after which a later one was more than a day later."""
+        last = self._query(
+            f"SELECT {', '.join(_OF_MESSAGE)}, max(sent_at) AS last FROM deliveries "  # noqa: S608
+            f"WHERE occurrence IS NOT NULL AND {_of_ledgers(rows)} GROUP BY {', '.join(_OF_MESSAGE)}"
+        )
+        keys = rows.select([*_OF_MESSAGE, "sent_at"]).append_column("row", pa.array(np.arange(rows.num_rows)))
+        found = keys.join(last, _OF_MESSAGE, join_type="inner", use_threads=False)
+        is_old = np.zeros(rows.num_rows, np.bool_)
+        is_old[int64(found, "row")] = int64(found, "sent_at") < int64(found, "last") - LAST_OCCURRENCES_MILLIS
+        recurs: BoolArray = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
+        return is_old & recurs
 
     def _can_go_from_index(self, rows: pa.Table) -> BoolArray:
         """A mask of the rows of `delayed_index`, past its horizon, that can go."""
@@ -156,7 +189,8 @@ class Retention:
         """A mask of the DELAY rows with which all subscriptions of their topic's route are done.
 
         A subscription is done with a row when its message was delivered there, is cancelled, or was moved on, or when
-        the row is not for it. Of a topic without a route it is not known who is to get the messages: its rows stay.
+        the row is not for it; with that of an occurrence also when a later one was delivered. Of a topic without a
+        route it is not known who is to get the messages: its rows stay.
         """
         first, last = pc.min_max(rows["deliver_at"]).as_py().values()
         moved = self._query(f"{_NAMED} FROM delayed_index WHERE operation = 'MOVE' AND {_of_ledgers(rows)}")
@@ -173,8 +207,12 @@ class Retention:
         """
         delivered = self._query(
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(attempt, 0) AS attempt "  # noqa: S608
-            f"FROM deliveries WHERE {delivered_when}"
+            f"FROM deliveries WHERE {delivered_when} AND occurrence IS NULL"
         )
+        recurs = has_occurrences(rows)
+        occurrences = Occurrences(self._query, _of_ledgers(rows)) if recurs else None
+        # With this row a recurring message came, and it is needed for the next ones.
+        is_kept = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
         ledgers = _of_ledgers(rows)
         cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
         restored = self._query(f"{_NAMED} FROM outcomes WHERE {IS_RESTORE} AND {ledgers}")
@@ -189,11 +227,14 @@ class Retention:
                     for done in (delivered, cancelled, restored, moved)
                 )
                 is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
+                is_needed = np.zeros(rows.num_rows, np.bool_) if is_kept is None else is_kept.to_numpy()
+                is_done = occurrences.are_done(rows, subscription) if occurrences else np.zeros(len(settled), np.bool_)
                 is_of_topic &= (
-                    is_among(rows, delivered_to, [*_MESSAGE, "attempt"])
+                    is_done
+                    | is_among(rows, delivered_to, [*_MESSAGE, "attempt"])
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
-                    | are_moved_on(rows, moves)
+                    | (are_moved_on(rows, moves) & ~is_needed)
                     | self._tenures.were_missed(rows, topic, subscription)
                 )
             settled |= is_of_topic

@@ -31,7 +31,7 @@ def find_first_answers(tables: Tables, version: int | None, request_ids: Collect
         return ANSWERS.empty_table()
     names = (
         *("request_id", "topic", "subscription", "partition", "ledger_id", "entry_id", "batch_index", "operation"),
-        *("schedule_key", "superseded_by"),
+        *("schedule_key", "superseded_by", "occurrence"),
     )
     rows = tables.query(
         "outcomes",

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, command_positions
-from tracker.messages import MESSAGES, BoolArray, concat, is_among, of_entries, typed, where
+from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT, command_positions
+from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, is_among, of_entries, typed, where
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.pending import are_moved_on
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
@@ -139,13 +139,15 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
-    """Reads the sealed rows of the entries that commands reschedule, restore or retry, as MESSAGES.
+    """Reads the sealed rows of the entries that commands reschedule, restore, retry or move on, as MESSAGES.
+
+    Of a recurring message only the last row of each subscription, and the one that it came with.
 
     Args:
         versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
     """
-    commands = commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY])))
+    commands = commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT])))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
@@ -157,7 +159,21 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
         rows = tables.query("delayed_index", sql.format(f"schedule_key IN ({named})"), versions[0])
         topics = pa.array(pc.unique(commands["topic"]))
         found.append(typed(rows.filter(pc.is_in(rows["topic"], topics)), MESSAGES))
-    return concat(found)
+    return _last_occurrences(concat(found))
+
+
+def _last_occurrences(rows: pa.Table) -> pa.Table:
+    """Leaves out of MESSAGES the earlier occurrences of recurring messages: of each subscription the last row stays."""
+    if not has_occurrences(rows):
+        return rows
+    last: dict[tuple[object, ...], int] = {}
+    names = ("occurrence", "subscription", "ledger_id", "entry_id", "batch_index")
+    sequences = pc.fill_null(rows["sequence"], 0).to_pylist()
+    for i, (number, *key) in enumerate(zip(*(rows[name].to_pylist() for name in names), strict=True)):
+        of = (i,) if number is None else tuple(key)
+        if of not in last or sequences[last[of]] < sequences[i]:
+            last[of] = i
+    return rows.take(pa.array(sorted(last.values())))
 
 
 def _near(wanted: pa.Table) -> str:

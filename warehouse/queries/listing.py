@@ -104,6 +104,7 @@ class PendingMessage:
     producer_name: str
     attempt: int | None = None  # of a retry its number, from 1
     shaped_from: int | None = None  # when it was due before its subscription's rate or windows put it off
+    occurrence: int | None = None  # of a recurring message the next one's number
 
     @property
     def is_held(self) -> bool:
@@ -135,6 +136,7 @@ class PendingMessage:
             "publishTime": self.publish_time,
             "producerName": self.producer_name,
             "attempt": self.attempt,
+            **({} if self.occurrence is None else {"occurrence": self.occurrence}),
         }
 
 

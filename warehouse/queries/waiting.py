@@ -57,6 +57,7 @@ _SHOWN = (
     "producer_name",
     "attempt",
     "shaped_from",
+    "occurrence",
 )
 
 # A column of found rows: bit i is set where the message has, for the i-th subscription, the state that was asked for.
@@ -170,7 +171,7 @@ class Pending:
     def _rows(self, limit: int, columns: Sequence[str], after: tuple[int, ...] | None) -> pa.Table:
         """Returns the next messages after one, which is given by its values of ORDER; None: from the beginning."""
         found: list[pa.Table] = []
-        read = dict.fromkeys((*ORDER, *columns, "subscription"))
+        read = dict.fromkeys((*ORDER, *columns, "subscription", "occurrence"))
         left = candidates = limit
         order, shown = ", ".join(ORDER), ", ".join(columns)
         while True:
@@ -200,7 +201,7 @@ class Pending:
 
     def count(self) -> int:
         """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""
-        rows = self._waiting(self._delayed((*ORDER, "subscription")))
+        rows = self._waiting(self._delayed((*ORDER, "subscription", "occurrence")))
         return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
     def histogram(self, width_millis: int) -> pa.Table:
@@ -245,7 +246,7 @@ class Pending:
                 f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_DELIVER_AT}) AS {f}_{i}"
                 for f in ("min", "max")
             ]
-        rows = self._waiting(self._delayed((*ORDER, "subscription")))
+        rows = self._waiting(self._delayed((*ORDER, "subscription", "occurrence")))
         counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
         counts_of_cancelled = self._sql(
             "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
@@ -329,13 +330,15 @@ class Pending:
         """
         names = [s.name for s in self.subscriptions]
         done = (
-            f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {_SEQUENCE} AS sequence "  # noqa: S608
+            f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {_SEQUENCE} AS sequence, "  # noqa: S608
+            "CAST(NULL AS BIGINT) AS occurrence "
             f"FROM delayed_index WHERE operation <> 'DELAY' AND {self._of_topic} AND deliver_at >= {self._start}"
         )
         if self._start <= self.as_of:
             done += (
-                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0 "  # noqa: S608
-                f"FROM deliveries WHERE {self._of_topic} AND deliver_at >= {self._start} AND deliver_at <= {self.as_of}"
+                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0, "  # noqa: S608
+                f"occurrence FROM deliveries WHERE {self._of_topic} AND deliver_at >= {self._start} "
+                f"AND deliver_at <= {self.as_of}"
             )
         if of:
             done = (
@@ -348,6 +351,7 @@ class Pending:
             for i, name in enumerate(names)
             for operation, column, last_column in (
                 ("DELIVERED", "deliver_at", "delivered"),
+                ("DELIVERED", "occurrence", "occurrence"),
                 ("CANCEL", "deliver_at", "cancelled_until"),
                 ("CANCEL", "sequence", "cancelled"),
                 ("RESTORE", "sequence", "restored"),
@@ -394,6 +398,7 @@ class Pending:
                     "producer_name",
                     "attempt",
                     "shaped_from",
+                    "occurrence",
                 )
             },
         )
@@ -452,7 +457,8 @@ def _is_left(i: int, name: str, of_cancelled: bool) -> str:
     cancelled = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
     return (
         f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
-        f"AND {last(f'delivered_{i}')} < i.deliver_at AND {'' if of_cancelled else 'NOT '}({cancelled})"
+        f"AND CASE WHEN i.occurrence IS NULL THEN {last(f'delivered_{i}')} < i.deliver_at "
+        f"ELSE {last(f'occurrence_{i}')} < i.occurrence END AND {'' if of_cancelled else 'NOT '}({cancelled})"
     )
 
 

@@ -14,6 +14,8 @@ from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYet
 from tracker.messages import MESSAGES
+from tracker.recurrence.recurrence import REPEAT
+from tracker.recurrence.start import first_of
 from tracker.retry_of import RETRY_OF, sent_back
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.schedule_key import SCHEDULE_KEY, schedule_key
@@ -175,13 +177,15 @@ class ChunkBuilder:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         published, happened = message.publish_timestamp(), message.event_timestamp()
         due = min(published, self._now)
-        key_of_schedule = retry = None
+        key_of_schedule = occurrence = retry = None
         if reason is None:
             try:
                 if RETRY_OF in properties:
                     retry = sent_back(properties)
                 else:
                     due = deliver_at(properties, published, self._now, self._max_delay_millis)
+                    if REPEAT in properties:
+                        due, occurrence = first_of(properties, published, self._max_delay_millis), 1
                     key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties else None
             except BadSchedule as error:
                 reason = str(error)
@@ -226,6 +230,8 @@ class ChunkBuilder:
             None,
             retry.attempt if retry is not None and reason is None else None,
             retry.reasons if retry is not None and reason is None else None,
+            None,
+            occurrence if reason is None else None,
             None,
         )
 

@@ -45,6 +45,8 @@ def rows(table: str, values: list[dict[str, Any]]) -> pa.Table:
             "batch_size": 1,
             "sequence": None,
             "shaped_from": None,
+            "occurrence": None,
+            "occurrence_at": None,
         }
         default = constant.get(field.name, 0 if pa.types.is_integer(field.type) else None)
         columns.append(pa.array([value.get(field.name, default) for value in values], field.type))

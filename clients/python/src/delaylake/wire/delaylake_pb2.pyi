@@ -29,7 +29,7 @@ INVALID: Result
 SUPERSEDED: Result
 
 class ControlCommand(_message.Message):
-    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry")
+    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry", "skip_next")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class ControlCommand(_message.Message):
     RESUME_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    SKIP_NEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscriptions: _containers.RepeatedScalarFieldContainer[str]
@@ -58,7 +59,8 @@ class ControlCommand(_message.Message):
     resume: ResumeSubscriptions
     cancels: CancelDelayedMessages
     retry: RetryMessage
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ...) -> None: ...
+    skip_next: SkipNext
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ..., skip_next: _Optional[_Union[SkipNext, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "deliver_at", "schedule_key")
@@ -108,6 +110,12 @@ class RetryMessage(_message.Message):
     after_millis: int
     def __init__(self, entry: _Optional[_Union[SkipEntry, _Mapping]] = ..., reason: _Optional[str] = ..., after_millis: _Optional[int] = ...) -> None: ...
 
+class SkipNext(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
+
 class PauseSubscriptions(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -133,7 +141,7 @@ class SkipEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ..., schedule_key: _Optional[str] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key", "occurrence")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +156,7 @@ class ControlOutcome(_message.Message):
     N_NAMED_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_BY_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -162,4 +171,5 @@ class ControlOutcome(_message.Message):
     n_named: int
     superseded_by: str
     schedule_key: str
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ...) -> None: ...
+    occurrence: int
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ..., occurrence: _Optional[int] = ...) -> None: ...
