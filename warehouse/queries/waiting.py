@@ -217,7 +217,7 @@ class Pending:
         counts = ", ".join(
             f'count(*) FILTER (WHERE {WAITS} & {1 << i} <> 0) AS "{i}"' for i in range(len(self.subscriptions))
         )
-        rows = self._waiting(self._delayed((*ORDER, "subscription")))
+        rows = self._waiting(self._delayed((*ORDER, "subscription", "occurrence")))
         found: pa.Table = self._sql(
             f"SELECT deliver_at / {width_millis} * {width_millis} AS at, {counts} FROM ({rows}) AS p "  # noqa: S608
             f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY at ORDER BY at"

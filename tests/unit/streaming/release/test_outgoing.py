@@ -69,6 +69,11 @@ def test_a_key_of_bytes_says_so_in_a_property() -> None:
     assert message.properties()["delaylake.keyEncoding"] == "base64"
 
 
+def test_an_occurrence_has_its_number() -> None:
+    assert delivered(columns(occurrence=7), 0, 5_000, 1).properties()["delaylake.occurrence"] == "7"
+    assert "delaylake.occurrence" not in delivered(columns(), 0, 5_000, 1).properties()
+
+
 def test_a_rejected_message_has_its_reason_and_goes_as_it_came() -> None:
     message = rejected(columns(reason="x" * 5_000, key="k", payload=b"p", properties=[("a", "b")]), 0, 1, MOST)
     assert message.properties() == {**OWN, "a": "b", "delaylake.reason": "x" * 1_000}

@@ -95,6 +95,9 @@ def rows_of(script: Script, max_size: int = 1_000) -> list[dict[str, Any]]:
         ({"published": 2**64 - 1}, f"the publish time {2**64 - 1} is beyond the year 9999"),
         ({"props": {"deliverAt": "soon"}}, "deliverAt is no whole number of milliseconds: 'soon'"),
         ({"props": {"deliverAfter": str(MAX_TIME_MILLIS)}}, "is beyond the year 9999"),
+        ({"props": {"repeat": "every day"}}, "repeat is no cron expression"),
+        ({"props": {"repeat": "@every 1m", "misfire": "never"}}, "misfire is none of once, all, skip: 'never'"),
+        ({"props": {"repeat": "@every 1m", "repeatUntil": "5"}}, "repeatUntil is before the first occurrence"),
         ({"props": {"k": "\ud800"}}, "it can't be"),
         ({"key": 7}, "it can't be"),
     ],
@@ -203,6 +206,19 @@ def test_what_is_sent_back_is_a_retry_whatever_time_and_key_it_has() -> None:
     assert not any(name.startswith("delaylake.") for name, _ in row["properties"])
     [wrong] = rows_of(one(0, props=given | {"retryAfter": "soon"}))
     assert (wrong["reason"][:11], wrong["attempt"], wrong["retry_reasons"]) == ("retryAfter ", None, None)
+
+
+def test_a_recurring_message_comes_with_its_first_occurrence() -> None:
+    every, named, once = rows_of(
+        [
+            *one(0, published=7_000, props={"repeat": "@every 90s", "delaylake.occurrence": "9"}),
+            *one(1, published=7_000, props={"repeat": "0 18 * * *", "deliverAfter": "5000", "timeZone": "Asia/Tokyo"}),
+            *one(2, published=7_000, props={"timeZone": "nowhere"}),
+        ]
+    )
+    assert (every["deliver_at"], every["occurrence"], every["properties"]) == (97_000, 1, [("repeat", "@every 90s")])
+    assert (named["deliver_at"], named["occurrence"]) == (12_000, 1)
+    assert (once["occurrence"], once["reason"]) == (None, None)
 
 
 def test_a_message_without_a_time_is_due_now_where_its_producers_clock_is_ahead() -> None:

@@ -1,0 +1,140 @@
+"""Recurring messages in the tables: what is pending, delivered once each, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from conf.settings import Settings
+from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, make, rows
+from warehouse.audit.accounts import run_audit
+from warehouse.maintenance.maintain import maintain
+from warehouse.queries.waiting import Pending
+from warehouse.tables import Tables
+from warehouse.views import Warehouse
+
+KEPT = {f"{name}_millis": DAY for name in ("delayed_index", "deliveries", "outcomes", "entries", "rejects")}
+TOPIC = "persistent://public/default/t"
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Settings, Tables]:
+    return make(tmp_path, **KEPT)
+
+
+@pytest.fixture
+def write(made: tuple[Settings, Tables]) -> Write:
+    def append(table: str, *values: dict[str, Any]) -> None:
+        made[1].append(
+            table, rows(table, [{"ledger_id": 1, **value} for value in values]), {"t": made[1].version(table)}
+        )
+
+    return append
+
+
+def row(number: int, due: int, subscription: str | None = None, **columns: Any) -> dict[str, Any]:
+    """A DELAY row of the first entry, which recurs each hour."""
+    properties = {"deliverAt": str(columns.pop("start", due)), "repeat": "@every 1h", **columns.pop("properties", {})}
+    return {
+        **{"operation": "DELAY", "occurrence": number, "deliver_at": due, "subscription": subscription},
+        **{"sequence": None if subscription is None else number, "properties": list(properties.items()), **columns},
+    }
+
+
+def delivery(number: int, due: int, subscription: str, **columns: Any) -> dict[str, Any]:
+    return {
+        **{"occurrence": number, "deliver_at": due, "occurrence_at": due, "sent_at": due + 5},
+        **{"subscription": subscription, "position": "1:0:-1:-1", "batch_id": number, **columns},
+    }
+
+
+def pending(settings: Settings) -> list[tuple[str, int]]:
+    found = Warehouse(settings).sql("SELECT subscription, occurrence FROM pending ORDER BY subscription, occurrence")
+    return [(one["subscription"], one["occurrence"]) for one in found.to_pylist()]
+
+
+def test_the_next_occurrence_is_pending_with_its_number(made: tuple[Settings, Tables], write: Write) -> None:
+    settings, _ = made
+    write("delayed_index", row(1, NOW - HOUR))
+    assert pending(settings) == [("a", 1), ("b", 1)]
+    write("deliveries", delivery(1, NOW - HOUR, "a"))
+    write("delayed_index", row(2, NOW + HOUR, "a"))
+    assert pending(settings) == [("a", 2), ("b", 1)]
+    [soon, later] = Pending(settings, TOPIC, now=NOW).page(10).messages
+    assert (soon.occurrence, soon.subscriptions) == (1, ("b",))
+    assert (later.occurrence, later.subscriptions, later.to_json()["occurrence"]) == (2, ("a",), 2)
+    skipped = {"result": "APPLIED", "operation": "SKIP_NEXT", "subscription": "b", "sequence": 7}
+    write("outcomes", {**skipped, "occurrence": 1, "deliver_at": NOW - HOUR})
+    assert pending(settings) == [("a", 2)]
+    write("outcomes", {"result": "APPLIED", "operation": "CANCEL", "subscription": "a", "sequence": 8})
+    assert pending(settings) == []
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "cancelled_in", "kinds"),
+    [
+        ([(1, "a"), (2, "a"), (1, "b")], None, set()),
+        ([(1, "a"), (1, "a")], None, {"doubled"}),
+        ([(1, "a"), (2, "a")], 3, set()),
+        ([(1, "a"), (2, "a")], 2, {"delivered_although_cancelled"}),
+    ],
+)
+def test_the_audit_tells_occurrences_apart(
+    made: tuple[Settings, Tables],
+    write: Write,
+    deliveries: list[tuple[int, str]],
+    cancelled_in: int | None,
+    kinds: set[str],
+) -> None:
+    settings, _ = made
+    write("delayed_index", row(1, NOW))
+    write("entries", {"entry_id": 0, "batch_size": 1})
+    write("deliveries", *(delivery(number, NOW + number * HOUR, name) for number, name in deliveries))
+    if cancelled_in is not None:
+        cancel = {"result": "APPLIED", "operation": "CANCEL", "subscription": "a", "sequence": cancelled_in << 20}
+        write("outcomes", cancel)
+    with (
+        mock.patch("warehouse.audit.broker_comparison.read_broker"),
+        mock.patch("warehouse.audit.broker_comparison.compare") as compare,
+    ):
+        compare.return_value.not_seen = []
+        audit = run_audit(settings, now=NOW)
+    assert set(audit.findings) == kinds
+    assert {r["subscription"]: r["occurrences"] for r in audit.counts}["a"] == len(
+        [n for n, s in deliveries if s == "a"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_cancelled", "kept"),
+    [({}, False, True), ({"repeatTimes": "200"}, False, False), ({}, True, False)],
+)
+def test_a_recurring_message_stays_until_it_has_ended(
+    made: tuple[Settings, Tables], write: Write, properties: dict[str, str], is_cancelled: bool, kept: bool
+) -> None:
+    settings, tables = made
+    start = NOW - 20 * DAY
+    times = {n: start + (n - 1) * HOUR for n in range(1, 201)}
+    of = {"publish_time": start - 1}
+    index = [row(1, start, properties=properties, **of)]
+    index += [row(n, times[n], name, start=start, properties=properties, **of) for n in range(2, 201) for name in "ab"]
+    write("delayed_index", *index)
+    write("deliveries", *(delivery(n, due, name) for n, due in times.items() for name in "ab"))
+    write("entries", {"entry_id": 0, "batch_size": 1, "publish_time": start - 1})
+    write("entries", {"entry_id": 9, "batch_size": 1, "publish_time": NOW})
+    if is_cancelled:
+        cancel = {"result": "APPLIED", "operation": "CANCEL", "sequence": 300 << 20}
+        write("outcomes", *({**cancel, "subscription": name} for name in "ab"))
+    for _ in range(3):
+        maintain(settings, now=NOW)
+    left = tables.sql("SELECT occurrence FROM delayed_index WHERE operation = 'DELAY'")["occurrence"].to_pylist()
+    assert left == ([1] if kept else [])
+    numbers = tables.sql("SELECT occurrence FROM deliveries WHERE subscription = 'a'")["occurrence"].to_pylist()
+    # Of one that has ended those of the last hour in which anything was delivered, as of any message.
+    assert sorted(numbers) == (list(range(176, 201)) if kept else [199, 200])
