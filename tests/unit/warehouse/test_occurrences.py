@@ -121,7 +121,7 @@ def test_a_recurring_message_stays_until_it_has_ended(
     settings, tables = made
     start = NOW - 20 * DAY
     times = {n: start + (n - 1) * HOUR for n in range(1, 201)}
-    of = {"publish_time": start - 1}
+    of: dict[str, Any] = {"publish_time": start - 1}
     index = [row(1, start, properties=properties, **of)]
     index += [row(n, times[n], name, start=start, properties=properties, **of) for n in range(2, 201) for name in "ab"]
     write("delayed_index", *index)
