@@ -110,7 +110,7 @@ class Occurrences:
         recurring = rows.take(pa.array(chosen))
         for i, row in zip(chosen.tolist(), self._rows(recurring, masks[chosen]), strict=True):
             is_out = not self._is_passed_over(row, moment.now)
-            room = 0 if one_by_one[i] and is_out else MOST_AT_ONCE - len(further)
+            room = 0 if one_by_one[i] else MOST_AT_ONCE - len(further)
             others, following = self._following(row, is_out, moment.now, cutoff, room)
             further += [(i, *other) for other in others]
             if not is_out:
