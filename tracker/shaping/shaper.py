@@ -371,7 +371,8 @@ class Shaper:
 
     def shapes(self, rows: pa.Table) -> BoolArray:
         """Tells which rows are of topics with a subscription whose messages are shaped: bool, (rows,)."""
-        return self._masks(rows) != 0
+        shapes: BoolArray = self._masks(rows) != 0
+        return shapes
 
     def _masks(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions whose messages are shaped, of each row's topic, as bits: int64, (rows,)."""
