@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands import api, audit, demo, maintain, pending, produce, rebuild, run, sql, status, topics
+from jobs.commands import api, audit, demo, maintain, pending, produce, rebuild, run, schedules, sql, status, topics
 from jobs.commands import broker as broker_commands
 from jobs.commands import import_ as importing
 from jobs.logs import LogFormat
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(broker_commands.app, name="broker")
 app.add_typer(topics.app, name="topics")
+app.add_typer(schedules.app, name="schedules")
 app.command("produce")(produce.produce)
 app.command("pending")(pending.pending)
 app.command("run")(run.run)

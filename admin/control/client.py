@@ -125,6 +125,16 @@ class ControlClient:
         """
         return self._send(self._factory(topic, [subscription]).retry(messages, reason, after_millis), timeout_seconds)
 
+    def skip_next(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips the next occurrence of recurring messages; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).skip_next(messages), timeout_seconds)
+
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:

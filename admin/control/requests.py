@@ -292,6 +292,13 @@ class RequestFactory:
             command.retry.after_millis = after_millis
             yield self._request(command, [message], SKIPPED)
 
+    def skip_next(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
+        """Makes requests to skip the next occurrence of recurring messages."""
+        for number, part in enumerate(_parts(messages)):
+            command = self._command(number)
+            command.skip_next.entries.extend(map(_skip_entry, part))
+            yield self._request(command, part, SKIPPED)
+
     def cancel_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
         """Makes requests to cancel the messages that wait under schedule keys."""
         for part in _parts(keys):

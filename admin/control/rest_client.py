@@ -115,6 +115,45 @@ class RestClient:
         ]
         return self._post(calls, SKIPPED, timeout_seconds)
 
+    def skip_next(
+        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips the next occurrence of recurring messages, one a call; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
+        calls = [(f"{_path(topic)}/schedules/{message}/skipNext?{query}", None) for message in messages]
+        return self._post(calls, SKIPPED, timeout_seconds)
+
+    def end_schedule(
+        self, topic: str, message: MessageRef, subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Ends a schedule; yields what became of it.
+
+        Raises:
+            ControlError: as above.
+        """
+        query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
+        return self._post(
+            [(f"{_path(topic)}/schedules/{message}?{query}", None)], CANCELLED, timeout_seconds, method="DELETE"
+        )
+
+    def schedules(
+        self, topic: str, query: dict[str, Any], message: MessageRef | None, timeout_seconds: float = 60
+    ) -> Any:
+        """Returns a page of the schedules, or the one of a message, as the API's JSON.
+
+        Args:
+            query: the parameters of the call.
+
+        Raises:
+            ControlError: the API can't be reached, or refuses.
+        """
+        path = f"{_path(topic)}/schedules{'' if message is None else f'/{message}'}"
+        return self._call("GET", f"{path}?{httpx.QueryParams(query)}", None, timeout_seconds)
+
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
@@ -229,9 +268,11 @@ class RestClient:
         path = f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{operation}"
         return self._call("POST", path, content, timeout_seconds)
 
-    def _post(self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float) -> Iterator[Outcome]:
+    def _post(
+        self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float, method: str = "POST"
+    ) -> Iterator[Outcome]:
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            for found in pool.map(lambda call: self._call("POST", call[0], call[1], timeout_seconds), calls):
+            for found in pool.map(lambda call: self._call(method, call[0], call[1], timeout_seconds), calls):
                 for published in found["outcomes"]:
                     yield Outcome(
                         published["subscription"],

@@ -183,7 +183,7 @@ def list_delayed(
             return _stream(target, question, limit)
         return JSONResponse(question.page(limit or _PAGE).to_json())
     except PendingError as error:
-        raise _refusal(error) from error
+        raise refusal(error) from error
 
 
 def _stream(target: Target, question: Pending, limit: int | None) -> Response:
@@ -226,7 +226,7 @@ def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: F
     try:
         return _ask(request, target, wanted).stats()
     except PendingError as error:
-        raise _refusal(error) from error
+        raise refusal(error) from error
 
 
 @router.post(
@@ -303,7 +303,7 @@ async def by_filter(
             return JSONResponse(await asyncio.to_thread(_would_match, question))
         rows = await asyncio.to_thread(matching, question, body.max)
     except PendingError as error:
-        raise _refusal(error) from error
+        raise refusal(error) from error
     todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
     tally = Tally(todo)
     commands = requests(settings, role, question.topic, todo.calls)
@@ -340,7 +340,7 @@ async def skip_next(
         check(question, Action.SKIP)
         tally = await _skip_next(request, role, target, question, wanted)
     except PendingError as error:
-        raise _refusal(error) from error
+        raise refusal(error) from error
     if prefers_outcomes(request):
         return JSONResponse(tally.to_json())
     return Response(status_code=204)
@@ -419,5 +419,6 @@ def _invalid(error: ValidationError) -> AdminError:
     return AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]]))
 
 
-def _refusal(error: PendingError) -> AdminError:
+def refusal(error: PendingError) -> AdminError:
+    """Returns the answer of a call whose question can't be answered."""
     return AdminError(_CODES.get(type(error), 500), str(error))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from admin.control.async_client import AsyncControlClient
 from admin.control.bulk import Action, Change
-from admin.control.requests import ControlRequest, Outcome, RequestFactory
-from admin.errors import AdminError, prefers_outcomes
+from admin.errors import AdminError
+from admin.rest.commands import CANCEL_CODES, SKIP_CODES, command_factory, send
 from admin.rest.pending_api import by_filter, parse_bulk
 from admin.rest.request_bodies import (
     BadRequest,
@@ -20,7 +18,6 @@ from admin.rest.request_bodies import (
     parse_cancel,
     parse_json,
     parse_message,
-    parse_request_id,
     parse_reschedule,
     parse_retry,
     parse_schedule_key,
@@ -38,7 +35,6 @@ from admin.rest.topics_schema import (
     CANCEL_TEXT,
     DELIVER_NOW_TEXT,
     FILTER_BODY,
-    IDEMPOTENCY_KEY,
     PAUSE_TEXT,
     RESCHEDULE_BODY,
     RESCHEDULE_TEXT,
@@ -68,12 +64,6 @@ from admin.rest.topics_schema import (
 from admin.security.policy import open_to_all
 from broker.message_ids import MessageIdError, MessageRef
 from conf.settings import Settings
-
-# The HTTP statuses of results that are no success, gravest first: a call has one status.
-_CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
-_SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
-
-_SHOWN = 5  # outcomes in a reason
 
 _T = TypeVar("_T")
 
@@ -114,9 +104,9 @@ async def cancel_delayed_message(
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    factory = _factory(request, role, target, names)
+    factory = command_factory(request, role, target, names)
     commands = [factory.cancel(cancel)] if cancel is not None else factory.cancel_keys([str(key)])
-    return await _send(request, commands, _CANCEL_CODES)
+    return await send(request, commands, CANCEL_CODES)
 
 
 @router.post(
@@ -151,9 +141,9 @@ async def acknowledge_message(
     except (BadRequest, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    factory = _factory(request, role, target, names)
+    factory = command_factory(request, role, target, names)
     commands = factory.skip([message]) if message is not None else factory.skip_keys([str(key)])
-    return await _send(request, commands, _CANCEL_CODES)
+    return await send(request, commands, CANCEL_CODES)
 
 
 @router.post(
@@ -172,8 +162,8 @@ async def skip_by_message_ids(
     authoritative: Authoritative = None,
 ) -> Response:
     if (by_key := await _named(request, target, subscription, parse_schedule_keys)) is not None:
-        factory = _factory(request, role, target, [subscription])
-        return await _send(request, factory.skip_keys(by_key[0]), _SKIP_CODES)
+        factory = command_factory(request, role, target, [subscription])
+        return await send(request, factory.skip_keys(by_key[0]), SKIP_CODES)
     return await _skip(request, role, target, subscription, parse_skip)
 
 
@@ -206,11 +196,11 @@ async def skip_by_map(
 async def reschedule(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
-    factory = _factory(request, role, target, [subscription])
+    factory = command_factory(request, role, target, [subscription])
     if (by_key := await _named(request, target, subscription, _timed_keys)) is not None:
-        return await _send(request, factory.reschedule_keys(*by_key), _CANCEL_CODES)
+        return await send(request, factory.reschedule_keys(*by_key), CANCEL_CODES)
     messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
-    return await _send(request, factory.reschedule(messages, deliver_at), _CANCEL_CODES)
+    return await send(request, factory.reschedule(messages, deliver_at), CANCEL_CODES)
 
 
 @router.post(
@@ -225,11 +215,11 @@ async def deliver_now(request: Request, role: Canceller, target: TargetTopic, su
     if await _has_filter(request):
         at_once = Change(Action.RESCHEDULE, deliver_at=0)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
-    factory = _factory(request, role, target, [subscription])
+    factory = command_factory(request, role, target, [subscription])
     if (by_key := await _named(request, target, subscription, parse_schedule_keys)) is not None:
-        return await _send(request, factory.reschedule_keys(by_key[0], 0), _CANCEL_CODES)
+        return await send(request, factory.reschedule_keys(by_key[0], 0), CANCEL_CODES)
     messages = await _named(request, target, subscription, parse_skip)
-    return await _send(request, factory.reschedule(messages, 0), _CANCEL_CODES)
+    return await send(request, factory.reschedule(messages, 0), CANCEL_CODES)
 
 
 @router.post(
@@ -245,7 +235,7 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
         undo = Change(Action.RESTORE)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
     messages = await _named(request, target, subscription, parse_skip)
-    return await _send(request, _factory(request, role, target, [subscription]).restore(messages), _CANCEL_CODES)
+    return await send(request, command_factory(request, role, target, [subscription]).restore(messages), CANCEL_CODES)
 
 
 @router.post(
@@ -258,8 +248,8 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
 )
 async def retry(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
     messages, reason, after_millis = await _named(request, target, subscription, parse_retry)
-    factory = _factory(request, role, target, [subscription])
-    return await _send(request, factory.retry(messages, reason, after_millis), _CANCEL_CODES)
+    factory = command_factory(request, role, target, [subscription])
+    return await send(request, factory.retry(messages, reason, after_millis), CANCEL_CODES)
 
 
 @router.post(
@@ -307,15 +297,7 @@ async def _skip(
     parse: Callable[[bytes, int], list[MessageRef]],
 ) -> Response:
     messages = await _named(request, target, subscription, parse)
-    return await _send(request, _factory(request, role, target, [subscription]).skip(messages), _SKIP_CODES)
-
-
-def _factory(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> RequestFactory:
-    try:
-        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
-    except BadRequest as error:
-        raise AdminError(400, str(error)) from error
-    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+    return await send(request, command_factory(request, role, target, [subscription]).skip(messages), SKIP_CODES)
 
 
 async def _has_filter(request: Request) -> bool:
@@ -329,7 +311,7 @@ async def _has_filter(request: Request) -> bool:
 
 async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
     target.check_subscriptions([subscription])
-    return await _send(request, [_factory(request, role, target, [subscription]).pause(is_paused)], _CANCEL_CODES)
+    return await send(request, [command_factory(request, role, target, [subscription]).pause(is_paused)], CANCEL_CODES)
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
@@ -368,33 +350,3 @@ async def _given(request: Request, **query: object) -> dict[str, object]:
             raise BadRequest(f"the body is no form: {error.detail}") from error
         content = {name: form.getlist(name) if name == "subscriptionNames" else form[name] for name in form}
     return content | {name: value for name, value in query.items() if value is not None}
-
-
-async def _send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
-    """Sends commands, waits for their outcomes, and answers with these, or with 204.
-
-    Args:
-        codes: the HTTP statuses of results that are no success, gravest first.
-
-    Raises:
-        AdminError: an outcome is no success.
-        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send`.
-    """
-    settings: Settings = request.app.state.settings
-    client: AsyncControlClient = request.app.state.control
-    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
-    wants_outcomes = prefers_outcomes(request)
-    if failed := [outcome for outcome in outcomes if not outcome.is_done]:
-        results = {outcome.result for outcome in failed}
-        code = next((code for result, code in codes.items() if result in results), 500)
-        raise AdminError(code, _reason(failed, len(outcomes)), outcomes if wants_outcomes else None)
-    if wants_outcomes:
-        return JSONResponse({"outcomes": [outcome.to_json() for outcome in outcomes]})
-    return Response(status_code=204)
-
-
-def _reason(failed: Sequence[Outcome], n: int) -> str:
-    shown = "; ".join(str(outcome) for outcome in failed[:_SHOWN])
-    more = f"; and {len(failed) - _SHOWN:,} more" if len(failed) > _SHOWN else ""
-    others = f" ({n - len(failed):,} of {n:,} done)" if len(failed) < n else ""
-    return f"{shown}{more}{others}"

@@ -167,6 +167,15 @@ RETRY_TEXT = (
     " have goes to the topic of dead letters, `<destination>-dlq`, with the reasons. A message that waits still is"
     " answered ALREADY_APPLIED." + _HEADERS
 )
+END_TEXT = (
+    "Ends a schedule, on all subscriptions or those named: no further occurrence is delivered. One that is handed out"
+    " already comes. It is a cancel of the message: `restore` takes the schedule up again until the cancelled"
+    " occurrence would be due." + _HEADERS
+)
+SKIP_NEXT_OCCURRENCE_TEXT = (
+    "Skips the next occurrence of a schedule, on all subscriptions or those named; on each it is the one that waits"
+    " there. The one after it is next." + _HEADERS
+)
 PAUSE_TEXT = (
     "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
     " delivered now, or the pause ends. What was handed out already still comes." + _HEADERS

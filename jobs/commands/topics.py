@@ -81,12 +81,12 @@ def cancel_delayed_message(
     from broker.message_ids import MessageRef, parse
 
     cancels = []
-    names = _names(subscriptions)
+    names = split_names(subscriptions)
     if schedule_keys:
         if from_file is not None or (ledger_id, entry_id, deliver_at) != (None, None, None):
             raise typer.BadParameter(_ONE_WAY)
         keys = _keys(schedule_keys)
-        _run(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
+        run_command(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
         return
     if from_file is not None:
         for line in _lines(from_file):
@@ -99,7 +99,7 @@ def cancel_delayed_message(
     else:
         _check(ledger_id, entry_id)
         cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
-    _run(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
+    run_command(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
 
 
 def acknowledge_message(
@@ -115,18 +115,18 @@ def acknowledge_message(
     """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
     from broker.message_ids import MessageRef
 
-    names = _names(subscriptions)
+    names = split_names(subscriptions)
     if schedule_keys:
         if ledger_id is not None or entry_id is not None:
             raise typer.BadParameter(_ONE_WAY)
         keys = _keys(schedule_keys)
-        _run(context, len(keys), output, lambda client: client.skip_keys(topic, keys, names, timeout))
+        run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, names, timeout))
         return
     if ledger_id is None or entry_id is None:
         raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
     _check(ledger_id, entry_id)
     message = [MessageRef(ledger_id, entry_id)]
-    _run(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
+    run_command(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
 
 
 app.command("acknowledgeMessage")(acknowledge_message)
@@ -169,10 +169,10 @@ def skip_messages(
     """
     if schedule_keys:
         keys = _keys(schedule_keys, triplets, base64_ids, from_file)
-        _run(context, len(keys), output, lambda client: client.skip_keys(topic, keys, [subscription], timeout))
+        run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, [subscription], timeout))
         return
     messages = _named(triplets, base64_ids, from_file)
-    _run(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
+    run_command(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
 
 
 @app.command("reschedule")
@@ -201,10 +201,10 @@ def reschedule(
     if schedule_keys:
         keys = _keys(schedule_keys, triplets, base64_ids, from_file)
         names = [subscription]
-        _run(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, due, names, timeout))
+        run_command(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, due, names, timeout))
         return
     messages = _named(triplets, base64_ids, from_file)
-    _run(
+    run_command(
         context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
     )
 
@@ -224,10 +224,14 @@ def deliver_now(
     """Deliver messages that wait, or that a pause holds back, at once."""
     if schedule_keys:
         keys = _keys(schedule_keys, triplets, base64_ids, from_file)
-        _run(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, 0, [subscription], timeout))
+        run_command(
+            context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, 0, [subscription], timeout)
+        )
         return
     messages = _named(triplets, base64_ids, from_file)
-    _run(context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout))
+    run_command(
+        context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout)
+    )
 
 
 @app.command("restore")
@@ -243,7 +247,7 @@ def restore(
 ) -> None:
     """Undo cancels and skips of messages whose time has not come."""
     messages = _named(triplets, base64_ids, from_file)
-    _run(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
+    run_command(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
 
 
 @app.command("retry")
@@ -269,7 +273,7 @@ def retry(
     After as many retries as the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
     """
     messages = _named(triplets, base64_ids, from_file)
-    _run(
+    run_command(
         context,
         len(messages),
         output,
@@ -286,7 +290,7 @@ def pause(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Hold back what comes due for a subscription, until it is resumed, or the message rescheduled."""
-    _run(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
+    run_command(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
 
 
 @app.command("resume")
@@ -298,7 +302,7 @@ def resume(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """End a pause: what was held back is delivered now."""
-    _run(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
+    run_command(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
 
 
 @app.command("get-message-id-by-index")
@@ -347,7 +351,7 @@ def _client(options: GlobalOptions) -> Client:
     return ControlClient(options.settings, getpass.getuser())
 
 
-def _run(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
+def run_command(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
     """Runs a command and prints its outcomes: as text, where they are many, only counts and the first that failed.
 
     Args:
@@ -410,7 +414,8 @@ def _keys(
     return list(dict.fromkeys(keys))
 
 
-def _names(subscriptions: str | None) -> list[str]:
+def split_names(subscriptions: str | None) -> list[str]:
+    """Returns the subscriptions of an option that has them separated by commas."""
     return [name.strip() for name in (subscriptions or "").split(",") if name.strip()]
 
 

@@ -99,7 +99,7 @@ class Pending:
         now: int | None = None,
     ) -> None:
         self._filter = wanted or PendingFilter()
-        self.topic, self._partition, subscriptions = _of_route(settings, topic, self._filter.subscription)
+        self.topic, self._partition, subscriptions = of_route(settings, topic, self._filter.subscription)
         self.subscriptions = subscriptions
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
@@ -432,7 +432,7 @@ class Pending:
         return VersionGoneError("the listed version of the tables is gone: begin the listing again without a cursor")
 
 
-def _of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
+def of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
     """Returns the route's topic, the number of the named partition (None: all), and the subscriptions asked for.
 
     Raises:

@@ -85,9 +85,11 @@ class Calls:
     def call(self, route: RouteContext, method: str, headers: dict[str, str], topic: str = "orders") -> httpx.Response:
         assert route.path
         path = route.path.replace(":path", "")
-        path = path.format(tenant="shop", namespace="web", topic=topic, subscription="billing", rest="x", n="5")
+        path = path.format(
+            tenant="shop", namespace="web", topic=topic, subscription="billing", rest="x", n="5", id="7:0"
+        )
         answer = self._client.request(method, path, headers=headers)
-        if answer.status_code in (401, 403) and method == "POST":
+        if answer.status_code in (401, 403) and method in ("POST", "DELETE"):
             self.refused += 1
         return answer
 

@@ -1,0 +1,65 @@
+"""Sends the commands of a call, waits for their outcomes, and answers with these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from admin.control.async_client import AsyncControlClient
+from admin.control.requests import ControlRequest, Outcome, RequestFactory
+from admin.errors import AdminError, prefers_outcomes
+from admin.rest.request_bodies import BadRequest, parse_request_id
+from admin.rest.target import Target
+from admin.rest.topics_schema import IDEMPOTENCY_KEY
+from conf.settings import Settings
+
+# The HTTP statuses of results that are no success, gravest first: a call has one status.
+CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
+SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
+
+_SHOWN = 5  # outcomes in a reason
+
+
+def command_factory(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> RequestFactory:
+    """Returns what makes the commands of a call, under the request id that its caller has chosen.
+
+    Raises:
+        AdminError: 400, the request id is not allowed.
+    """
+    try:
+        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
+    except BadRequest as error:
+        raise AdminError(400, str(error)) from error
+    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+
+
+async def send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
+    """Sends commands, waits for their outcomes, and answers with these, or with 204.
+
+    Args:
+        codes: the HTTP statuses of results that are no success, gravest first.
+
+    Raises:
+        AdminError: an outcome is no success.
+        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send`.
+    """
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
+    wants_outcomes = prefers_outcomes(request)
+    if failed := [outcome for outcome in outcomes if not outcome.is_done]:
+        results = {outcome.result for outcome in failed}
+        code = next((code for result, code in codes.items() if result in results), 500)
+        raise AdminError(code, _reason(failed, len(outcomes)), outcomes if wants_outcomes else None)
+    if wants_outcomes:
+        return JSONResponse({"outcomes": [outcome.to_json() for outcome in outcomes]})
+    return Response(status_code=204)
+
+
+def _reason(failed: Sequence[Outcome], n: int) -> str:
+    shown = "; ".join(str(outcome) for outcome in failed[:_SHOWN])
+    more = f"; and {len(failed) - _SHOWN:,} more" if len(failed) > _SHOWN else ""
+    others = f" ({n - len(failed):,} of {n:,} done)" if len(failed) < n else ""
+    return f"{shown}{more}{others}"

@@ -1,0 +1,168 @@
+"""The schedules of a topic over HTTP: its recurring messages, their next occurrences, and commands for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from admin.control.requests import Cancel
+from admin.errors import AdminError, error_responses
+from admin.rest.commands import CANCEL_CODES, command_factory, send
+from admin.rest.pending_api import refusal
+from admin.rest.request_bodies import BadRequest, parse_subscriptions
+from admin.rest.target import Target, TargetTopic
+from admin.rest.topics_schema import (
+    ACTION_RESPONSES,
+    CALLER_ERRORS,
+    END_TEXT,
+    SKIP_NEXT_OCCURRENCE_TEXT,
+    TOPIC_PATH,
+    Canceller,
+    Reader,
+    Skipper,
+    SubscriptionNames,
+)
+from broker.message_ids import MessageIdError, MessageRef, parse
+from conf.settings import Settings
+from warehouse.queries.listing import PendingError
+from warehouse.queries.schedule import MAX_UPCOMING, Schedule
+from warehouse.queries.schedules import MAX_LIMIT, Schedules
+
+_PAGE = 100  # schedules, where no limit is given
+_UPCOMING = 5  # occurrences that are shown, where no number is given
+
+router = APIRouter()
+
+ScheduleId = Annotated[
+    str,
+    Path(
+        alias="id",
+        description="The message's id, as ledger:entry[:batchIndex] or ledger:entry:partition:batchIndex.",
+        examples=["7:0:-1:-1"],
+    ),
+]
+OneSubscription = Annotated[str | None, Query(description="How far they have got for this one; none: for all.")]
+
+_READ_ERRORS = CALLER_ERRORS | {"_503": "The tables are not there: the job has not run yet."}
+
+
+@router.get(
+    TOPIC_PATH + "/schedules",
+    summary="The topic's schedules: its recurring messages",
+    description="In the order in which they came. A message is known here when the job has sealed it, a few seconds"
+    " after it came, and so is how far it has got.",
+    responses=error_responses(**_READ_ERRORS, _400="A parameter is wrong.", _404="No such topic or subscription."),
+)
+def list_schedules(
+    request: Request,
+    role: Reader,
+    target: TargetTopic,
+    subscription: OneSubscription = None,
+    with_ended: Annotated[
+        bool, Query(alias="withEnded", description="Also those that are over and in the tables still.")
+    ] = False,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = _PAGE,
+    cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
+) -> dict[str, Any]:
+    try:
+        return _ask(request, target, subscription).page(limit, cursor, with_ended).to_json()
+    except PendingError as error:
+        raise refusal(error) from error
+
+
+@router.get(
+    TOPIC_PATH + "/schedules/{id}",
+    summary="A schedule, and its next occurrences",
+    responses=error_responses(
+        **_READ_ERRORS, _400="The id or a parameter is wrong.", _404="No such topic, subscription or schedule."
+    ),
+)
+def show_schedule(
+    request: Request,
+    role: Reader,
+    target: TargetTopic,
+    schedule_id: ScheduleId,
+    subscription: OneSubscription = None,
+    upcoming: Annotated[
+        int, Query(ge=0, le=MAX_UPCOMING, alias="next", description="So many occurrences, as `upcoming`.")
+    ] = _UPCOMING,
+) -> dict[str, Any]:
+    found = _find(request, target, schedule_id, subscription)
+    return {**found.to_json(), "upcoming": [one.to_json() for one in found.upcoming(upcoming)]}
+
+
+@router.delete(
+    TOPIC_PATH + "/schedules/{id}",
+    summary="End a schedule",
+    description=END_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def end_schedule(
+    request: Request,
+    role: Canceller,
+    target: TargetTopic,
+    schedule_id: ScheduleId,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    found = await asyncio.to_thread(_find, request, target, schedule_id)
+    made = command_factory(request, role, target, names)
+    # A cancel is of a whole entry, which may have other messages.
+    is_alone = found.batch_size == 1
+    commands = [made.cancel(Cancel(found.ref, found.cancel_at))] if is_alone else made.skip([found.ref])
+    return await send(request, commands, CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/schedules/{id}/skipNext",
+    summary="Skip the next occurrence of a schedule",
+    description=SKIP_NEXT_OCCURRENCE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def skip_next_occurrence(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    schedule_id: ScheduleId,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.skip_next([_ref(schedule_id)]), CANCEL_CODES)
+
+
+def _names(target: Target, given: Sequence[str] | None) -> list[str]:
+    try:
+        names = parse_subscriptions(given)
+    except BadRequest as error:
+        raise AdminError(400, str(error)) from error
+    target.check_subscriptions(names)
+    return names
+
+
+def _find(request: Request, target: Target, schedule_id: str, subscription: str | None = None) -> Schedule:
+    ref = _ref(schedule_id)
+    try:
+        found = _ask(request, target, subscription).find(ref)
+    except PendingError as error:
+        raise refusal(error) from error
+    if found is None:
+        raise AdminError(404, f"the tables know of no recurring message {ref}: a new one is known after some seconds")
+    return found
+
+
+def _ask(request: Request, target: Target, subscription: str | None) -> Schedules:
+    settings: Settings = request.app.state.settings
+    return Schedules(settings, target.name, subscription)
+
+
+def _ref(schedule_id: str) -> MessageRef:
+    try:
+        return parse(schedule_id)
+    except MessageIdError as error:
+        raise AdminError(400, str(error)) from error

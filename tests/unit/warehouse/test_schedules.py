@@ -1,0 +1,145 @@
+"""Schedules, read from tables as the job writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.message_ids import MessageRef
+from tests.unit.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
+from tracker.commands.moves import HELD_DELIVER_AT
+from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicError
+from warehouse.queries.schedule import Occurrence, Schedule, ScheduleState
+from warehouse.queries.schedules import Schedules
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> ScheduleTables:
+    return ScheduleTables(tmp_path)
+
+
+def found(tables: ScheduleTables, entry: int, subscription: str | None = None, batch_index: int = -1) -> Schedule:
+    schedule = Schedules(tables.settings, TOPIC, subscription).find(MessageRef(7, entry, -1, batch_index))
+    assert schedule is not None
+    return schedule
+
+
+def test_a_new_schedule_waits_for_its_first_occurrence_for_all_subscriptions(tables: ScheduleTables) -> None:
+    tables.came(1, timeZone="Europe/Berlin", repeatTimes="3")
+    schedule = found(tables, 1)
+    assert [(p.subscription, p.state, p.delivered, p.last, p.next) for p in schedule.progress] == [
+        ("a", ScheduleState.WAITING, 0, None, Occurrence(1, NINE)),
+        ("b", ScheduleState.WAITING, 0, None, Occurrence(1, NINE)),
+    ]
+    assert (schedule.key, schedule.publish_time, schedule.rule.time_zone) == ("k1", PUBLISHED, "Europe/Berlin")
+    # The rule is of another zone than the first occurrence: what follows is by the rule.
+    assert [one.number for one in schedule.upcoming(9)] == [1, 2, 3]
+    assert schedule.upcoming(0) == []
+
+
+def test_what_follows_the_last_delivery_is_next_where_it_has_no_row_yet(tables: ScheduleTables) -> None:
+    tables.came(1)
+    for number in range(1, 4):
+        tables.delivered("a", 1, number, NINE + (number - 1) * DAY)
+    tables.delivered("b", 1, 1, NINE)
+    a, b = found(tables, 1).progress
+    assert (a.delivered, a.last, a.next) == (3, Occurrence(3, NINE + 2 * DAY), Occurrence(4, NINE + 3 * DAY))
+    assert (b.delivered, b.last, b.next) == (1, Occurrence(1, NINE), Occurrence(2, NINE + DAY))
+    assert found(tables, 1).upcoming(2) == [Occurrence(2, NINE + DAY), Occurrence(3, NINE + 2 * DAY)]
+    assert found(tables, 1, "a").upcoming(1) == [Occurrence(4, NINE + 3 * DAY)]
+
+
+def test_a_row_of_the_next_occurrence_says_when_it_is_due(tables: ScheduleTables) -> None:
+    tables.came(1)
+    tables.delivered("a", 1, 1, NINE)
+    tables.waits("a", 1, 2, NINE + DAY, sequence=5)
+    tables.waits("a", 1, 2, NINE + DAY // 2, sequence=6, by_rule=NINE + DAY)
+    schedule = found(tables, 1, "a")
+    (a,) = schedule.progress
+    assert (a.next, a.next_by_rule) == (Occurrence(2, NINE + DAY // 2), NINE + DAY)
+    # It was moved: the one after it is by the rule still.
+    assert schedule.upcoming(2) == [Occurrence(2, NINE + DAY // 2), Occurrence(3, NINE + 2 * DAY)]
+    tables.delivered("a", 1, 2, NINE + DAY)
+    assert found(tables, 1, "a").progress[0].next == Occurrence(3, NINE + 2 * DAY)
+
+
+def test_a_skipped_occurrence_is_done_but_not_delivered(tables: ScheduleTables) -> None:
+    tables.came(1)
+    tables.commanded("SKIP_NEXT", "a", 1, sequence=5, occurrence=1, deliver_at=NINE)
+    a, b = found(tables, 1).progress
+    assert (a.delivered, a.last, a.next) == (0, Occurrence(1, NINE), Occurrence(2, NINE + DAY))
+    assert b.next == Occurrence(1, NINE)
+
+
+def test_what_is_held_back_has_no_time(tables: ScheduleTables) -> None:
+    tables.came(1)
+    tables.waits("a", 1, 1, HELD_DELIVER_AT, sequence=5, by_rule=NINE)
+    schedule = found(tables, 1, "a")
+    assert schedule.progress[0].state is ScheduleState.HELD
+    assert schedule.is_active
+    assert schedule.progress[0].to_json()["nextDeliverAt"] is None
+    assert schedule.upcoming(2) == [Occurrence(1, NINE), Occurrence(2, NINE + DAY)]
+    assert schedule.cancel_at < HELD_DELIVER_AT
+
+
+def test_a_schedule_is_over_when_it_was_cancelled_until_it_is_restored_or_when_its_rule_has_ended(
+    tables: ScheduleTables,
+) -> None:
+    tables.came(1)
+    tables.came(2, repeatTimes="1")
+    tables.commanded("CANCEL", "a", 1, sequence=5)
+    a, b = found(tables, 1).progress
+    assert (a.state, b.state) == (ScheduleState.CANCELLED, ScheduleState.WAITING)
+    assert found(tables, 1).is_active
+    tables.commanded("SKIP", "b", 1, sequence=6)
+    assert not found(tables, 1).is_active
+    assert found(tables, 1).to_json()["state"] == "takenBack"
+    tables.commanded("RESTORE", "a", 1, sequence=7)
+    assert found(tables, 1, "a").is_active
+    for name in ("a", "b"):
+        tables.delivered(name, 2, 1, NINE)
+    over = found(tables, 2)
+    assert {one.state for one in over.progress} == {ScheduleState.ENDED}
+    assert (over.next, over.upcoming(3), over.to_json()["state"]) == (None, [], "ended")
+
+
+def test_pages_have_each_schedule_once_and_those_that_are_over_if_asked_for(tables: ScheduleTables) -> None:
+    for entry in range(7):
+        tables.came(entry)
+    for name in ("a", "b"):
+        tables.commanded("CANCEL", name, 3, sequence=5)
+
+    def listed(with_ended: bool) -> list[int]:
+        entries, cursor = [], None
+        while True:
+            page = Schedules(tables.settings, TOPIC).page(2, cursor, with_ended)
+            assert len(page.schedules) <= 2
+            entries += [schedule.ref.entry_id for schedule in page.schedules]
+            if (cursor := page.cursor) is None:
+                return entries
+
+    assert listed(with_ended=False) == [0, 1, 2, 4, 5, 6]
+    assert listed(with_ended=True) == list(range(7))
+    with pytest.raises(CursorError):
+        Schedules(tables.settings, TOPIC).page(2, "nonsense")
+
+
+def test_a_message_of_a_batch_is_named_by_its_index(tables: ScheduleTables) -> None:
+    tables.came(1, batch_index=0, batch_size=2)
+    tables.came(1, batch_index=1, batch_size=2, repeat="0 9 * * MON")
+    tables.delivered("a", 1, 1, NINE, batch_index=1)
+    assert found(tables, 1, "a", batch_index=1).progress[0].next == Occurrence(2, NINE + 7 * DAY)
+    assert found(tables, 1, "a", batch_index=0).progress[0].next == Occurrence(1, NINE)
+    assert Schedules(tables.settings, TOPIC).find(MessageRef(7, 1)) is None  # which of them?
+    assert Schedules(tables.settings, TOPIC).find(MessageRef(8, 1)) is None
+
+
+def test_what_can_t_be_asked_is_told(tmp_path: Path) -> None:
+    tables = ScheduleTables(tmp_path / "some")
+    with pytest.raises(UnknownTopicError):
+        Schedules(tables.settings, "persistent://public/default/other")
+    with pytest.raises(UnknownTopicError):
+        Schedules(tables.settings, TOPIC, "nobody")
+    with pytest.raises(NoTablesError):
+        Schedules(tables.settings.model_copy(update={"warehouse": str(tmp_path / "none")}), TOPIC)

@@ -1,0 +1,165 @@
+"""A schedule: a recurring message, and how far it has got for each of its subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, islice
+from typing import Any
+
+from broker.message_ids import MessageRef
+from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.recurrence.recurrence import Recurrence
+from tracker.schedule import MAX_TIME_MILLIS
+
+MAX_UPCOMING = 1_000  # occurrences that are computed ahead
+
+
+class ScheduleState(StrEnum):
+    """What becomes of a schedule for a subscription."""
+
+    WAITING = "waiting"  # its next occurrence waits
+    HELD = "held"  # its next occurrence is due, and held back, as by a pause
+    CANCELLED = "takenBack"  # it was ended by a command
+    ENDED = "ended"  # there is no further occurrence
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An occurrence: its number, from 1, and when it is due, ms since the epoch."""
+
+    number: int
+    at: int
+
+    def to_json(self) -> dict[str, int]:
+        return {"occurrence": self.number, "deliverAt": self.at}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a schedule has got for a subscription.
+
+    Attributes:
+        delivered: how many occurrences have been delivered, as far as the tables still tell.
+        last: the last one that was delivered or skipped; None: none yet.
+        next: the one that waits; None: none does. What is held back is at HELD_DELIVER_AT.
+        next_by_rule: when that is due by the rule; another time where it was rescheduled; None as `next`.
+    """
+
+    subscription: str
+    state: ScheduleState
+    delivered: int
+    last: Occurrence | None
+    next: Occurrence | None
+    next_by_rule: int | None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether further occurrences will be delivered."""
+        return self.state in (ScheduleState.WAITING, ScheduleState.HELD)
+
+    def to_json(self) -> dict[str, Any]:
+        """The progress as JSON, as the admin API gives it."""
+        is_held = self.state is ScheduleState.HELD
+        return {
+            "subscription": self.subscription,
+            "state": self.state,
+            "delivered": self.delivered,
+            "lastOccurrence": self.last.number if self.last else None,
+            "lastDeliverAt": self.last.at if self.last else None,
+            "nextOccurrence": self.next.number if self.next else None,
+            "nextDeliverAt": self.next.at if self.next and not is_held else None,
+        }
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring message. Times are ms since the epoch.
+
+    Attributes:
+        start: when its first occurrence is.
+        batch_size: how many messages its entry has.
+        progress: for each subscription asked for.
+    """
+
+    ref: MessageRef
+    rule: Recurrence
+    start: int
+    batch_size: int
+    key: str | None
+    schedule_key: str | None
+    publish_time: int
+    producer_name: str
+    progress: tuple[Progress, ...]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether further occurrences will be delivered to any of the subscriptions."""
+        return any(one.is_active for one in self.progress)
+
+    @property
+    def next(self) -> Progress | None:
+        """The subscription whose next occurrence is the soonest; None: the schedule is over."""
+        waiting = [one for one in self.progress if one.next is not None and one.is_active]
+        return min(waiting, key=lambda one: one.next.at if one.next else HELD_DELIVER_AT, default=None)
+
+    @property
+    def cancel_at(self) -> int:
+        """The time that a cancel of the schedule names, ms since the epoch: not before its next occurrence."""
+        soonest = self.next
+        at = soonest.next.at if soonest is not None and soonest.next is not None else self.start
+        return min(at, MAX_TIME_MILLIS)
+
+    def upcoming(self, n: int) -> list[Occurrence]:
+        """Returns the next occurrences, at most n, as they will be when none is missed."""
+        soonest = self.next
+        if soonest is None or soonest.next is None:
+            return []
+        first, by_rule = soonest.next, soonest.next_by_rule or soonest.next.at
+        if soonest.state is ScheduleState.HELD:
+            first = Occurrence(first.number, by_rule)
+        after = max(by_rule, first.at)
+        return list(islice(chain([first], occurrences_after(self.rule, first.number, after, self.start)), n))
+
+    def to_json(self) -> dict[str, Any]:
+        """The schedule as JSON, as the admin API gives it."""
+        soonest = self.next
+        return {
+            "id": str(self.ref),
+            "repeat": self.rule.repeat,
+            "timeZone": self.rule.time_zone,
+            "repeatUntil": self.rule.until_millis,
+            "repeatTimes": self.rule.times,
+            "misfire": self.rule.misfire,
+            "firstDeliverAt": self.start,
+            "state": _state(self.progress),
+            **{name: value for name, value in (soonest.to_json() if soonest else _NOTHING).items() if name in _NOTHING},
+            "key": self.key,
+            "scheduleKey": self.schedule_key,
+            "publishTime": self.publish_time,
+            "producerName": self.producer_name,
+            "subscriptions": [one.to_json() for one in self.progress],
+        }
+
+
+_NOTHING = {"nextOccurrence": None, "nextDeliverAt": None}
+
+
+def occurrences_after(rule: Recurrence, number: int, at: int, start: int) -> Iterator[Occurrence]:
+    """Yields the occurrences after one, as they will be when none is missed.
+
+    Args:
+        number: of that one.
+        at: when it is due, ms since the epoch.
+        start: when the first one is, ms since the epoch.
+    """
+    while (found := rule.next_occurrence(number, at, start, at)) is not None:
+        number, at = found
+        yield Occurrence(number, at)
+
+
+def _state(progress: Sequence[Progress]) -> ScheduleState:
+    """The state of a schedule as a whole: the first of the states, in their order, that it has for a subscription."""
+    states = {one.state for one in progress}
+    return next((state for state in ScheduleState if state in states), ScheduleState.ENDED)
