@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from delaylake import Client, MessageId
-from delaylake.commands import cancel, command, full_name, reschedule, scheduled
+from delaylake.commands import Repeat, cancel, command, full_name, reschedule, scheduled
 from delaylake.times import due, millis, moment
+
+from tracker.recurrence.recurrence import Recurrence
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
@@ -95,9 +97,50 @@ def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
     made = scheduled("orders", "ü", NOON, None, "k", None, {"region": "eu"}, NOON)
     assert (made.payload, made.properties) == ("ü".encode(), {"region": "eu", "deliverAt": str(NOON_MILLIS)})
     assert (made.deliver_at, made.event_time) == (NOON, NOON_MILLIS)
-    for name in ("deliverAt", "deliverAfter", "delaylake.source"):
+    for name in ("deliverAt", "deliverAfter", "delaylake.source", "repeat", "misfire"):
         with pytest.raises(ValueError, match="own"):
             scheduled("orders", b"", NOON, None, None, None, {name: "1"}, None)
+
+
+def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_service_reads() -> None:
+    weekly = Repeat.of("0 9 * * MON", "Europe/Berlin", NOON, 3, "skip")
+    made = scheduled("orders", b"", None, None, None, None, {"region": "eu"}, None, weekly)
+    assert made.deliver_at is None
+    assert made.properties == {
+        "region": "eu",
+        "repeat": "0 9 * * MON",
+        "timeZone": "Europe/Berlin",
+        "repeatUntil": str(NOON_MILLIS),
+        "repeatTimes": "3",
+        "misfire": "skip",
+    }
+    Recurrence.of_properties(made.properties)
+    first = scheduled(
+        "orders", b"", NOON, None, None, None, None, None, Repeat.of("@every 90s", None, None, None, None)
+    )
+    assert (first.deliver_at, first.properties) == (NOON, {"repeat": "@every 90s", "deliverAt": str(NOON_MILLIS)})
+    wrong: list[tuple[Any, ...]] = [
+        ("", None, None, None, None),
+        ("@every 90s", None, None, 0, None),
+        ("@every 90s", None, None, None, "twice"),
+        (None, "UTC", None, None, None),
+        (None, None, None, None, "once"),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match=r"repeat|misfire"):
+            Repeat.of(*arguments)
+    with pytest.raises(ValueError, match="no time zone"):
+        scheduled(
+            "orders",
+            b"",
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            Repeat.of("@every 1d", None, NOON.replace(tzinfo=None), 1, None),
+        )
 
 
 def test_a_client_says_what_it_lacks() -> None:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import httpx
 
 from delaylake import commands, rest
-from delaylake.commands import Command
+from delaylake.commands import Command, Misfire, Repeat
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
 from delaylake.listing import MessageState, PendingMessage
@@ -50,9 +50,15 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         ordering_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | None = None,
+        repeat: str | None = None,
+        time_zone: str | None = None,
+        repeat_until: datetime | None = None,
+        repeat_times: int | None = None,
+        misfire: Misfire | None = None,
     ) -> MessageId:
         """See `Client.schedule`."""
-        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time)
+        recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
+        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs)
         sent = await asyncio.to_thread(self._pulsar().schedule, message)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(sent), self._timeout_seconds)

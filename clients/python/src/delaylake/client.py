@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import httpx
 
 from delaylake import commands, rest
-from delaylake.commands import Command
+from delaylake.commands import Command, Misfire, Repeat
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
 from delaylake.listing import MessageState, PendingMessage
@@ -58,23 +58,35 @@ class Client(Connections[httpx.Client]):
         ordering_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | None = None,
+        repeat: str | None = None,
+        time_zone: str | None = None,
+        repeat_until: datetime | None = None,
+        repeat_times: int | None = None,
+        misfire: Misfire | None = None,
     ) -> MessageId:
-        """Sends a message that is to be delivered later.
+        """Sends a message that is to be delivered later, or with `repeat` again and again.
 
         Args:
-            at: when, with a time zone; one that is past: at once.
+            at: when, with a time zone; one that is past: at once. Of a recurring message the first time; without it the
+                rule says that, too.
             after: instead: how long from now.
             key: as Pulsar's partition key.
+            repeat: how it recurs: a cron expression of five fields, or of six with seconds, `@every 90s`, or an RRULE.
+            time_zone: the IANA name of the zone that the rule means; UTC where it is not given.
+            repeat_until: no occurrence is later.
+            repeat_times: how many occurrences there are.
+            misfire: what becomes of occurrences that were missed: `once` (for all of them one), `all`, or `skip`.
 
         Returns:
-            its id, with the time.
+            its id, with the time where one was given.
 
         Raises:
             ValueError: the time is none, or a property is the service's own.
             NoAnswer: it may have been sent. There is no id to send it again with: a copy would be another message.
             Unavailable, NotFound, Forbidden, Invalid: the broker does not take it.
         """
-        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time)
+        recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
+        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs)
         sent = self._pulsar().schedule(message)
         try:
             return sent.result(self._timeout_seconds)

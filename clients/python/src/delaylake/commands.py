@@ -6,17 +6,19 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from delaylake.errors import gravity, of_result
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.times import due, millis, moment
 
+Misfire = Literal["once", "all", "skip"]
+
 Operation = Literal["cancel", "skip", "reschedule", "deliverNow", "restore", "retry"]
 
 _DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})
 _DELIVER_AT = "deliverAt"
-_RESERVED = (_DELIVER_AT, "deliverAfter")
+_RESERVED = (_DELIVER_AT, "deliverAfter", "repeat", "timeZone", "repeatUntil", "repeatTimes", "misfire")
 _OURS = "delaylake."
 
 
@@ -142,11 +144,72 @@ class Scheduled:
 
     topic: str
     payload: bytes
-    deliver_at: datetime
+    deliver_at: datetime | None  # of a recurring message None: its rule says it
     key: str | None
     ordering_key: str | None
     properties: dict[str, str]
     event_time: int  # ms since the epoch; 0: none
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How a message recurs.
+
+    Attributes:
+        rule: a cron expression, `@every` and a duration, or an RRULE.
+        time_zone: IANA name of the zone that the rule means.
+        until: no occurrence is later; None: no such end.
+        times: how many occurrences there are; None: no such end.
+        misfire: what becomes of occurrences whose time has passed, as while the service was down.
+    """
+
+    rule: str
+    time_zone: str | None
+    until: datetime | None
+    times: int | None
+    misfire: Misfire | None
+
+    @classmethod
+    def of(
+        cls,
+        rule: str | None,
+        time_zone: str | None,
+        until: datetime | None,
+        times: int | None,
+        misfire: Misfire | None,
+    ) -> Repeat | None:
+        """Makes it of a caller's arguments; None: the message does not recur.
+
+        Raises:
+            ValueError: there is no rule, but something that goes with one; or a value is none that is allowed.
+        """
+        if rule is None:
+            if (time_zone, until, times, misfire) != (None, None, None, None):
+                raise ValueError("time_zone, repeat_until, repeat_times and misfire go with repeat")
+            return None
+        if not rule:
+            raise ValueError("repeat is empty")
+        if times is not None and times < 1:
+            raise ValueError(f"repeat_times must be 1 or more: {times}")
+        if misfire not in (None, *get_args(Misfire)):
+            raise ValueError(f"misfire must be one of {', '.join(get_args(Misfire))}: {misfire!r}")
+        return cls(rule, time_zone, until, times, misfire)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of a message that recurs so.
+
+        Raises:
+            ValueError: the end has no time zone.
+        """
+        given = {
+            "repeat": self.rule,
+            "timeZone": self.time_zone,
+            "repeatUntil": None if self.until is None else millis(self.until),
+            "repeatTimes": self.times,
+            "misfire": self.misfire,
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def scheduled(
@@ -158,6 +221,7 @@ def scheduled(
     ordering_key: str | None,
     properties: Mapping[str, str] | None,
     event_time: datetime | None,
+    repeat: Repeat | None = None,
 ) -> Scheduled:
     """Makes a message; a text is sent as UTF-8.
 
@@ -167,14 +231,18 @@ def scheduled(
     given = dict(properties or {})
     if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
-    deliver_at = due(at, after)
+    if repeat is not None:
+        given.update(repeat.properties)
+    deliver_at = None if repeat is not None and at is None and after is None else due(at, after)
+    if deliver_at is not None:
+        given[_DELIVER_AT] = str(deliver_at)
     return Scheduled(
         full_name(topic),
         payload.encode() if isinstance(payload, str) else bytes(payload),
-        moment(deliver_at),
+        None if deliver_at is None else moment(deliver_at),
         key,
         ordering_key,
-        {**given, _DELIVER_AT: str(deliver_at)},
+        given,
         0 if event_time is None else millis(event_time),
     )
 
