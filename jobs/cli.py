@@ -97,7 +97,10 @@ def _globals(
 
 
 def _take_global_options_anywhere(group: Any) -> None:
-    """Gives every command below a group the group's global options, so that they may follow the command too."""
+    """Gives every command below a group the group's global options, so that they may follow the command too.
+
+    A command may have an option of its own by such a name.
+    """
     options = [parameter for parameter in group.params if parameter.name in GLOBAL_OPTIONS]
 
     def store(context: typer.Context, parameter: Any, value: Any) -> None:
@@ -105,7 +108,8 @@ def _take_global_options_anywhere(group: Any) -> None:
             setattr(global_options(context), parameter.name, value)
 
     def extend(command: Any) -> None:
-        for option in options:
+        names = {parameter.name for parameter in command.params}
+        for option in (option for option in options if option.name not in names):
             own = copy.copy(option)
             own.expose_value, own.callback = False, store
             command.params.append(own)

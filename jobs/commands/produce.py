@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from enum import StrEnum
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,38 @@ def parse_property(text: str) -> tuple[str, str]:
     return key, value
 
 
+class Misfire(StrEnum):
+    """What becomes of missed occurrences, as `tracker.recurrence.recurrence.Misfire`."""
+
+    ONCE = "once"
+    ALL = "all"
+    SKIP = "skip"
+
+
+def recurrence_properties(
+    repeat: str | None, time_zone: str | None, until: int | None, times: int | None, misfire: Misfire | None
+) -> dict[str, str]:
+    """Returns the properties of a message that recurs as options say; none where they say nothing.
+
+    Raises:
+        typer.BadParameter: they make no recurrence.
+    """
+    from tracker.recurrence.recurrence import Recurrence, RecurrenceError
+
+    given = {"timeZone": time_zone, "repeatUntil": until, "repeatTimes": times, "misfire": misfire}
+    properties = {name: str(value) for name, value in given.items() if value is not None}
+    if repeat is None:
+        if properties:
+            raise typer.BadParameter("--time-zone, --repeat-until, --repeat-times and --misfire go with --repeat")
+        return {}
+    properties["repeat"] = repeat
+    try:
+        Recurrence.of_properties(properties)
+    except RecurrenceError as error:
+        raise typer.BadParameter(str(error)) from None
+    return properties
+
+
 def produce(
     context: typer.Context,
     topic: Annotated[
@@ -100,6 +133,27 @@ def produce(
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="Repeatable.", show_default=False)
     ] = None,
+    repeat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Deliver each again and again: a cron expression, @every 90s, or an RRULE.",
+            show_default=False,
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(metavar="ZONE", help="Of --repeat, as Europe/Berlin. UTC otherwise.", show_default=False),
+    ] = None,
+    repeat_until: Annotated[
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help="No occurrence is later.", show_default=False),
+    ] = None,
+    repeat_times: Annotated[int | None, typer.Option(min=1, help="So many occurrences.", show_default=False)] = None,
+    misfire: Annotated[
+        Misfire | None,
+        typer.Option(help="For occurrences that were missed: once for all of them.", show_default=False),
+    ] = None,
     batch: Annotated[bool, typer.Option("--batch", help="Let one entry hold several messages.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -113,6 +167,7 @@ def produce(
         sent_properties[DELIVER_AFTER] = str(deliver_after)
     if deliver_at is not None:
         sent_properties[DELIVER_AT] = str(deliver_at)
+    sent_properties |= recurrence_properties(repeat, time_zone, repeat_until, repeat_times, misfire)
     total = count or len(message or [])
     texts = islice(cycle(message), total) if message else (f"message-{number}" for number in range(1, total + 1))
     options = global_options(context)

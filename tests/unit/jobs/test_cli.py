@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from jobs import cli
-from jobs.commands.produce import parse_duration, parse_property, parse_time
+from jobs.commands.produce import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
 from tests.conftest import RUN_SECONDS
 
 
@@ -88,6 +88,10 @@ def test_help_says_what_was_written(
         (["produce", "t", "-m", "a", "--deliver-at", "2030-01-31T12:00:00"], "with a zone"),
         (["produce", "t", "-m", "a", "--deliver-at", "1", "--deliver-after", "1s"], "not both"),
         (["produce", "t", "-m", "a", "--property", "novalue"], "key=value"),
+        (["produce", "t", "-m", "a", "--repeat", "61 * * * *"], "repeat"),
+        (["produce", "t", "-m", "a", "--repeat", "@daily"], "cron expression"),
+        (["produce", "t", "-m", "a", "--repeat", "@every 1d", "--time-zone", "Nowhere"], "timeZone"),
+        (["produce", "t", "-m", "a", "--time-zone", "UTC"], "go with --repeat"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
@@ -197,3 +201,14 @@ def test_the_reference_is_what_the_code_has() -> None:
         check=False,
     )
     assert made.returncode == 0, "run docs/make_reference.py"
+
+
+def test_options_of_a_recurring_message_become_its_properties() -> None:
+    assert recurrence_properties(None, None, None, None, None) == {}
+    assert recurrence_properties("0 9 * * MON", "Europe/Berlin", 1_900_000_000_000, 3, Misfire.SKIP) == {
+        "repeat": "0 9 * * MON",
+        "timeZone": "Europe/Berlin",
+        "repeatUntil": "1900000000000",
+        "repeatTimes": "3",
+        "misfire": "skip",
+    }
