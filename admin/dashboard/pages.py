@@ -31,6 +31,7 @@ from conf.settings import Operation, Route, Settings
 from conf.times import parse_time
 from status.job_status import read_status
 from warehouse.queries.listing import PendingError, PendingFilter, State
+from warehouse.queries.schedules import Schedules
 from warehouse.queries.waiting import Pending
 
 _PAGE = 50
@@ -224,6 +225,27 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
         states=list(State),
         **shown,
     )
+
+
+@router.get("/ui/recurring")
+def recurring(
+    request: Request, caller: Caller, topic: Text = "", subscription: Text = "", which: Text = "", cursor: Text = ""
+) -> Response:
+    """Shows the topic's recurring messages, and when they come next."""
+    route = _route(caller, topic)
+    _check_subscription(route, subscription)
+    found, problem, code = None, None, 200
+    with_ended = which == "all"
+    try:
+        asked = Schedules(_settings(request), route.source, subscription or None)
+        found = asked.page(_PAGE, cursor or None, with_ended)
+    except PendingError as error:
+        problem, code = str(error), 400
+    query = urlencode({"topic": route.source, "subscription": subscription, "which": which})
+    return page(
+        request, "recurring.html", caller, code=code, topics=caller.routes, route=route, subscription=subscription,
+        with_ended=with_ended, query=query, found=found, problem=problem,
+    )  # fmt: skip
 
 
 @router.get("/ui/part/count")

@@ -39,6 +39,7 @@ NAVIGATION = [
     ("/", "Overview"),
     ("/ui/schedule", "Schedule"),
     ("/ui/messages", "Messages"),
+    ("/ui/recurring", "Recurring"),
     ("/ui/control", "Control log"),
     ("/ui/storage", "Storage"),
     (SETTINGS, "Settings"),

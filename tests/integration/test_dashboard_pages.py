@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Response, expect
+from playwright.sync_api import Browser, Page, Response, Route, expect
 
 from admin.control.async_client import AsyncControlClient
 from conf.settings import Settings
@@ -24,7 +24,8 @@ NOW = time.time_ns() // 1_000_000
 HOUR = 3_600_000
 NAMESPACE = "persistent://a-tenant-with-a-long-name/a-namespace-with-a-long-name"
 ORDERS, MAIL = f"{NAMESPACE}/orders-of-all-customers", f"{NAMESPACE}/reminders-by-mail"
-PAGES = ["/", "/ui/schedule", "/ui/messages", "/ui/control", "/ui/storage", "/ui/settings"]
+REPORTS = f"{NAMESPACE}/reports"
+PAGES = ["/", "/ui/schedule", "/ui/messages", "/ui/recurring", "/ui/control", "/ui/storage", "/ui/settings"]
 
 
 class Status(StatusWriter):
@@ -59,6 +60,11 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
         for topic in (ORDERS, MAIL)
         for i, due in enumerate(times)
     ]
+    daily = [("repeat", "0 9 * * *"), ("timeZone", "Europe/Berlin"), ("repeatTimes", "2")]
+    recurs = {**waits, "topic": REPORTS, "deliver_at": NOW + 2 * HOUR, "occurrence": 1}
+    messages += [{**recurs, "entry_id": i, "properties": daily, "key": "report"} for i in range(2)]
+    over = {**at, "topic": REPORTS, "entry_id": 1, "subscription": "desk", "occurrence": 2}
+    write(tables, "deliveries", [{**over, "deliver_at": NOW - HOUR, "sent_at": NOW - HOUR}])
     cancel = {**at, "topic": ORDERS, "entry_id": 10, "subscription": "billing", "deliver_at": times[10], "sequence": 1}
     write(tables, "delayed_index", [*messages, {**cancel, "operation": "CANCEL"}])
     skipped = {**at, "topic": ORDERS, "operation": "SKIP", "subscription": "billing", "issued_by": "ops"}
@@ -80,6 +86,7 @@ def page(status: Status) -> Iterator[Page]:
             "routes": [
                 {"source": ORDERS, "subscriptions": [{"name": "billing"}, {"name": "audit"}]},
                 {"source": MAIL, "subscriptions": [{"name": "mail"}]},
+                {"source": REPORTS, "subscriptions": [{"name": "desk"}]},
             ],
         }
     )
@@ -200,6 +207,34 @@ def test_the_histogram_shows_most_of_what_is_due_by_subscription_and_is_used_by_
     page.get_by_text("As a table").click()
     expect(page.locator("#bars-table thead")).to_contain_text("billing")
     page.evaluate("localStorage.clear()")
+
+
+def test_recurring_messages_are_listed_with_their_next_occurrences_and_can_be_ended(page: Page) -> None:
+    calls: list[tuple[str, str]] = []
+    page.goto(f"/ui/recurring?topic={REPORTS}")
+    row = page.locator("#messages tbody tr")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text(re.compile("7:0.*0 9 .*Europe/Berlin.*1 of 2.*desk.*report", re.S))
+    done = {"outcomes": [{"subscription": "desk", "result": "APPLIED"}]}
+
+    def answer(route: Route) -> None:
+        calls.append((route.request.method, route.request.url))
+        route.fulfill(json=done)
+
+    page.route("**/schedules/**", answer)
+    for button, title in (("Skip the next occurrence of 7:0", "Skip"), ("End 7:0", "End 7:0?")):
+        page.get_by_role("button", name=button).click()
+        expect(page.locator("#confirm-title")).to_contain_text(title)
+        expect(page.locator("#confirm-text")).to_contain_text("for all subscriptions")
+        page.get_by_role("button", name="Do it").click()
+        expect(page.locator("#answer")).to_contain_text("7:0 · desk: APPLIED")
+    page.unroute("**/schedules/**")
+    assert [method for method, _ in calls] == ["POST", "DELETE"]
+    assert calls[0][1].endswith("/reports/schedules/7:0/skipNext")
+    page.locator("select[name=which]").select_option("all")
+    page.get_by_role("button", name="Search").click()
+    expect(row).to_have_count(2)
+    expect(row.nth(1)).to_contain_text("over")
 
 
 def test_a_bulk_action_is_one_line_that_is_opened_to_its_messages(page: Page) -> None:

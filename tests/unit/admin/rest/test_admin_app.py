@@ -207,7 +207,7 @@ def test_too_much_is_413(client: httpx.Client) -> None:
 def test_every_route_is_described_with_its_errors_and_v1_paths_are_not(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     operations = [operation for path in described["paths"].values() for operation in path.values()]
-    assert len(operations) == 19
+    assert len(operations) == 23
     for operation in operations:
         assert "422" not in operation["responses"]
     cancel = described["paths"][f"{TOPIC_PATH}/cancelDelayedMessage"]["post"]
@@ -228,7 +228,14 @@ def test_a_topic_without_a_route_is_404_whatever_the_call(client: httpx.Client) 
     calls = [(method, path) for path, methods in described.items() if path.startswith(TOPIC_PATH) for method in methods]
     assert len(calls) >= 12
     for method, path in calls:
-        names = {"tenant": "public", "namespace": "default", "topic": "nobody", "subscription": "a", "n": "5"}
+        names = {
+            "tenant": "public",
+            "namespace": "default",
+            "topic": "nobody",
+            "subscription": "a",
+            "n": "5",
+            "id": "7:0",
+        }
         there = path.format(**names)
         for query in ("", MESSAGE):
             for body in (None, b"{", b'["1:2:3"]'):
