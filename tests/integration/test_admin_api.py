@@ -397,6 +397,33 @@ def test_the_command_line_says_the_same_over_rest(service: Service) -> None:
     assert wrong.stderr.count("\n") == 1
 
 
+def test_a_schedule_is_shown_skipped_and_ended(service: Service) -> None:
+    far = {"repeat": "@every 1h", "deliverAt": str(now() + FAR_SECONDS * 1000)}
+    message = ref(service.producer.send(b"every hour", properties=far))
+    schedules = f"{path_of(service.plain)}/schedules"
+    one = f"{schedules}/{message.ledger_id}:{message.entry_id}"
+
+    def next_of(name: str) -> Any:
+        found = service.http.get(one, params={"subscription": name, "next": 1})
+        return found.json()["upcoming"][0]["occurrence"] if found.is_success and found.json()["upcoming"] else None
+
+    wait_until(lambda: next_of("a") == 1, 30, "the schedule")
+    assert service.http.post(f"{one}/skipNext", params={"subscriptionNames": "a,x"}).status_code == 204
+    wait_until(lambda: next_of("a") == 2, 30, "what follows the skipped one")
+    assert (next_of("b"), next_of("x")) == (1, 2)
+    at = service.http.get(one, params={"subscription": "a"}).json()["nextDeliverAt"]
+    assert at == int(far["deliverAt"]) + 3_600_000
+    ended = service.http.delete(one, headers={"Prefer": "return=representation"})
+    assert {o["subscription"]: o["result"] for o in ended.json()["outcomes"]} == dict.fromkeys("abx", "APPLIED")
+    wait_until(lambda: str(message) not in service.http.get(schedules).text, 30, "the end")
+    over = service.http.get(schedules, params={"withEnded": True}).json()["schedules"]
+    assert [s["state"] for s in over if s["id"] == str(message)] == ["takenBack"]
+    once, _ = service.send()
+    refused = service.http.post(f"{schedules}/{once.ledger_id}:{once.entry_id}/skipNext")
+    assert refused.status_code == 412
+    assert "does not recur" in refused.json()["reason"]
+
+
 def test_made_up_calls_are_answered_as_described(service: Service) -> None:
     schema = schemathesis.openapi.from_url(f"{service.api.url}/openapi.json")
     known = {"tenant": "public", "namespace": "admin_api", "topic": "plain", "subscription": "a", "n": "00"}
