@@ -118,8 +118,12 @@ FROM subscriptions AS s
 LEFT JOIN (SELECT topic, sum(batch_size) AS taken_in FROM entries GROUP BY topic) AS e ON e.topic = s.topic
 LEFT JOIN (
     SELECT d.topic, d.subscription, count(*) AS delivered FROM deliveries AS d
-    LEFT ANTI JOIN attempts AS a ON a.subscription = d.subscription AND a.ledger_id = d.ledger_id
-        AND a.entry_id = d.entry_id AND a.batch_index = d.batch_index AND a.attempt = d.attempt
+    LEFT JOIN (
+        SELECT subscription, ledger_id, entry_id, batch_index, max(attempt) AS attempt FROM attempts
+        GROUP BY subscription, ledger_id, entry_id, batch_index
+    ) AS a ON a.subscription = d.subscription AND a.ledger_id = d.ledger_id AND a.entry_id = d.entry_id
+        AND a.batch_index = d.batch_index
+    WHERE a.attempt IS NULL OR d.attempt = a.attempt
     GROUP BY d.topic, d.subscription
 ) AS d ON d.topic = s.topic AND d.subscription = s.subscription
 LEFT JOIN (

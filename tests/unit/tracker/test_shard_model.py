@@ -47,6 +47,9 @@ class Entry:
     missed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
     attempts: dict[tuple[int, str], int] = field(default_factory=dict)  # retries, also those that wait
     reasons: dict[tuple[int, str], list[str]] = field(default_factory=dict)
+    sent_back: dict[str, str] | None = None  # its properties, where it was sent back for a retry
+    attempt: int | None = None  # of one that was sent back
+    reason: list[str] = field(default_factory=list)  # the same
 
     def time(self, i: int, s: str) -> int:
         return self.moved.get((i, s), self.due[i])
@@ -56,6 +59,17 @@ class Entry:
 
     def index(self, i: int) -> int:
         return -1 if self.single else i
+
+
+NO_MESSAGES = MESSAGES.empty_table()
+
+
+def sent_back(entry: Entry) -> pa.Table:
+    """The message of such an entry, as it comes in: its time is yet to be decided."""
+    properties = list((entry.sent_back or {}).items())
+    reasons = json.dumps(entry.reason)
+    row = (1, entry.entry_id, -1, 1, 0)
+    return batches([row], attempt=entry.attempt, retry_reasons=reasons, properties=properties)
 
 
 class ShardModel(RuleBasedStateMachine):
@@ -120,6 +134,20 @@ class ShardModel(RuleBasedStateMachine):
             self.entries[entry.entry_id] = entry
             new.append(entry)
         self.step(new, [], seals)
+
+    @rule(data=st.data(), before=st.integers(0, 6), after=st.integers(1, 9_000), seals=st.booleans())
+    def a_message_is_sent_back(self, data: st.DataObject, before: int, after: int, seals: bool) -> None:
+        if not self.wanted or self.routes.missing:
+            return
+        self.now += 1  # at 0 a message would count as handed out long ago
+        name = data.draw(st.sampled_from(self.wanted))
+        is_dead = before + 1 > self.routes.subscriptions.backoff(TOPIC, self.numbers[name]).attempts
+        entry = Entry(len(self.entries), [self.now + (0 if is_dead else after)], single=True)
+        entry.attempt, entry.reason = before + 1, ["no"]
+        entry.sent_back = {"retryOf": "1:0:-1:-1", "retrySubscription": name, "retryAfter": str(after)}
+        entry.cancelled = {(0, s) for s in self.wanted if s != name}
+        self.entries[entry.entry_id] = entry
+        self.step([entry], [], seals)
 
     @rule(data=st.data(), later=st.integers(0, 500), whole=st.booleans(), seals=st.booleans())
     def a_command_comes(self, data: st.DataObject, later: int, whole: bool, seals: bool) -> None:
@@ -235,8 +263,8 @@ class ShardModel(RuleBasedStateMachine):
         # The row that it came with may be in state still, for others, where it was moved forward for this one.
         if not is_sealed and entry.due[i] <= self.cutoff:
             return Result.NOT_FOUND
-        attempt = entry.attempts[pair] = entry.attempts.get(pair, 0) + 1
-        entry.reasons.setdefault(pair, []).append(f"r{self.requests}")
+        attempt = entry.attempts[pair] = entry.attempts.get(pair, entry.attempt or 0) + 1
+        entry.reasons.setdefault(pair, list(entry.reason)).append(f"r{self.requests}")
         backoff = self.routes.subscriptions.backoff(TOPIC, self.numbers[s])
         wait = after or backoff.wait_millis(attempt, f"1:{entry.entry_id}:{i} {s}")
         if attempt > backoff.attempts:
@@ -293,7 +321,7 @@ class ShardModel(RuleBasedStateMachine):
             sending=json.dumps({"tick": self.tick}),
         )
         tick_input = TickInput(
-            messages=batches(incoming) if incoming else MESSAGES.empty_table(),
+            messages=sent_back(new[0]) if new and new[0].sent_back else batches(incoming) if incoming else NO_MESSAGES,
             segment=segment,
             commands=commands(rows),
             request_ids={str(row["request_id"]): 1 for row in rows}
@@ -366,8 +394,8 @@ class ShardModel(RuleBasedStateMachine):
                     assert s in self.wanted
                     assert s not in self.paused
                     assert entry.time(i, s) == row["deliver_at"] <= self.cutoff
-                    assert row["attempt"] == entry.attempts.get((i, s))
-                    assert json.loads(row["retry_reasons"] or "[]") == entry.reasons.get((i, s), [])
+                    assert row["attempt"] == entry.attempts.get((i, s), entry.attempt)
+                    assert json.loads(row["retry_reasons"] or "[]") == entry.reasons.get((i, s), entry.reason)
                     entry.handed_out.add((i, s))
 
     @invariant()
