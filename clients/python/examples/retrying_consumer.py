@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pulsar
 
-from delaylake import Client, NotFound
+from delaylake import Client, Invalid, NotFound
 
 
 def handle(
@@ -29,7 +29,7 @@ def handle(
             lake.retry(
                 given["delaylake.source"], message_id, subscription=subscription, reason=reason, request_id=request_id
             )
-        except NotFound:  # it was due at once: its payload is not kept
+        except (Invalid, NotFound):  # it recurs, or was due at once, so that its payload is not kept
             send_back(client, message, subscription, reason)
     consumer.acknowledge(message)
 
