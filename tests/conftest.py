@@ -60,6 +60,9 @@ SLOWEST = (
     "test_unwritable",
     "test_dashboard",
     "test_fuzz",
+    "test_retries",
+    "test_recurring",
+    "test_shaping",
     "test_what_arrives",
     "test_demo",
     "test_importing",
@@ -122,7 +125,8 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without settings from the environment the tests were started in."""
+    """Without settings, and a terminal's width, from the environment the tests were started in."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
         monkeypatch.delenv(name)
 

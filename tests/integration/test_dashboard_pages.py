@@ -20,7 +20,6 @@ from tests.unit.admin.rest.test_admin_app import served
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 
-NOW = time.time_ns() // 1_000_000
 HOUR = 3_600_000
 NAMESPACE = "persistent://a-tenant-with-a-long-name/a-namespace-with-a-long-name"
 ORDERS, MAIL = f"{NAMESPACE}/orders-of-all-customers", f"{NAMESPACE}/reminders-by-mail"
@@ -35,7 +34,8 @@ class Status(StatusWriter):
         super().__init__(warehouse, 100)
         self._state, self._most_per_second = "running", 4.0
         self._values |= {"pending": 123, "last_batch_at": 2**52}
-        self._history.extend(Point(NOW - 60_000 + 5_000 * i, 30.0, 20.0 + i, 1.0, 9.0 + i) for i in range(12))
+        self.now = time.time_ns() // 1_000_000
+        self._history.extend(Point(self.now - 60_000 + 5_000 * i, 30.0, 20.0 + i, 1.0, 9.0 + i) for i in range(12))
 
     def set(self, **values: object) -> None:
         with self._lock:
@@ -50,27 +50,28 @@ def write(tables: Tables, name: str, rows: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="module")
 def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
     warehouse = f"file:{tmp_path_factory.mktemp('pages')}"
+    writer = Status(warehouse)
+    now = writer.now
     tables = Tables(warehouse)
     tables.create()
     at = {"partition": -1, "ledger_id": 7, "batch_index": -1, "batch_size": 1, "producer_name": "p"}
-    times = [NOW - 70_000, *(NOW + HOUR + i * 7_000 for i in range(500)), NOW + 400 * 24 * HOUR]
-    waits = {**at, "operation": "DELAY", "publish_time": NOW}
+    times = [now - 70_000, *(now + HOUR + i * 7_000 for i in range(500)), now + 400 * 24 * HOUR]
+    waits = {**at, "operation": "DELAY", "publish_time": now}
     messages = [
         {**waits, "topic": topic, "entry_id": i, "deliver_at": due, "key": f"k{i}"}
         for topic in (ORDERS, MAIL)
         for i, due in enumerate(times)
     ]
     daily = [("repeat", "0 9 * * *"), ("timeZone", "Europe/Berlin"), ("repeatTimes", "2")]
-    recurs = {**waits, "topic": REPORTS, "deliver_at": NOW + 2 * HOUR, "occurrence": 1}
+    recurs = {**waits, "topic": REPORTS, "deliver_at": now + 2 * HOUR, "occurrence": 1}
     messages += [{**recurs, "entry_id": i, "properties": daily, "key": "report"} for i in range(2)]
     over = {**at, "topic": REPORTS, "entry_id": 1, "subscription": "desk", "occurrence": 2}
-    write(tables, "deliveries", [{**over, "deliver_at": NOW - HOUR, "sent_at": NOW - HOUR}])
+    write(tables, "deliveries", [{**over, "deliver_at": now - HOUR, "sent_at": now - HOUR}])
     cancel = {**at, "topic": ORDERS, "entry_id": 10, "subscription": "billing", "deliver_at": times[10], "sequence": 1}
     write(tables, "delayed_index", [*messages, {**cancel, "operation": "CANCEL"}])
     skipped = {**at, "topic": ORDERS, "operation": "SKIP", "subscription": "billing", "issued_by": "ops"}
     outcomes = [{**skipped, "entry_id": i, "sequence": i, "request_id": f"{'a' * 32}.{i // 5}"} for i in range(10, 20)]
-    write(tables, "outcomes", [{**row, "result": "APPLIED", "applied_at": NOW} for row in outcomes])
-    writer = Status(warehouse)
+    write(tables, "outcomes", [{**row, "result": "APPLIED", "applied_at": now} for row in outcomes])
     with writer:
         yield writer
 
@@ -150,11 +151,11 @@ def test_tables_fit_and_topics_are_called_by_what_differs(page: Page) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
 
 
-def test_times_are_utc_or_local_as_the_switch_says_and_it_is_remembered(page: Page) -> None:
+def test_times_are_utc_or_local_as_the_switch_says_and_it_is_remembered(page: Page, status: Status) -> None:
     page.goto(f"/ui/messages?topic={ORDERS}&key=k1")
     due = page.locator("#messages time").first
     utc, local = (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime((NOW + HOUR) / 1000 + shift)) for shift in (0, 5.5 * 3600)
+        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime((status.now + HOUR) / 1000 + shift)) for shift in (0, 5.5 * 3600)
     )
     expect(due).to_contain_text(utc)
     page.get_by_role("button", name="Times are UTC").click()
@@ -169,8 +170,8 @@ def test_times_are_utc_or_local_as_the_switch_says_and_it_is_remembered(page: Pa
     page.evaluate("localStorage.clear()")
 
 
-def test_what_has_been_handed_out_is_not_shown_as_waiting(page: Page) -> None:
-    page.goto(f"/ui/messages?topic={ORDERS}&dueBefore={NOW + 1}")
+def test_what_has_been_handed_out_is_not_shown_as_waiting(page: Page, status: Status) -> None:
+    page.goto(f"/ui/messages?topic={ORDERS}&dueBefore={status.now + 1}")
     expect(page.locator("#messages tbody")).to_contain_text(re.compile("going out|overdue"))
     assert "-" not in (page.locator("#messages tbody td:nth-child(3)").first.text_content() or "")
 

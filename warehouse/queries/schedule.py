@@ -33,6 +33,7 @@ class Occurrence:
     at: int
 
     def to_json(self) -> dict[str, int]:
+        """Returns the occurrence as the REST API shows it."""
         return {"occurrence": self.number, "deliverAt": self.at}
 
 
