@@ -62,22 +62,30 @@ def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(tmp_path: Pat
     settings = tmp_path / "settings.yaml"
     settings.write_text(f"warehouse: file:{tmp_path}/warehouse\n")
     terminal, side = pty.openpty()
-    job = subprocess.Popen(
-        [sys.executable, PROGRAM, "--config", settings, "status", "--watch", "0.2"],
-        stdin=side, stdout=side, stderr=side, start_new_session=True,
-    )  # fmt: skip
+    # Tests that were started in the background ignore it, and so would the program.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        job = subprocess.Popen(
+            [sys.executable, PROGRAM, "--config", settings, "status", "--watch", "0.2"],
+            stdin=side, stdout=side, stderr=side, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
     os.close(side)
     shown, until = b"", time.monotonic() + RUN_SECONDS
-    while shown.count(b"\x1b[H") < 3 and time.monotonic() < until:
-        shown += os.read(terminal, 65_536)
-    job.send_signal(signal.SIGINT)
-    try:
-        while part := os.read(terminal, 65_536):
-            shown += part
-    except OSError:  # the program has closed its side
-        pass
-    os.close(terminal)
-    assert job.wait(RUN_SECONDS) == 0, shown
+    with job:
+        while shown.count(b"\x1b[H") < 3 and time.monotonic() < until:
+            shown += os.read(terminal, 65_536)
+        job.send_signal(signal.SIGINT)
+        try:
+            while time.monotonic() < until and (part := os.read(terminal, 65_536)):
+                shown += part
+        except OSError:  # the program has closed its side
+            pass
+        os.close(terminal)
+        if time.monotonic() >= until:
+            job.kill()
+    assert job.returncode == 0, shown
     text = shown.decode()
     assert text.count("\x1b[2J") == 1
     assert "no job has run on the warehouse" in text
