@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
@@ -14,6 +15,16 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.operator_input import InputKind
 from tracker.commands.rebuilt import Rebuilt
 from warehouse.tables import Tables
+
+
+def of_one_shard(folder: Path, topic: str, names: Sequence[str]) -> Settings:
+    """Settings of a job of one shard, with its warehouse and checkpoint in a folder."""
+    return Settings(
+        warehouse=f"file:{folder}/warehouse",
+        checkpoint=f"file:{folder}/checkpoint",
+        tracker={"shards": 1},  # type: ignore[arg-type]
+        routes=[{"source": topic, "subscriptions": [{"name": name} for name in names]}],  # type: ignore[arg-type]
+    )
 
 
 def without_destinations() -> AbstractContextManager[mock.MagicMock]:

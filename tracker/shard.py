@@ -169,7 +169,7 @@ class Shard:
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
         self._keys = Superseding(store, self._control)
         self._in_flight = InFlight(store)
-        self._shaper = Shaper(store, Subscriptions.of(subscriptions), self._control.operations, place)
+        self._shaper = Shaper(store, self._subscriptions, self._control.operations, place)
         self._entries = EntryLog(store, place.is_home)
         self._place = place
 

@@ -143,8 +143,7 @@ class SourceReader:
             parts = self._read_rebuilt(partition)
         elif isinstance(partition, HeldPart):
             chosen = [(topic, name) for topic, name in partition.subscriptions]
-            rows = find_held(self._tables, partition.version, chosen)
-            parts = [*self._pace(rows), *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
+            parts = self._held_parts(find_held(self._tables, partition.version, chosen))
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
             parts = split(rows, InputKind.REJECTED, self._shard_keys)
@@ -158,8 +157,7 @@ class SourceReader:
         # What is held back for paused subscriptions may be much, and stays in the table.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
-        held = self._held(partition.version, routes, going_on)
-        parts = [*self._pace(held), *split(held, InputKind.PAYLOAD_ROWS, self._shard_keys)]
+        parts = self._held_parts(self._held(partition.version, routes, going_on))
         for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
             parts.append((key, InputKind.REBUILT, json.dumps(meta).encode()))
             parts += [(key, kind, pack(table)) for kind, table in tables.items()]
@@ -177,16 +175,15 @@ class SourceReader:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
         resumes: list[tuple[int, str, bytes]] = []
         if any(resumed.values()):
-            others = where(payload_rows, int64(payload_rows, "deliver_at") < HELD_DELIVER_AT)
-            held = self._held(partition.versions[0], routes, resumed)
-            payload_rows, resumes = concat([others, held]), self._pace(held)
+            payload_rows = where(payload_rows, int64(payload_rows, "deliver_at") < HELD_DELIVER_AT)
+            resumes = self._held_parts(self._held(partition.versions[0], routes, resumed))
         request_ids = json.dumps(decoded.request_ids).encode()
         pause_changes_json = json.dumps([asdict(change) for change in pause_changes]).encode()
         return [
-            *resumes,
             *((key, InputKind.REQUEST_IDS, request_ids) for key in self._shard_keys),
             *((key, InputKind.PAUSE_CHANGES, pause_changes_json) for key in self._shard_keys if pause_changes),
             *split(payload_rows, InputKind.PAYLOAD_ROWS, self._shard_keys),
+            *resumes,
             *split(commands, InputKind.COMMANDS, self._shard_keys),
             *split_copies(commands, known_messages, partition.keyed, self._shard_keys),
             *split(known_messages, InputKind.KNOWN_MESSAGES, self._shard_keys),
@@ -204,10 +201,11 @@ class SourceReader:
         ]
         return find_held(self._tables, version, chosen)
 
-    def _pace(self, held: pa.Table) -> list[tuple[int, str, bytes]]:
-        """Returns for each shard the pace at which messages that were held back go out."""
-        steps = json.dumps(pace(held)).encode()
-        return [(key, InputKind.PACE, steps) for key in self._shard_keys]
+    def _held_parts(self, rows: pa.Table) -> list[tuple[int, str, bytes]]:
+        """Returns messages that were held back, and for each shard the pace at which all of them go out."""
+        steps = json.dumps(pace(rows)).encode()
+        parts = [(key, InputKind.PACE, steps) for key in self._shard_keys]
+        return [*parts, *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Is told that the batches up to an offset are done."""

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conf.settings import Settings
 from tests.messages import TOPIC, handed_out, messages, tick_at
-from tests.rebuilt import of_all_shards, prepared
+from tests.rebuilt import of_all_shards, of_one_shard, prepared
 from tracker.messages import in_order, typed
 from tracker.shard import Shard, TickInput
 from tracker.store import MemoryStore
@@ -27,12 +26,7 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = Settings(
-            warehouse=f"file:{folder}/warehouse",
-            checkpoint=f"file:{folder}/checkpoint",
-            tracker={"shards": 1},  # type: ignore[arg-type]
-            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],  # type: ignore[arg-type]
-        )
+        self.settings = of_one_shard(folder, TOPIC, NAMES)
         self.tables = Tables(self.settings.warehouse)
         self.tables.create()
         self.store = MemoryStore()

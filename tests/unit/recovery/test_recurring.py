@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from conf.settings import Settings
 from recovery.done_occurrences import Done
 from recovery.rebuild import rebuild
 from recovery.recurring import next_number
 from streaming.checkpoint.prepared import PreparedState
 from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
-from tests.rebuilt import of_all_shards
+from tests.rebuilt import of_all_shards, of_one_shard
 from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP_NEXT, PauseChange
 from tracker.messages import MESSAGES, concat, where
 from tracker.shard import Effects, Shard, Tick, TickInput
@@ -52,12 +51,7 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = Settings(
-            warehouse=f"file:{folder}/warehouse",
-            checkpoint=f"file:{folder}/checkpoint",
-            tracker={"shards": 1},  # type: ignore[arg-type]
-            routes=[{"source": TOPIC, "subscriptions": [{"name": name} for name in NAMES]}],  # type: ignore[arg-type]
-        )
+        self.settings = of_one_shard(folder, TOPIC, NAMES)
         self.tables = Tables(self.settings.warehouse)
         self.tables.create()
         self.store = MemoryStore()
