@@ -270,16 +270,15 @@ class Shard:
             )
         )
         moves = self._control.take_moves()
-        # No one comes again to tell of a retry: it is sealed with the answer, also where it is due soon.
-        retries = where(moves, attempts_of(moves) > 0)
-        near_until = max(self._tracker.near_until, tick.cutoff + 1)
-        near_retries = where(retries, int64(retries, "deliver_at") < near_until)
+        near_moves = self._tracker.near(moves, tick.cutoff)
         moved = self._tracker.add_moved(moves, tick.cutoff)
 
         is_full = self._tracker.number_of_unsealed_messages >= self._min_index_count
-        if ends_seal_epoch or is_full or kept_open.num_rows or retries.num_rows:
+        # No one comes again to tell of a retry: it is sealed with the answer.
+        is_retried = bool((attempts_of(moves) > 0).any())
+        if ends_seal_epoch or is_full or kept_open.num_rows or is_retried or near_moves.num_rows:
             bucket = self._tracker.seal(tick.load_horizon, tick.near_until)
-            effects.bucket = concat([bucket, kept_open, near_retries])
+            effects.bucket = concat([bucket, kept_open, near_moves])
             effects.cancels = self._control.take_cancels()
         self._tracker.load_segment(tick_input.segment)
         if ends_seal_epoch:
@@ -300,10 +299,9 @@ class Shard:
         given_up += [short_given_up, planned_given_up]
         effects.outcomes = concat([*outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
         moved = self._control.take_moves()
+        near = self._tracker.near(moved, tick.cutoff)
         self._tracker.add_moved(moved, tick.cutoff)
         if self._shaper.n_moved:
-            near = self._tracker.in_slots(moved)
-            # Their entries may be durable before they are due: so that a rebuild has them, they are sealed now.
             others = self._tracker.seal(tick.load_horizon, tick.near_until)
             effects.bucket = concat([effects.bucket, others, near])
             effects.cancels = concat([effects.cancels, self._control.take_cancels()], CANCEL_ROWS)

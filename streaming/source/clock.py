@@ -130,7 +130,11 @@ class Clock:
             load, near = self._horizons(last, now, feedback, version, rows_due)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
-            while marks and marks[0][1] <= confirmed and marks[0][2] <= feedback.settled + 1:
+            # What was due by then and waits for a place under a rate is neither delivered nor sealed.
+            settled_until = feedback.settled + 1
+            if feedback.next_due is not None:
+                settled_until = min(settled_until, feedback.next_due)
+            while marks and marks[0][1] <= confirmed and marks[0][2] <= settled_until:
                 durable_through = marks[0][0]
                 marks = marks[1:]
         cutoff = min(target, near - 1) if is_set_back else max(last.cutoff, min(target, near - 1))

@@ -122,9 +122,17 @@ class DelayedDeliveryTracker:
         """Takes back rows that `get_scheduled_messages` returned: they are due again at once."""
         self._slots.add(rows)
 
-    def in_slots(self, rows: pa.Table) -> pa.Table:
-        """Filters rows that were added just now: those in time slots, which are not sealed."""
-        return where(rows, int64(rows, "deliver_at") < self.near_until) if rows.num_rows else rows
+    def near(self, moved: pa.Table, cutoff: int) -> pa.Table:
+        """Filters further rows of known messages: those that do not come to the mutable bucket.
+
+        Nothing else would have them in the delayed index, and their entries may be durable before they are due: so the
+        caller seals them with the tick in which they are added.
+
+        Args:
+            moved: as MESSAGES.
+            cutoff: of the tick, ms since the epoch.
+        """
+        return where(moved, int64(moved, "deliver_at") < max(self.near_until, cutoff + 1)) if moved.num_rows else moved
 
     def find(self, times: Iterable[int]) -> pa.Table:
         """Returns the rows of the mutable bucket, and those of the time slots of some times; they stay.

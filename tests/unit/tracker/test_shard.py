@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streaming.checkpoint.offset import Offset
@@ -52,7 +53,8 @@ class Service:
         self.runs += 1
         self.clock = Clock(replace(SETTINGS, run_id=f"run{self.runs}"))
 
-    def step(self, later: int, entries: list[Entry], lag: int) -> Effects:
+    def step(self, later: int, entries: list[Entry], lag: int, moves: dict[int, int] | None = None) -> Effects:
+        """A tick; `moves` has by entry after which delay its messages are to come, if they wait."""
         self.now += later
         self.monotonic += later / 1000
         last = self.offset
@@ -64,6 +66,16 @@ class Service:
         due = int64(stored, "deliver_at")
         segment = stored.filter(pa.array((due >= last.load_horizon) & (due < self.offset.load_horizon)))
         tick_input = TickInput(messages=concat([self.come(entry) for entry in entries]), segment=segment)
+        for entry_id, delay in (moves or {}).items():
+            rows = stored.filter(pc.equal(stored["entry_id"], entry_id))
+            row = command("", 1, entry_id, cancel_at=self.now + delay, kind=RESCHEDULE)
+            row["request_id"] = f"{last.tick} {entry_id}"
+            tick_input = replace(
+                tick_input,
+                commands=concat([tick_input.commands, commands([row])], COMMAND_ROWS),
+                request_ids={**tick_input.request_ids, str(row["request_id"]): 1},
+                payload_rows=concat([tick_input.payload_rows, rows]),
+            )
         effects = Shard(self.store, {TOPIC: ["s"]}, 8).apply(self.offset.to_tick(), tick_input)
         self.sealed.append(effects.bucket)
         self.in_bucket.update(numbers(effects.bucket))
@@ -105,21 +117,36 @@ ENTRY = st.tuples(
 @settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2_500), st.lists(ENTRY, max_size=4), st.integers(0, 4), st.booleans()),
+        st.tuples(
+            st.integers(0, 2_500),
+            st.lists(ENTRY, max_size=4),
+            st.integers(0, 4),
+            st.booleans(),
+            st.dictionaries(st.integers(0, 40), st.integers(0, 5_000), max_size=2),
+        ),
         min_size=5,
         max_size=25,
     )
 )
+@example(  # moved from a time that is near to another
+    [
+        (0, [], 0, False, {}),
+        (100, [(False, [1_900])], 0, False, {}),
+        (1_450, [], 0, False, {}),
+        (50, [], 0, False, {0: 2_000}),
+        *[(700, [], 0, False, {})] * 3,
+    ]
+)
 def test_entries_are_durable_once_when_all_of_their_messages_are_settled(
-    steps: list[tuple[int, list[Entry], int, bool]],
+    steps: list[tuple[int, list[Entry], int, bool, dict[int, int]]],
 ) -> None:
     """Settled: in a bucket that is sealed, or in a release that is confirmed. In the end all are durable."""
     service = Service()
-    for later, entries, lag, restarts in steps:
+    for later, entries, lag, restarts, moves in steps:
         if restarts:
             service.restart()
         before = len(service.durable)
-        service.step(later, entries, lag)
+        service.step(later, entries, lag, {entry: delay for entry, delay in moves.items() if entry < len(service.due)})
         for entry in service.durable[before:]:
             assert all(service.is_settled(message) for message in service.due if message[0] == entry)
     for _ in range(12):

@@ -45,8 +45,8 @@ class Ticks:
         self.monotonic += millis / 1000
         return self
 
-    def next(self, confirmed: int = 0, settled: int = 0, lookahead: int = 0) -> Offset:
-        feedback = Feedback(confirmed, settled, lookahead)
+    def next(self, confirmed: int = 0, settled: int = 0, lookahead: int = 0, next_due: int | None = None) -> Offset:
+        feedback = Feedback(confirmed, settled, lookahead, next_due)
         self.last = self.clock.next(
             self.last, self.now, self.monotonic, feedback, lambda: self.version, due_in(self.rows)
         )
@@ -331,3 +331,15 @@ def test_what_waits_in_all_shards_gets_places_once_and_after_all_that_were_given
     assert places(7, given=START + 9_000) == {"t": {"s": [START + 9_000, [3, 0]]}}
     assert places(7, given=0, now=START + 5_000) == {"t": {"s": [START + 5_000, [3, 0]]}}
     assert places(6, given=0) == {}  # of an earlier tick: it has been told, or is told again
+
+
+def test_a_seal_epoch_is_not_durable_while_a_message_of_it_waits_for_a_place() -> None:
+    """What waits for a place is due by a tick that is settled, but neither delivered nor sealed."""
+    ticks = Ticks()
+    first = ticks.next()
+    ticks.later(5_000).next(confirmed=1, settled=first.cutoff)
+    settled = first.near_until + 1_000
+    waits = ticks.later(5_000).next(confirmed=2, settled=settled, next_due=first.near_until - 1)
+    assert (waits.durable_through, [mark[0] for mark in waits.marks]) == (1, [2, 3])
+    given = ticks.later(5_000).next(confirmed=2, settled=settled, next_due=first.near_until)
+    assert (given.durable_through, [mark[0] for mark in given.marks]) == (2, [3, 4])
