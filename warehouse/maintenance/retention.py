@@ -72,7 +72,7 @@ _NEEDED = {
         *["topic", "partition", "ledger_id", "entry_id", "sent_at"],
         *["batch_index", "subscription", "occurrence"],
     ],
-    "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "operation", "applied_at"],
+    "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "operation", "applied_at", "deliver_at"],
     "rejects": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
 }
 
@@ -144,7 +144,10 @@ class Retention:
             is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
             may_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
-            return may_go
+            # A rebuild takes the commands that wait from here: a cancel waits beyond the time that it names.
+            may_come = pc.greater_equal(pc.fill_null(rows["deliver_at"], 0), self._horizons[name])
+            waits = pc.and_(pc.equal(rows["result"], "WAITING"), may_come).to_numpy(zero_copy_only=False)
+            return may_go & ~waits
         if name == "rejects":
             # A command that could not be read is in `rejects`, too, and `entries` never has it.
             is_command: BoolArray = pc.equal(rows["topic"], self._control_topic).to_numpy(zero_copy_only=False)

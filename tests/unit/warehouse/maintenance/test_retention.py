@@ -277,6 +277,18 @@ def test_what_is_paused_is_never_forgotten() -> None:
         assert tables.sql("SELECT operation FROM outcomes")["operation"].to_pylist() == ["PAUSE"]
 
 
+def test_a_cancel_that_waits_outlives_the_time_that_it_names() -> None:
+    with warehouse() as (made, tables):
+        given = {"result": "WAITING", "operation": "CANCEL", "applied_at": NOW - 30 * DAY, "ledger_id": 2}
+        times = {"to come": NOW + 30 * DAY, "just past": NOW - HOUR, "past": NOW - 2 * DAY, "skip": None}
+        append(tables, "outcomes", [{**given, "request_id": r, "deliver_at": time} for r, time in times.items()])
+        maintain(made, now=NOW)
+        assert sorted(tables.sql("SELECT request_id FROM outcomes")["request_id"].to_pylist()) == [
+            "just past",
+            "to come",
+        ]
+
+
 def test_rejects_outlive_their_entry() -> None:
     with warehouse() as (made, tables):
         at = {"ledger_id": 1, "entry_id": 1, "publish_time": NOW - 5 * DAY}
