@@ -146,8 +146,9 @@ class Retention:
             may_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
             # A rebuild takes the commands that wait from here: a cancel waits beyond the time that it names.
             may_come = pc.greater_equal(pc.fill_null(rows["deliver_at"], 0), self._horizons[name])
-            waits = pc.and_(pc.equal(rows["result"], "WAITING"), may_come).to_numpy(zero_copy_only=False)
-            return may_go & ~waits
+            waits: BoolArray = pc.and_(pc.equal(rows["result"], "WAITING"), may_come).to_numpy(zero_copy_only=False)
+            may_go &= ~waits
+            return may_go
         if name == "rejects":
             # A command that could not be read is in `rejects`, too, and `entries` never has it.
             is_command: BoolArray = pc.equal(rows["topic"], self._control_topic).to_numpy(zero_copy_only=False)
