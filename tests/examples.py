@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 # Of so many examples one is tried. They are new ones each time, so that all runs together try many.
-_PART = {"thorough": 1, "default": 4, "fast": 10}[PROFILE]
+_PART = {"thorough": 1, "default": 6, "fast": 10}[PROFILE]
 _LEAST = 3
 
 # Of a property that says no number itself.

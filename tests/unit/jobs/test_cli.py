@@ -18,6 +18,8 @@ from jobs import cli
 from jobs.commands.produce import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
 from tests.conftest import RUN_SECONDS
 
+pytestmark = pytest.mark.slow
+
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path

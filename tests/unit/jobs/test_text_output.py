@@ -18,6 +18,8 @@ from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 DUE = int(time.time() + 86_400) // 60 * 60_000
 SUMMER = 1_909_130_400_123  # 2030-07-01T10:00:00.123Z
 

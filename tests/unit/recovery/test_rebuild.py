@@ -35,6 +35,8 @@ from warehouse.known_routes import subscription_names
 from warehouse.queries.index_rows import find_held
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 OTHER = "persistent://public/default/other"  # a topic without a route
 _ENTRY = ["ledger_id", "entry_id"]
 LATER = 3 * DAY  # longer than a rebuild keeps what it knows no time of

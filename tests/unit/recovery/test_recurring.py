@@ -40,6 +40,8 @@ from warehouse.queries.index_rows import (
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_790_000_000_000
 SECOND = 1_000
 NAMES = ["a", "b"]

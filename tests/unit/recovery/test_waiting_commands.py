@@ -21,6 +21,8 @@ from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_000_000
 DUE = NOW + 40
 TICK_MILLIS = 1

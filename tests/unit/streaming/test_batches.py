@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
@@ -25,6 +26,8 @@ from warehouse.known_routes import KnownRoutes
 from warehouse.queries.index_rows import cancels_to_index, rows_due, to_index
 from warehouse.schemas import DELAYED_INDEX
 from warehouse.tables import Tables
+
+pytestmark = pytest.mark.slow
 
 OTHER = "persistent://public/default/other"
 KEY = 0

@@ -27,6 +27,8 @@ from warehouse.maintenance.maintain import maintain
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables, WarehouseError
 
+pytestmark = pytest.mark.slow
+
 
 class Start:
     """A job's start, and what it writes afterwards."""

@@ -240,6 +240,7 @@ def test_a_restore_before_the_next_occurrence_takes_it_up_again() -> None:
     assert job.order(RESTORE, 0, (1,)) != [Result.APPLIED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("to", "times"), [(7, [5, 7, 25]), (18, [5, 18, 25]), (38, [5, 38, 45])])
 def test_a_reschedule_moves_the_next_occurrence_only(to: int, times: list[int]) -> None:
     job = Job()
@@ -296,6 +297,7 @@ def test_a_message_that_does_not_recur_has_no_next_occurrence_to_skip() -> None:
     assert effects.outcomes["result"].to_pylist() == [Result.INVALID]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("misfire", "times"), [("once", [5, 15, 115]), ("all", [5, *range(15, 120, 10)]), ("skip", [5, 115])]
 )
@@ -333,6 +335,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     return draw(st.lists(st.tuples(kinds, st.integers(0, 3), st.integers(0, 40), st.integers(1, 3)), max_size=14))
 
 
+@pytest.mark.slow
 @effort(max_examples=examples(150), deadline=None, phases=[Phase.explicit, Phase.generate, Phase.target, Phase.shrink])
 @given(history=histories(), lookahead=st.sampled_from([0, 2_500]))
 def test_any_history_against_a_naive_reading(history: list[tuple[str, int, int, int]], lookahead: int) -> None:

@@ -163,6 +163,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @effort(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(steps=STEPS, shards=st.integers(1, 3))
 def test_shards_against_the_model(
@@ -294,6 +295,7 @@ def test_a_message_that_is_held_back_is_replaced_and_a_kept_key_begins_anew() ->
     assert sorted(job.delivered["b"]) == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
+@pytest.mark.slow
 def test_a_command_that_waited_applies_where_the_message_is() -> None:
     for entry in range(8):  # homes and keys are in several shards
         job = Job(3)

@@ -20,6 +20,8 @@ from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 from warehouse.tenure import TABLE, Changes, write_changes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> str:

@@ -17,6 +17,8 @@ from warehouse.maintenance.maintain import maintain
 from warehouse.queries.message_index import EXPIRED, MessageIndex, NoSuchIndex
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "persistent://public/default/t"
 
 

@@ -25,6 +25,8 @@ from warehouse.missing_routes import MissingRoutesWatch, missing_routes, setting
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 OTHER = "persistent://public/default/other"
 NOW = 1_000_000
 

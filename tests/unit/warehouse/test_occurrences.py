@@ -17,6 +17,8 @@ from warehouse.queries.waiting import Pending
 from warehouse.tables import Tables
 from warehouse.views import Warehouse
 
+pytestmark = pytest.mark.slow
+
 KEPT = {f"{name}_millis": DAY for name in ("delayed_index", "deliveries", "outcomes", "entries", "rejects")}
 TOPIC = "persistent://public/default/t"
 

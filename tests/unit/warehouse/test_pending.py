@@ -26,6 +26,8 @@ from warehouse.queries.waiting import OVERDUE_MILLIS, Pending
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import Tables, ranges_of
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_800_000_000_000
 SUBSCRIPTIONS = ("a", "b")
 

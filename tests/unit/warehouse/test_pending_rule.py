@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from conf.settings import Settings
@@ -33,6 +34,8 @@ from warehouse.queries.waiting import WAITS, Pending
 from warehouse.schemas import DELIVERIES, SCHEMAS
 from warehouse.tables import Tables
 from warehouse.views import Warehouse
+
+pytestmark = pytest.mark.slow
 
 OTHER = "persistent://public/default/other"
 SUBSCRIPTIONS = ["s0", "s1"]

@@ -26,6 +26,8 @@ from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 from warehouse.views import VIEWS, Warehouse
 
+pytestmark = pytest.mark.slow
+
 DUE = 1_900_000_000_000
 
 Write = Callable[..., None]

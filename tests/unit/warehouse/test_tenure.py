@@ -24,6 +24,8 @@ from warehouse.tables import Tables
 from warehouse.tenure import Changes, Tenures, changes, write_changes
 from warehouse.views import Warehouse
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3_600_000
 
 

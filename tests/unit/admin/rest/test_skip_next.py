@@ -20,6 +20,8 @@ from tests.messages import messages
 from warehouse.queries.index_rows import to_index
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "persistent://public/default/orders"
 SUBSCRIPTION = "/admin/v2/persistent/public/default/orders/subscription/a"
 TOLD = {"Prefer": "return=representation"}

@@ -19,6 +19,8 @@ from jobs.metrics_server import serve_metrics
 from tests.tokens import SECRET, encoded, token
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 PAUSE = "/admin/v2/persistent/public/default/orders/subscription/a/pause"
 AUTH = {"enabled": True, "token_secret_key": encoded(SECRET)}
 

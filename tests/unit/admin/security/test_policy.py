@@ -20,6 +20,8 @@ from conf.settings import Operation, Settings
 from tests.tokens import der, encoded, forged, pem, token
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 KEY = rsa.generate_private_key(65537, 2048)
 OTHER_KEY = rsa.generate_private_key(65537, 2048)
 NOW = int(time.time())

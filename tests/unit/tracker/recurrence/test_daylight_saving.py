@@ -14,6 +14,8 @@ from tests.unit.tracker.recurrence import vixie
 from tracker.recurrence.recurrence import Recurrence
 from tracker.recurrence.time_zones import time_zone
 
+pytestmark = pytest.mark.slow
+
 ZONES = [
     "Africa/Cairo",
     "Africa/Casablanca",

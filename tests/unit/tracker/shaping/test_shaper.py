@@ -132,6 +132,7 @@ def many(n: int, due: int, first: int = 0, **columns: object) -> pa.Table:
     return messages([(7, first + i, due) for i in range(n)], **columns)
 
 
+@pytest.mark.slow
 def test_what_is_due_at_once_goes_out_at_the_rate_and_says_when_it_was_due() -> None:
     service = Service(rate(50, burst=10))
     due = START + 5_000
@@ -203,6 +204,7 @@ def test_never_more_than_the_rate_each_once_and_never_before_its_time(
     assert sorted(entry for _, entry, *_ in service.of("t")) == sorted(due)
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_replayed_or_taken_up_again_gives_the_same_places() -> None:
     runs = []
     for _ in range(2):
@@ -237,6 +239,7 @@ def test_after_a_stop_everything_is_put_off_and_what_is_in_flight_comes_first() 
         assert in_order == sorted(in_order)
 
 
+@pytest.mark.slow
 def test_nothing_goes_out_while_the_windows_are_closed() -> None:
     # START is a Monday, 02:40 UTC.
     window = Window.model_validate({"from": "02:41", "to": "02:42", "days": ["mon", "tue"]})
@@ -280,6 +283,7 @@ def test_a_shaped_message_is_cancelled_or_moved_as_any_other() -> None:
     assert shaped[moved][3:] == (START + 60_000, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", range(3))
 def test_what_a_pause_held_back_is_shaped_when_it_goes_on(phase: int) -> None:
     service = Service(rate(20, burst=2))

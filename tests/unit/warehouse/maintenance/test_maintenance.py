@@ -25,6 +25,8 @@ from warehouse.queries.index_rows import read_segment
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "persistent://public/default/t"
 NOW = 1_795_000_000_000
 HOUR = 3_600_000

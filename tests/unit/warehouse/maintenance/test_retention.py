@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,8 @@ from warehouse.audit.accounts import run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.maintain import maintain
 from warehouse.tables import Tables
+
+pytestmark = pytest.mark.slow
 
 OTHER = "persistent://public/default/other"  # a topic without a route
 KEPT = {f"{name}_millis": DAY for name in ("delayed_index", "deliveries", "outcomes", "entries", "rejects")}
