@@ -218,6 +218,7 @@ class Subscription(Section):
     destination: Topic
     rate: Rate | None = None
     windows: tuple[Window, ...] = ()
+    order: Literal["none", "key"] = "none"
     backoff: BackoffSettings | None = None
 
     @property

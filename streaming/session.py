@@ -205,6 +205,8 @@ def _with_slots(master: str, settings: Settings) -> str:
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
     # Planned and short notice, and twice each: lanes from before the clock was set back may wait for what is due late.
     slots = threads + 4 * settings.release.lanes * settings.tracker.shards
+    if any(subscription.order == "key" for route in settings.routes for subscription in route.subscriptions):
+        slots += 4 * settings.release.lanes  # what comes in order has lanes of its own, and one task a release
     return f"local[{slots},{_TASK_FAILURES}]"
 
 

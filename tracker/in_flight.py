@@ -18,8 +18,12 @@ SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
 # Column of a release from which rows have been taken out: the place that each had before.
 PLACE = "place"
 
-# By release (tick, is planned) and topic the subscriptions at which it has not arrived, as bits; REJECTED is one.
-OpenReleases = Mapping[tuple[int, bool], Mapping[str, int]]
+# The kind of a release is a sum of these.
+PLANNED = 1  # its messages waited in the tracker; else they came in too late for that, and are sent at once
+IN_ORDER = 2  # its messages have keys, and are for subscriptions that get those of a key in order
+
+# By release (tick, kind) and topic the subscriptions at which it has not arrived, as bits; REJECTED is one.
+OpenReleases = Mapping[tuple[int, int], Mapping[str, int]]
 
 REJECTED = -(1 << 63)  # the bit of the topic for rejects
 
@@ -35,11 +39,11 @@ _LIST = "in_flight_list"
 
 @dataclass(frozen=True)
 class Release:
-    """Messages that one shard hands out in one tick, to be sent at their time.
+    """Messages of one kind that one shard hands out in one tick, to be sent at their time.
 
     Attributes:
         tick: the tick's number.
-        is_planned: the messages waited in the tracker; else they came in too late for that, and are sent at once.
+        kind: a sum of PLANNED and IN_ORDER.
         rows: MESSAGES in the order of sending, and `subscription_mask`, int64: bit i is set if the message goes to
             its topic's subscription of number i. A row's sequence id is made of the tick and its place in the table, or
             of `place` where there is such a column. The schema's metadata under SENDING says how the rows are sent, so
@@ -47,8 +51,13 @@ class Release:
     """
 
     tick: int
-    is_planned: bool
+    kind: int
     rows: pa.Table
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its messages waited in the tracker; else they are on short notice."""
+        return bool(self.kind & PLANNED)
 
 
 class InFlight:
@@ -76,7 +85,7 @@ class InFlight:
 
     def add(self, release: Release) -> None:
         """Keeps a release until it is confirmed."""
-        entry = _Entry(release.tick, int(release.is_planned), release.rows.num_rows)
+        entry = _Entry(release.tick, int(release.kind), release.rows.num_rows)
         self._put(entry, release.rows)
         self._releases.append(entry)
 
@@ -94,7 +103,7 @@ class InFlight:
         opened: list[Release] = []
         kept: list[_Entry] = []
         for entry in self._releases:
-            wanted = dict((open_releases or {}).get((entry.tick, bool(entry.planned)), {}))
+            wanted = dict((open_releases or {}).get((entry.tick, entry.kind), {}))
             if entry.tick > tick or (wanted and entry.open == wanted):
                 kept.append(entry)
                 continue
@@ -103,9 +112,9 @@ class InFlight:
                 self._store.remove(_TABLE, entry.key)
                 continue
             self._put(entry, rows)
-            kept.append(_Entry(entry.tick, entry.planned, rows.num_rows, wanted))
+            kept.append(_Entry(entry.tick, entry.kind, rows.num_rows, wanted))
             if entry.open is None:
-                opened.append(Release(entry.tick, bool(entry.planned), rows))
+                opened.append(Release(entry.tick, entry.kind, rows))
         self._releases = kept
         return opened
 
@@ -120,7 +129,7 @@ class InFlight:
         """
         taken: list[pa.Table] = []
         for i, entry in enumerate(self._releases):
-            mask = given_up.get((entry.tick, bool(entry.planned)))
+            mask = given_up.get((entry.tick, entry.kind))
             if not mask:
                 continue
             rows = self._get(entry)
@@ -128,12 +137,12 @@ class InFlight:
             left = _open_rows(rows, {topic: ~mask.get(topic, 0) for topic in rows["topic"].unique().to_pylist()})
             self._put(entry, left)
             is_open = entry.open and {topic: bits & ~mask.get(topic, 0) for topic, bits in entry.open.items()}
-            self._releases[i] = _Entry(entry.tick, entry.planned, left.num_rows, is_open)
+            self._releases[i] = _Entry(entry.tick, entry.kind, left.num_rows, is_open)
         return concat(taken, _HANDED_OUT)
 
     def all(self) -> list[Release]:
         """Returns the releases that are not confirmed, or are open, oldest first; none that has no rows left."""
-        return [Release(entry.tick, bool(entry.planned), self._get(entry)) for entry in self._releases if entry.rows]
+        return [Release(entry.tick, entry.kind, self._get(entry)) for entry in self._releases if entry.rows]
 
     def _get(self, entry: _Entry) -> pa.Table:
         rows = unpack(get_present(self._store, _TABLE, entry.key))
@@ -153,14 +162,14 @@ class InFlight:
 
 class _Entry(NamedTuple):
     tick: int
-    planned: int
+    kind: int
     rows: int
     open: dict[str, int] | None = None  # by topic, as in OpenReleases; None: the release is not confirmed
 
     @property
     def key(self) -> tuple[int, int]:
         """The release's key in the store."""
-        return self.tick, self.planned
+        return self.tick, self.kind
 
 
 def _renamed(rows: pa.Table, column: str, to: str) -> pa.Table:

@@ -38,7 +38,8 @@ from tracker.commands.schema import (
     PauseChange,
 )
 from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA, EntryLog
-from tracker.in_flight import REJECTED, SENDING, InFlight, OpenReleases, Release
+from tracker.in_flight import PLANNED, REJECTED, SENDING, InFlight, OpenReleases, Release
+from tracker.key_order import KeyOrder
 from tracker.keys.superseding import Superseding
 from tracker.messages import (
     MESSAGES,
@@ -85,7 +86,7 @@ class Tick:
     ingested_through: int = 0  # a tick's number: all messages published before the commands up to it have come in
     sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
     # Unwritable destinations, by source topic and subscription ("" is the topic for rejects). `open`: the releases
-    # [tick, is planned] that have not arrived there. `rejects`: the reason why messages that come due for it are
+    # [tick, kind] that have not arrived there. `rejects`: the reason why messages that come due for it are
     # rejected; where it is missing, they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     places: Places = field(default_factory=dict)  # for what waited for this tick in all shards, beyond the rate of one
@@ -170,6 +171,7 @@ class Shard:
         self._keys = Superseding(store, self._control)
         self._in_flight = InFlight(store)
         self._shaper = Shaper(store, self._subscriptions, self._control.operations, place)
+        self._key_order = KeyOrder(self._subscriptions)
         self._entries = EntryLog(store, place.is_home)
         self._place = place
 
@@ -198,7 +200,7 @@ class Shard:
                 moment, highest_cutoff=highest_cutoff, waiting=self._tracker.waiting(released + 1, highest_cutoff)
             )
         effects = Effects()
-        self._control.begin(self._unwritable(tick), tick_input.pace)
+        self._control.begin(self._unwritable(tick), tick_input.pace, tick.now, released, tick.cutoff)
         open_releases = self._open_releases(tick)
         opened = self._in_flight.confirm(tick.confirmed, open_releases)
         kept_open = concat([self._control.keep_open(release.rows, moment) for release in opened])
@@ -294,14 +296,16 @@ class Shard:
         if self._shaper:
             self._shaper.notice_late(concat([at_once, planned]), moment)
             self._shaper.give(tick.places)
-        n_short, short_given_up = self._release(tick, effects, False, at_once, moment, giving_up)
-        n_planned, planned_given_up = self._release(tick, effects, True, planned, moment, giving_up)
+        n_short, short_given_up = self._release(tick, effects, 0, at_once, moment, giving_up)
+        n_planned, planned_given_up = self._release(tick, effects, PLANNED, planned, moment, giving_up)
+        for kind, rows in self._key_order.releases(released):
+            self._hand_over(tick, effects, kind, rows)
         given_up += [short_given_up, planned_given_up]
         effects.outcomes = concat([*outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
         moved = self._control.take_moves()
         near = self._tracker.near(moved, tick.cutoff)
         self._tracker.add_moved(moved, tick.cutoff)
-        if self._shaper.n_moved:
+        if self._shaper.n_moved or self._control.n_put_behind:
             others = self._tracker.seal(tick.load_horizon, tick.near_until)
             effects.bucket = concat([effects.bucket, others, near])
             effects.cancels = concat([effects.cancels, self._control.take_cancels()], CANCEL_ROWS)
@@ -395,7 +399,7 @@ class Shard:
         return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
 
     def _release(
-        self, tick: Tick, effects: Effects, is_planned: bool, rows: pa.Table, moment: Moment, giving_up: GivingUp
+        self, tick: Tick, effects: Effects, kind: int, rows: pa.Table, moment: Moment, giving_up: GivingUp
     ) -> tuple[int, GivenUp]:
         """Hands due rows out to the subscriptions that they go to; returns how many rows, and those given up."""
         if not rows.num_rows:
@@ -420,11 +424,15 @@ class Shard:
             rejects = self._sent_rejects(tick, given_up.rejects)
             rejects = rejects.append_column("subscription_mask", pa.array(np.zeros(rejects.num_rows, np.int64)))
             rows = in_order(concat([rows, rejects], rows.schema))
+        self._hand_over(tick, effects, kind, self._key_order.take(rows))
+        return n, given_up
+
+    def _hand_over(self, tick: Tick, effects: Effects, kind: int, rows: pa.Table) -> None:
+        """Makes a release of rows, if there are any, and keeps it until it is confirmed."""
         if rows.num_rows:
-            release = Release(tick.tick, is_planned, rows.replace_schema_metadata({SENDING: tick.sending}))
+            release = Release(tick.tick, kind, rows.replace_schema_metadata({SENDING: tick.sending}))
             self._in_flight.add(release)
             effects.releases.append(release)
-        return n, given_up
 
     def _move_on(
         self, rows: pa.Table, given_up: GivenUp, tick: Tick, moment: Moment, giving_up: GivingUp
@@ -466,12 +474,12 @@ class Shard:
 
     def _open_releases(self, tick: Tick) -> OpenReleases:
         """Returns the releases that have not arrived at some destination, with the subscriptions as bits."""
-        found: dict[tuple[int, bool], dict[str, int]] = {}
+        found: dict[tuple[int, int], dict[str, int]] = {}
         for topic, names in tick.unwritable.items():
             for name, unwritable in names.items():
                 bit = self._bit(topic, name) if name else REJECTED
-                for of_tick, planned in unwritable["open"]:
-                    release = found.setdefault((of_tick, bool(planned)), {})
+                for of_tick, kind in unwritable["open"]:
+                    release = found.setdefault((of_tick, kind), {})
                     release[topic] = release.get(topic, 0) | bit
         return found
 

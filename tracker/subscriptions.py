@@ -32,6 +32,8 @@ class Subscriptions:
         backoffs: by topic and subscription's number how messages are retried, where the settings say it.
         shaping: by topic and number the rules of subscriptions whose messages are shaped, as `tracker.shaping.rule`
             writes them.
+        in_order: by topic a mask of the subscriptions that get the messages of a key in order; topics without one are
+            left out.
     """
 
     names: Mapping[str, Sequence[str]]
@@ -39,6 +41,7 @@ class Subscriptions:
     without_route: Collection[str] = frozenset()
     backoffs: Mapping[str, Mapping[int, Backoff]] = field(default_factory=dict)
     shaping: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    in_order: Mapping[str, int] = field(default_factory=dict)
 
     def backoff(self, topic: str, subscription: int) -> Backoff:
         """Returns how the messages of a topic's subscription, given by its number, are retried."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ class KnownSubscription:
     is_removed: bool = False
     backoff: Backoff | None = field(default=None, kw_only=True)  # None: the default
     shaping: str | None = None  # the rule by which its messages are shaped, as `rule_of` makes it; None: they are not
+    is_in_order: bool = field(default=False, kw_only=True)  # it gets the messages of a key in order
 
     def to_json(self) -> list[Any]:
         """The subscription as an offset has it."""
@@ -62,7 +63,11 @@ class KnownRoutes:
             {
                 topic: KnownRoute(
                     tuple(
-                        KnownSubscription(*s, backoff=_backoff(route.get("backoffs", {}).get(s[0])))
+                        KnownSubscription(
+                            *s,
+                            backoff=_backoff(route.get("backoffs", {}).get(s[0])),
+                            is_in_order=s[0] in route.get("in_order", ()),
+                        )
                         for s in route["subscriptions"]
                     ),
                     route["is_missing"],
@@ -79,6 +84,7 @@ class KnownRoutes:
                 "subscriptions": [s.to_json() for s in route.subscriptions],
             }
             | _if_any("backoffs", {s.name: list(s.backoff) for s in route.subscriptions if s.backoff is not None})
+            | _if_any("in_order", [s.name for s in route.subscriptions if s.is_in_order])
             for topic, route in self.routes.items()
         }
 
@@ -118,6 +124,10 @@ class KnownRoutes:
             topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.is_removed)
             for topic, route in self.routes.items()
         }
+        in_order = {
+            topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.is_in_order)
+            for topic, route in self.routes.items()
+        }
         backoffs = {
             topic: {i: s.backoff for i, s in enumerate(route.subscriptions) if s.backoff is not None}
             for topic, route in self.routes.items()
@@ -128,6 +138,7 @@ class KnownRoutes:
             frozenset(self.missing),
             {topic: of_topic for topic, of_topic in backoffs.items() if of_topic},
             self.shaping,
+            {topic: bits for topic, bits in in_order.items() if bits},
         )
 
     @property
@@ -198,14 +209,15 @@ def _known(subscription: Subscription) -> KnownSubscription:
         known = Backoff(backoff.first, backoff.factor, backoff.max, backoff.jitter, backoff.attempts)
     shaping = rule_of(subscription.rate, subscription.windows)
     name, kind, destination = subscription.name, subscription.type.value, subscription.destination
-    return KnownSubscription(name, kind, destination, shaping=shaping, backoff=known)
+    is_in_order = subscription.order == "key"
+    return KnownSubscription(name, kind, destination, shaping=shaping, backoff=known, is_in_order=is_in_order)
 
 
 def _backoff(recorded: Sequence[Any] | None) -> Backoff | None:
     return None if recorded is None else Backoff(*recorded)
 
 
-def _if_any(name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _if_any(name: str, values: Collection[Any]) -> dict[str, Any]:
     """A field of JSON, none where it has no values: so that offsets are as they were where nothing of it is used."""
     return {name: values} if values else {}
 
@@ -278,3 +290,6 @@ def _changed(before: Sequence[KnownSubscription], after: Sequence[KnownSubscript
                 yield f"{now.name} goes to {now.destination}, not {was.destination}"
             if now.shaping != was.shaping:
                 yield f"{now.name} has another rate, or other windows"
+            if now.is_in_order != was.is_in_order:
+                what = "in order" if now.is_in_order else "in no order any more"
+                yield f"{now.name} gets the messages of a key {what}, from what is handed out next"

@@ -33,6 +33,8 @@ class OutputKind:
 
     RELEASE = "release"  # body: a release's rows, packed
     SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
+    RELEASE_IN_ORDER = "release_in_order"  # the same as these two, of rows that have to come in order of their keys
+    SHORT_NOTICE_IN_ORDER = "short_notice_in_order"
     BUCKET = "bucket"  # body: rows of a sealed bucket, packed, as in those below
     CANCELS = "cancels"
     OUTCOMES = "outcomes"
@@ -40,6 +42,14 @@ class OutputKind:
     REJECTS = "rejects"
     STATUS = "status"  # body: counts as JSON
 
+
+# By the kind of a release, as `tracker.in_flight.Release.kind`, that of the output.
+RELEASES = (
+    OutputKind.SHORT_NOTICE,
+    OutputKind.RELEASE,
+    OutputKind.SHORT_NOTICE_IN_ORDER,
+    OutputKind.RELEASE_IN_ORDER,
+)
 
 _output = Row(*OUTPUT_SCHEMA.names)
 
@@ -161,8 +171,7 @@ class Operator:
 
         number = self._shard_of[key]
         for release in effects.releases:
-            kind = OutputKind.RELEASE if release.is_planned else OutputKind.SHORT_NOTICE
-            yield _output(number, kind, release.tick, pack(release.rows))
+            yield _output(number, RELEASES[release.kind], release.tick, pack(release.rows))
         for kind, table in (
             (OutputKind.BUCKET, effects.bucket),
             (OutputKind.CANCELS, effects.cancels),

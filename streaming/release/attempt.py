@@ -6,23 +6,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from conf.settings import MOST_LANES
-from streaming.release.naming import ROW_BITS, Target
+from streaming.release.naming import LANE_KINDS, ROW_BITS, Target
+from tracker.in_flight import PLANNED
 
 
-def lane_name(tick: int, is_planned: bool, lanes: int, lane_set: int = 0) -> str:
+def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
     """Returns the name of a release's lane.
 
     Releases of one lane are sent one after another; of different lanes, side by side.
 
     Args:
         tick: the release's.
-        is_planned: the release's.
+        kind: the release's.
         lanes: how many there are in a lane set.
         lane_set: the number of the lane set. Lane sets have lanes of their own, until there are MOST_LANES of a kind;
             then the first one's come again.
     """
     number = tick % lanes + lanes * (lane_set % (MOST_LANES // lanes))
-    return f"{'planned' if is_planned else 'short'}{number}"
+    return f"{LANE_KINDS[kind]}{number}"
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,24 @@ class Assignment:
         app_id: the checkpoint's: the same for all its runs, and another for each checkpoint.
         shard: its number, from 0 on.
         tick: of the release.
-        is_planned: whether it is planned, or on short notice.
+        kind: of the release, as `tracker.in_flight.Release.kind`.
         body: its rows, packed.
     """
 
     app_id: str
     shard: int
     tick: int
-    is_planned: bool
+    kind: int
     body: bytes
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is planned, or on short notice."""
+        return bool(self.kind & PLANNED)
 
     def lane(self, lanes: int, lane_set: int = 0) -> str:
         """Returns the name of the release's lane: see `lane_name`."""
-        return lane_name(self.tick, self.is_planned, lanes, lane_set)
+        return lane_name(self.tick, self.kind, lanes, lane_set)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Failed:
     foreign_id: int | None  # a sequence id published under this name that is not the job's; None: none was found
     # Its messages up to this sequence id have arrived; -1: none. The broker knows, too, unless the topic is made anew.
     arrived_to: int = -1
+    is_behind: bool = False  # it waited for a message of another producer, which has failed
 
 
 @dataclass(frozen=True)
@@ -100,9 +107,9 @@ class Sent:
     done: tuple[tuple[int, str, str], ...] = ()  # (tick, topic, producer's name) whose messages have all arrived
     failed: tuple[Failed, ...] = ()
     skipped: frozenset[Target] = frozenset()  # those of `Attempt.skipped` for which the releases have messages
-    # By release (tick, is planned) the messages that the client does not take, packed, with the subscription and the
+    # By release (tick, kind) the messages that the client does not take, packed, with the subscription and the
     # reason: they are not delivered.
-    refused: Mapping[tuple[int, bool], bytes] = field(default_factory=dict)
+    refused: Mapping[tuple[int, int], bytes] = field(default_factory=dict)
 
 
 def note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:

@@ -20,7 +20,7 @@ class Feedback:
     in_flight: int = 0  # messages handed out and not written down yet, due within the longest lookahead from now
     is_stopping: bool = False  # no more ticks are wanted
     # By source topic and subscription ("" for rejects) whose destination can't be written: `since`, ms since the epoch,
-    # `open`, the releases [tick, is planned] that have not arrived there, and `rejects`, why what is due for it is
+    # `open`, the releases [tick, kind] that have not arrived there, and `rejects`, why what is due for it is
     # rejected; not there: it waits. None: not known yet in this run.
     unwritable: dict[str, dict[str, Any]] | None = None
     # After a tick (its number), by source topic and subscription, for each shard: how many messages wait for the next

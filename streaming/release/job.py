@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from streaming.release.attempt import Assignment
-from tracker.in_flight import SENDING
+from tracker.in_flight import IN_ORDER, SENDING
+from tracker.key_order import order_keys
 from tracker.messages import Int64Array, int64, unpack
 from tracker.shaping.spans import spans
 
@@ -19,14 +21,17 @@ class Job:
     """A tick's release in a lane, all shards together: what one Spark job sends. Ordered by tick."""
 
     tick: int
-    is_planned: bool
+    kind: int
     lane: str
     assignments: tuple[Assignment, ...]
     due: Int64Array = field(compare=False)  # when its rows are due, ms since the epoch, ascending, shape (rows,)
     sent_to: int = 0  # an earlier run may have sent it, and all of its lane up to this tick; 0: it is new
     # By source topic and subscription's number when the first and last shaped message is due, ms since the epoch.
     shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
-    is_in_order: bool = False  # it has messages that were held back: one task sends all shards, by when they were due
+    # One task sends all shards: it has messages that were held back, or that come in the order of their keys.
+    is_in_order: bool = False
+    # Of messages that come in the order of their keys: by topic and key when the first and the last is due, ms.
+    keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
 
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
@@ -51,12 +56,12 @@ class Job:
         return int(np.searchsorted(self.due, millis, "right"))
 
 
-def job_of(tick: int, is_planned: bool, assignments: list[Assignment], now: int) -> Job:
+def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job:
     """Makes the job of a release.
 
     Args:
         tick: of the release.
-        is_planned: whether it is planned, or on short notice.
+        kind: of the release.
         assignments: the release's, one for each shard that has rows.
         now: the tick that hands it out: its own, or the first one of a later run.
     """
@@ -66,7 +71,17 @@ def job_of(tick: int, is_planned: bool, assignments: list[Assignment], now: int)
     due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
     is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
     shaped = _joined(spans(table) for table in tables)
-    return Job(tick, is_planned, lane, tuple(assignments), due, now - 1 if tick < now else 0, shaped, is_in_order)
+    keys = _keys(tables) if kind & IN_ORDER else {}
+    sent_to = now - 1 if tick < now else 0
+    return Job(tick, kind, lane, tuple(assignments), due, sent_to, shaped, is_in_order or bool(keys), keys)
+
+
+def _keys(tables: Iterable[pa.Table]) -> dict[tuple[str, bytes], tuple[int, int]]:
+    columns = [{"topic": t["topic"], "key": order_keys(t), "due": t["deliver_at"]} for t in tables]
+    rows = pa.concat_tables(pa.table(of_shard) for of_shard in columns)
+    times = rows.group_by(["topic", "key"], use_threads=False).aggregate([("due", "min"), ("due", "max")])
+    topics, keys, first, last = (times[name].to_pylist() for name in ("topic", "key", "due_min", "due_max"))
+    return dict(zip(zip(topics, keys, strict=True), zip(first, last, strict=True), strict=True))
 
 
 def shaped_of(jobs: Iterable[Job]) -> dict[tuple[str, int], tuple[int, int]]:

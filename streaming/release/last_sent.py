@@ -26,6 +26,7 @@ from streaming.release.attempt import Generation, lane_name
 from streaming.release.naming import ROW_BITS, producer_name, schema_suffix
 from streaming.release.outgoing import is_own
 from streaming.release.producer_names import read_generations
+from tracker.in_flight import IN_ORDER, PLANNED
 from warehouse.message_schemas import read as read_schemas
 
 _log = logging.getLogger(__name__)
@@ -235,24 +236,17 @@ def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, lis
     suffixes: dict[str, list[str]] = {}
     for topic, version in read_schemas(settings.warehouse):
         suffixes.setdefault(topic, []).append(schema_suffix(topic, version))
-    lanes = sorted(
-        {
-            lane_name(tick, is_planned, newest.lanes, newest.lane_set)
-            for tick in range(newest.lanes)
-            for is_planned in (False, True)
-        }
-    )
     found: dict[str, list[tuple[str, str]]] = {}
     for topic, route in routes.routes.items():
-        to: list[tuple[str | None, str]] = [
-            (None, rejects_topic(topic)),
-            *((s.name, s.destination) for s in route.left),
+        to: list[tuple[str | None, str, bool]] = [
+            (None, rejects_topic(topic), False),
+            *((s.name, s.destination, s.is_in_order) for s in route.left),
         ]
-        for subscription, destination in to:
+        for subscription, destination, is_in_order in to:
             names = [
                 (producer_name(app_id, topic, subscription, shard, lane, is_batched) + suffix, topic)
                 for suffix in ("", *suffixes.get(topic, ()))
-                for lane in lanes
+                for lane in _lanes(newest, is_in_order)
                 for shard in range(settings.tracker.shards)
                 for is_batched in ((False, True) if newest.batch_millis else (False,))
                 if subscription is not None or not (suffix or is_batched)
@@ -260,6 +254,14 @@ def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, lis
             for partition in _partitions(destination, newest.destinations.get(destination, 0)):
                 found.setdefault(partition, []).extend(names)
     return found
+
+
+def _lanes(newest: Offset, is_in_order: bool) -> list[str]:
+    """Returns the names of the lanes that an offset's job sends in."""
+    kinds = (0, PLANNED, *((IN_ORDER, IN_ORDER | PLANNED) if is_in_order else ()))
+    return sorted(
+        {lane_name(tick, kind, newest.lanes, newest.lane_set) for tick in range(newest.lanes) for kind in kinds}
+    )
 
 
 def _partitions(topic: str, n: int) -> list[str]:

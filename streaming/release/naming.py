@@ -50,9 +50,13 @@ def schema_suffix(topic: str, version: bytes) -> str:
     return f"-schema{version_number(version)}-{zlib.crc32(topic.encode() + version):08x}"
 
 
+# What lanes are called, by the kind of their releases: see `tracker.in_flight`.
+LANE_KINDS = ("short", "planned", "short-in-order", "planned-in-order")
+
+
 def lane_names() -> list[str]:
     """Returns the names of all lanes that there can be, for any number of lanes in the settings."""
-    return [f"{kind}{number}" for kind in ("planned", "short") for number in range(MOST_LANES)]
+    return [f"{kind}{number}" for kind in LANE_KINDS for number in range(MOST_LANES)]
 
 
 # The options of a producer that never blocks, drops nothing by itself, and whose batches only flush_async cuts.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pulsar
@@ -18,13 +21,17 @@ from streaming.release.attempt import Assignment, Attempt, Failed
 from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, ROW_BITS, Target, producer_name, schema_suffix
 from streaming.release.producer_line import REFUSALS, Line
 from tracker.backoff import DEFAULT_BACKOFF
-from tracker.in_flight import PLACE, SENDING
+from tracker.in_flight import IN_ORDER, PLACE, SENDING
+from tracker.key_order import order_keys
 from tracker.messages import MESSAGES, unpack
 from tracker.shaping.spans import SHAPED
 
 _log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 100_000  # the most bytes of a producer batch; a message of so many goes alone
+
+
+OrderKey = tuple[str, str | None, bytes]  # source topic, subscription, the messages' key
 
 
 @dataclass(slots=True)
@@ -43,6 +50,8 @@ class PlannedSend:
     first_id: int  # the sequence id of its batch's first message
     is_large: bool = False  # the client may refuse it
     is_last: bool = True  # of its batch
+    key: OrderKey | None = None  # messages with the same one arrive one after another; None: it waits for none
+    rank: tuple[int, ...] = ()  # with a key: its place among those of all shards
     line: Line = None  # type: ignore[assignment]  # set when all are planned
 
 
@@ -51,7 +60,7 @@ class Plan:
     """The messages of one assignment: where, when, and under which names they are sent."""
 
     tick: int
-    is_planned: bool
+    kind: int
     rows: pa.Table
     columns: dict[str, list[Any]]  # the rows' columns of MESSAGES, by name
     sends: list[PlannedSend]
@@ -89,6 +98,7 @@ def plan_release(
     dropped: Counter[tuple[str, str]] = Counter()
     places = columns.get(PLACE) or range(rows.num_rows)
     was_due, retries = columns["was_due"], columns["attempt"]
+    keys = order_keys(rows).to_pylist() if assignment.kind & IN_ORDER else None
     most_retries = sending.get("attempts", {})
     sends = []
     skipped = set()
@@ -122,7 +132,7 @@ def plan_release(
                     continue
                 n = partitions[destination] = now
             if n:
-                destination = f"{destination}-partition-{_partition(columns, row, n)}"
+                destination = f"{destination}-partition-{_partition(columns, row, n, keys)}"
             is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
             name = producer_name(assignment.app_id, topic, subscription, assignment.shard, lane, is_batched)
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
@@ -134,6 +144,8 @@ def plan_release(
                 due, sequence_id, destination, name, row, subscription, is_batched, due, was_at, sequence_id
             )
             send.is_large = not is_batched and _size(columns, row) >= _BATCH_BYTES
+            if keys is not None:
+                send.key, send.rank = (topic, subscription, keys[row]), _rank(columns, row, was_at)
             sends.append(send)
     for (topic, name), n in dropped.items():
         _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
@@ -147,7 +159,7 @@ def plan_release(
         }
         _put_off(sends, columns["topic"], by_name, sending.get(SHAPED, {}).get("now", 0))
     has_held = any(time is not None for time in was_due)
-    return Plan(assignment.tick, assignment.is_planned, rows, columns, sends, skipped, tuple(failed.values()), has_held)
+    return Plan(assignment.tick, assignment.kind, rows, columns, sends, skipped, tuple(failed.values()), has_held)
 
 
 class _Target(NamedTuple):
@@ -252,9 +264,22 @@ def _cut_batches(sends: list[PlannedSend], columns: dict[str, list[Any]], batch_
         end(batch)
 
 
-def _partition(columns: dict[str, list[Any]], row: int, partitions: int) -> int:
-    """Returns the number of a row's partition: by key as Pulsar's Java client chooses it, without a key by position."""
+def _rank(columns: dict[str, list[Any]], row: int, was_at: int) -> tuple[int, ...]:
+    """Returns by what a row is in order, as `tracker.messages.in_order` has it."""
+    position = (columns[name][row] for name in ("ledger_id", "entry_id", "batch_index"))
+    return columns["deliver_at"][row], was_at, columns["sequence"][row] or 0, *position
+
+
+def _partition(columns: dict[str, list[Any]], row: int, partitions: int, keys: list[bytes] | None) -> int:
+    """Returns the number of a row's partition: by key as Pulsar's Java client chooses it, without a key by position.
+
+    Args:
+        keys: of a release that has to come in order, by row: those that have no partition key, but one of these, stay
+            together by it.
+    """
     key = columns["key"][row]
+    if key is None and keys is not None:
+        return zlib.crc32(keys[row]) % partitions
     if key is None:
         return (
             int(columns["ledger_id"][row] + columns["entry_id"][row] + max(columns["batch_index"][row], 0)) % partitions
@@ -275,16 +300,36 @@ def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
     """Returns the messages of all plans, with their plans, in the order in which they are to be handed over.
 
     That is by `at`, and where some were held back, then by `was_at`. Those of one producer stay in the order of their
-    sequence ids, also where the plans are of several ticks: for that, `at` and `was_at` may be set to later times.
+    sequence ids, also where the plans are of several ticks, and those of one key in the order in which they were handed
+    out: for that, `at` and `was_at` may be set to later times.
     """
-    plans = sorted(plans, key=lambda plan: plan.tick)
+    plans = sorted(plans, key=lambda plan: (plan.tick, plan.kind))
     if plans and plans[0].tick < plans[-1].tick:
         _not_before_earlier_ticks(plans)
-    pending = [(send, plan) for plan in plans for send in plan.sends]
+    pending = [(send, plan) for plan in plans if not plan.kind & IN_ORDER for send in plan.sends]
+    pending += _in_order_of_keys([plan for plan in plans if plan.kind & IN_ORDER])
     if any(plan.has_held for plan in plans):
         pending.sort(key=lambda p: p[0].was_at)
     pending.sort(key=lambda p: p[0].at)
     return pending
+
+
+def _in_order_of_keys(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
+    """Joins the messages of plans in the order in which those of a key are to arrive; puts off what is due before.
+
+    Args:
+        plans: ascending by tick, and within a tick by kind.
+    """
+    joined: list[tuple[PlannedSend, Plan]] = []
+    for _, of_release in groupby(plans, key=lambda plan: (plan.tick, plan.kind)):
+        of_shards = [[(send, plan) for send in plan.sends] for plan in of_release]
+        joined += heapq.merge(*of_shards, key=lambda one: one[0].rank)
+    last: dict[Any, tuple[int, int]] = {}
+    for send, _ in joined:
+        line = (send.topic, send.producer)
+        time = max((send.at, send.was_at), last.get(line, (0, 0)), last.get(send.key, (0, 0)))
+        last[line] = last[send.key] = send.at, send.was_at = time
+    return joined
 
 
 def _not_before_earlier_ticks(plans: list[Plan]) -> None:

@@ -88,6 +88,7 @@ class Line:
     opened_at: int = 0  # ms since the epoch
     error: str = ""  # why it has failed; empty: it has not
     is_refused: bool = False  # the broker has said no, rather than nothing
+    is_behind: bool = False  # a message of another line, for which this one waits, has failed
     foreign_id: int | None = None  # a sequence id published under this name that is not the job's
     target: tuple[str, str] = ("", "")
     find: Callable[[], frozenset[tuple[str, str]]] | None = None  # reads which messages have arrived under other names
@@ -312,6 +313,7 @@ def send_on_time(
     on_refused: Callable[[int, str], None],
     wake: threading.Event,
     watch: PauseWatch,
+    after: Sequence[int] = (),
 ) -> list[int]:
     """Hands each message over, never before its time, and waits until all have arrived or their lines have failed.
 
@@ -321,6 +323,8 @@ def send_on_time(
         on_refused: called with the place of a message that the client does not take, and why.
         wake: is set when a line has made progress or has failed.
         watch: its `turn` is called in each round, and may raise: then nothing more is sent.
+        after: for each message the place of an earlier one, of another line, that has to arrive before it is handed
+            over, -1: none; empty: no message has one. Where that one fails, the message's line does.
 
     Returns:
         when each message was handed over, or passed over, ms since the epoch; means nothing where its line has failed.
@@ -331,6 +335,21 @@ def send_on_time(
     # Messages are built while there is time: once they are due, only handing over is left.
     built: list[Any] = [_UNBUILT] * len(sends)
     n_built = done = 0
+    gone: set[int] = set()  # places of messages that will not arrive, and hold up none
+
+    def may_go(i: int) -> bool:
+        if not after or after[i] < 0 or after[i] in gone:
+            return True
+        before = sends[after[i]]
+        if before.line.arrived_to >= before.first_id:
+            return True
+        if before.line.has_failed:
+            sends[i].line.is_behind = True
+            sends[i].line.fail(f"what has to arrive before has not: {before.line.error}")
+        return False
+
+    def is_ready(line: Line) -> bool:
+        return bool(line.waiting) and line.takes_messages and may_go(line.waiting[0])
 
     def build_to(end: int) -> int:
         for i in range(n_built, end):
@@ -349,6 +368,9 @@ def send_on_time(
                 line.hand_over(message, sends[i])
             except pulsar.PulsarException as error:
                 on_refused(i, f"{type(error).__name__}: {error}")
+                gone.add(i)
+        else:
+            gone.add(i)
         built[i] = None
         sent_at[i] = now
 
@@ -360,17 +382,16 @@ def send_on_time(
             if line.has_failed and line.producer is not None and not line._is_closed:
                 line.close()  # at once: the client must not send any more of it
         # Overdue messages go in order over all lines, since several lines may go to one topic.
-        ready = [(line.waiting[0], n) for n, line in enumerate(lines) if line.waiting and line.takes_messages]
+        ready = [(line.waiting[0], n) for n, line in enumerate(lines) if is_ready(line)]
         heapq.heapify(ready)
         for _ in range(_SENT_AT_ONCE * len(ready)):
             if not ready:
                 break
             i, n = heapq.heappop(ready)
             send(i, now)
-            waiting = lines[n].waiting
-            waiting.popleft()
-            if waiting and lines[n].takes_messages:
-                heapq.heappush(ready, (waiting[0], n))
+            lines[n].waiting.popleft()
+            if is_ready(lines[n]):
+                heapq.heappush(ready, (lines[n].waiting[0], n))
         end = min(bisect_right(due, now), done + _SENT_AT_ONCE) if done < len(sends) else done
         if end > done:
             n_built = build_to(end)
@@ -379,13 +400,13 @@ def send_on_time(
                 line = sends[i].line
                 if line.error:
                     continue
-                if line.takes_messages and line.topic not in behind:
+                if line.takes_messages and line.topic not in behind and may_go(i):
                     send(i, now)
                 else:
                     line.waiting.append(i)
                     behind.add(line.topic)
             done = end
-        elif any(line.waiting and line.takes_messages for line in lines):
+        elif any(is_ready(line) for line in lines):
             continue
         elif n_built < len(sends):
             n_built = build_to(min(n_built + _BUILT_AT_ONCE, len(sends)))

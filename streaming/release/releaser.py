@@ -28,8 +28,10 @@ from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
 from streaming.release.spacing import Spacing
 from streaming.release.spark_jobs import SparkJobs
+from streaming.release.turns import Turns
 from streaming.release.unwritable import Part, Unwritable
 from streaming.release.written_down import WrittenDown, of_target
+from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
 from warehouse.schemas import DELIVERIES
@@ -93,8 +95,8 @@ class Releaser:
         self._on_deliveries = on_deliveries
         self._lock = threading.Condition()
         self._lanes: dict[str, list[Job]] = {}
-        self._outstanding: dict[tuple[int, bool], Job] = {}  # not written down yet
-        self._accepted: set[tuple[int, bool]] = set()  # releases that were submitted in this run
+        self._outstanding: dict[tuple[int, int], Job] = {}  # not written down yet
+        self._accepted: set[tuple[int, int]] = set()  # releases that were submitted in this run
         self._cutoffs: deque[tuple[int, int]] = deque()  # (tick, cutoff) of ticks that are not confirmed
         self._feedback = Feedback(lookahead_millis=settings.release.lookahead_millis)
         self._finished: queue.Queue[_Done | None] = queue.Queue()
@@ -105,6 +107,7 @@ class Releaser:
         self._admin = AdminClient(settings.pulsar)
         self._names = ProducerNames(settings, troubles)
         self._spacing = Spacing()
+        self._turns = Turns(self._lock, self._stopped)
         self._unwritable = Unwritable(
             _destinations(routes),
             settings.release.retry_max_millis / 1000,
@@ -145,7 +148,7 @@ class Releaser:
         now: int,
         cutoff: int,
         next_due: int,
-        bodies: list[tuple[int, int, bool, bytes]],
+        bodies: Iterable[tuple[int, int, int, bytes]],
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
     ) -> None:
@@ -156,14 +159,14 @@ class Releaser:
             now: the time from which the batch looked ahead, ms since the epoch.
             cutoff: the batch's, ms since the epoch.
             next_due: nothing that is in state after the batch is due before this time, ms since the epoch.
-            bodies: (shard, tick, is planned, packed rows); the first batch of a run has releases of earlier ticks, too.
+            bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too.
             unwritable: `Offset.unwritable` of the batch's offset.
             waiting: for the clock, as in `Feedback`.
         """
-        releases: dict[tuple[int, bool], list[Assignment]] = {}
-        for shard, of_tick, is_planned, body in bodies:
-            assignment = Assignment(self._app_id, shard, of_tick, is_planned, body)
-            releases.setdefault((of_tick, is_planned), []).append(assignment)
+        releases: dict[tuple[int, int], list[Assignment]] = {}
+        for shard, of_tick, kind, body in bodies:
+            assignment = Assignment(self._app_id, shard, of_tick, kind, body)
+            releases.setdefault((of_tick, kind), []).append(assignment)
         with self._lock:
             jobs = {
                 release: job_of(*release, assignments, tick)
@@ -179,8 +182,8 @@ class Releaser:
             for release, job in jobs.items():
                 self._accepted.add(release)
                 self._enqueue(job)
-            planned = self._outstanding.get((tick, True))
-            self._lookahead.note_batch(now, cutoff, None if planned is None else planned.first_due)
+            planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
+            self._lookahead.note_batch(now, cutoff, min(planned, default=None))
             self._cutoffs.append((tick, cutoff))
             self._feedback = replace(self._feedback, next_due=next_due, waiting=(tick, waiting or {}))
             self._confirm()
@@ -205,7 +208,8 @@ class Releaser:
             self._lock.notify_all()
 
     def _enqueue(self, job: Job) -> None:
-        self._outstanding[job.tick, job.is_planned] = job
+        self._outstanding[job.tick, job.kind] = job
+        self._turns.add(job)
         if job.lane not in self._lanes:
             self._lanes[job.lane] = []
             self._thread(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
@@ -237,13 +241,16 @@ class Releaser:
                     return
                 job = heapq.heappop(self._lanes[lane])
             if job.tick <= written:
+                self._turns.end(job)
                 self._finished.put(_Done(job, DELIVERIES.empty_table()))
                 continue
             is_far = job.first_due > self._soon()
             self._wait_until(job.first_due - self._lookahead.lead_millis)
             if is_far:
                 self._confirm()  # its messages count as in flight from now on
+            self._turns.wait(job)
             if (done := self._send(job)) is not None:
+                self._turns.end(job)
                 self._finished.put(done)
 
     def _send(self, job: Job) -> _Done | None:
@@ -276,7 +283,7 @@ class Releaser:
                 continue
             arrived |= {line for one in sent for line in one.done}
             result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
-            result.refused = concat([result.refused, _refused(sent, (job.tick, job.is_planned))])
+            result.refused = concat([result.refused, _refused(sent, (job.tick, job.kind))])
             failed = [one for s in sent for one in s.failed]
             note_arrived(arrived_to, failed)
             others = self._names.renew(failed, max(job.tick, job.sent_to))
@@ -303,7 +310,7 @@ class Releaser:
             is_broker_there = any(one.is_refused for one in failed) or self._admin.health()
         except PulsarError:
             is_broker_there = False
-        return {one.target: one.reason for one in failed if one.is_refused or is_broker_there}
+        return {one.target: one.reason for one in failed if (one.is_refused or is_broker_there) and not one.is_behind}
 
     def _settle(self, part: Part) -> None:
         """Waits until a part's release, and all older ones of its lane, are written down but for such parts.
@@ -421,15 +428,15 @@ class Releaser:
         left: list[_Done] = []
         with self._lock:
             recorded = {
-                (source, subscription, tick, bool(planned))
+                (source, subscription, tick, kind)
                 for source, of_source in (self._recorded or {}).items()
                 for subscription, stuck in of_source.items()
-                for tick, planned in stuck["open"]
+                for tick, kind in stuck["open"]
             }
         for done in finished:
             is_unknown = any(
-                (*part.target, done.job.tick, done.job.is_planned) not in recorded
-                and self._unwritable.has((done.job.tick, done.job.is_planned), part.target)
+                (*part.target, done.job.tick, done.job.kind) not in recorded
+                and self._unwritable.has((done.job.tick, done.job.kind), part.target)
                 for part in done.parts
             )
             is_behind = any(other.job.lane == done.job.lane for other in left)
@@ -452,7 +459,7 @@ class Releaser:
             self._on_deliveries(rows)
         with self._lock:
             for one in done:
-                self._outstanding.pop((one.job.tick, one.job.is_planned), None)
+                self._outstanding.pop((one.job.tick, one.job.kind), None)
             self._confirm()
             self._lock.notify_all()
 
@@ -486,7 +493,7 @@ class Releaser:
         return f"{self._app_id}:{lane}"
 
 
-def _refused(sent: Iterable[Sent], release: tuple[int, bool]) -> pa.Table:
+def _refused(sent: Iterable[Sent], release: tuple[int, int]) -> pa.Table:
     return concat(unpack(one.refused[release]) for one in sent if release in one.refused)
 
 

@@ -22,9 +22,10 @@ from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, Failed, Generation, Sent
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
-from streaming.release.plan import Plan, PlannedSend, by_time, plan_release
+from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release
 from streaming.release.producer_line import Line, send_on_time
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
+from tracker.in_flight import PLANNED
 from tracker.messages import MESSAGES, concat, pack, typed, with_columns
 from tracker.retry_of import ATTEMPT
 from warehouse.epoch import PauseWatch
@@ -124,6 +125,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
             refused.__setitem__,
             wake,
             watch,
+            _after(pending),
         )
     except BaseException:
         _forget_client()
@@ -134,7 +136,10 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     for line in lines.values():
         line.check_repeated()
     failed = tuple(one for plan in plans for one in plan.failed) + tuple(
-        Failed(line.topic, line.key, line.target, line.error, line.is_refused, line.foreign_id, line.arrived_to)
+        Failed(
+            *(line.topic, line.key, line.target, line.error, line.is_refused, line.foreign_id, line.arrived_to),
+            is_behind=line.is_behind,
+        )
         for line in lines.values()
         if line.has_failed
     )
@@ -152,6 +157,19 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         frozenset(target for plan in plans for target in plan.skipped),
         _refused(not_taken),
     )
+
+
+def _after(pending: list[tuple[PlannedSend, Plan]]) -> list[int]:
+    """Returns for each message the place of the one that has to arrive before it is sent, -1: none; [] if none has."""
+    after = [-1] * len(pending)
+    last: dict[OrderKey, int] = {}
+    for i, (send, _) in enumerate(pending):
+        if send.key is not None:
+            before = last.get(send.key, -1)
+            if before >= 0 and pending[before][0].line is not send.line:  # one producer's arrive in order by themselves
+                after[i] = before
+            last[send.key] = i
+    return after if last else []
 
 
 def _lines(
@@ -225,11 +243,11 @@ def _attempt(columns: dict[str, list[Any]], row: int) -> str:
     return "" if attempt is None else str(attempt)
 
 
-def _refused(messages: list[tuple[PlannedSend, Plan, str]]) -> dict[tuple[int, bool], bytes]:
-    """Packs messages that the client does not take, with the reason; returns them by release (tick, is planned)."""
-    of_release: dict[tuple[int, bool], list[tuple[PlannedSend, Plan, str]]] = {}
+def _refused(messages: list[tuple[PlannedSend, Plan, str]]) -> dict[tuple[int, int], bytes]:
+    """Packs messages that the client does not take, with the reason; returns them by release (tick, kind)."""
+    of_release: dict[tuple[int, int], list[tuple[PlannedSend, Plan, str]]] = {}
     for message in messages:
-        of_release.setdefault((message[1].tick, message[1].is_planned), []).append(message)
+        of_release.setdefault((message[1].tick, message[1].kind), []).append(message)
     return {release: _packed(some) for release, some in of_release.items()}
 
 
@@ -289,7 +307,7 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
     columns["position"] = [_position(plan.columns, send.row) for send, plan, _ in chosen]
     columns["subscription"] = [send.subscription for send, _, _ in chosen]
     columns["sent_at"] = [at for _, _, at in chosen]
-    columns["short_notice"] = [not plan.is_planned for _, plan, _ in chosen]
+    columns["short_notice"] = [not plan.kind & PLANNED for _, plan, _ in chosen]
     columns["destination"] = [send.topic for send, _, _ in chosen]
     columns["destination_message_id"] = [None] * len(chosen)
     columns["batch_id"] = [plan.tick for _, plan, _ in chosen]

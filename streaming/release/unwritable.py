@@ -22,7 +22,7 @@ _FIRST_DELAY_SECONDS = 1.0  # until the first new attempt
 _POLL_SECONDS = 0.1
 _ROWS_AT_ONCE = 20_000  # of the releases that are sent together: one task has all of them in memory
 
-Release = tuple[int, bool]  # tick, is planned
+Release = tuple[int, int]  # tick, kind
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Part:
     @property
     def release(self) -> Release:
         """The release of which it is a part."""
-        return self.job.tick, self.job.is_planned
+        return self.job.tick, self.job.kind
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Unwritable:
         with self._lock:
             found: dict[str, dict[str, Any]] = {}
             for (source, subscription), stuck in sorted(self._stuck.items()):
-                open_releases = sorted([tick, int(planned)] for tick, planned in stuck.parts)
+                open_releases = sorted([tick, int(kind)] for tick, kind in stuck.parts)
                 one: dict[str, Any] = {"since": stuck.since, "open": open_releases}
                 found.setdefault(source, {})[subscription] = one | ({"rejects": stuck.rejects} if stuck.rejects else {})
             return found
@@ -131,7 +131,7 @@ class Unwritable:
         for source, of_source in recorded.items():
             for subscription, stuck in of_source.items():
                 target = (source, subscription)
-                open_releases = [(tick, bool(planned)) for tick, planned in stuck["open"]]
+                open_releases = [(tick, kind) for tick, kind in stuck["open"]]
                 parts = [Part(jobs[release], target, is_resumed=True) for release in open_releases if release in jobs]
                 rejects = stuck.get("rejects", "") if self._reject_after_millis is not None else ""
                 self.add(target, "so it was before the start", parts, stuck["since"], rejects)
@@ -146,8 +146,8 @@ class Unwritable:
             for source, of_source in recorded.items():
                 for subscription, stuck in of_source.items():
                     if "rejects" in stuck and (known := self._stuck.get((source, subscription))) is not None:
-                        for tick, planned in stuck["open"]:
-                            known.parts.pop((tick, bool(planned)), None)
+                        for tick, kind in stuck["open"]:
+                            known.parts.pop((tick, kind), None)
 
     def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None, rejects: str = "") -> None:
         """Notes that a destination can't be written, and keeps parts of releases for it.

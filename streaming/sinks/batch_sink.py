@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from status.batch_status import BatchStatus
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.operator.processor import OutputKind
+from streaming.operator.processor import RELEASES, OutputKind
 from streaming.release.releaser import Releaser
 from streaming.sinks.outcomes import OutcomePublisher
 from tracker.commands.schema import CANCEL_ROWS, OUTCOME_ROWS
@@ -67,9 +67,9 @@ class BatchSink:
         write_changes(self._tables, statuses[0]["changed"], tick, now, self._app_id)
         # Due messages first: what is to be written down can wait some milliseconds more.
         releases = [
-            (o["shard"], o["tick"], kind == OutputKind.RELEASE, o["body"])
-            for kind in (OutputKind.RELEASE, OutputKind.SHORT_NOTICE)
-            for o in bodies.get(kind, [])
+            (o["shard"], o["tick"], kind, o["body"])
+            for kind, output in enumerate(RELEASES)
+            for o in bodies.get(output, [])
         ]
         # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
         # that was in flight, that tick's too, in the order in which the broker must get it.

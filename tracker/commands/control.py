@@ -75,12 +75,16 @@ class Control:
         self._saved = store.get(_META, (0, 0))
         # What earlier versions did not save is empty.
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
-        cancels, (unwanted_moves, paused, unwanted, numbers) = meta[:2], [*meta[2:], {}, {}][:4]
+        cancels, (unwanted_moves, paused) = meta[:2], meta[2:4]
+        defaults: list[Any] = [{}, {}, []]
+        unwanted, numbers, going_out = [*meta[4:], *defaults[len(meta) - 4 :]]
         self._remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
         self.operations = Operations(
             store, cancels, self._remaining.moved, self._subscriptions, self._remembered_millis
         )
-        self._holding = Holding(self._subscriptions, self._remaining, self.operations, self._remembered_millis, paused)
+        self._holding = Holding(
+            self._subscriptions, self._remaining, self.operations, self._remembered_millis, paused, going_out
+        )
         self.occurrences = Occurrences(store, self.operations)
         self._executor = Executor(
             self._subscriptions, self._remaining, self.operations, self.occurrences, self._remembered_millis
@@ -104,14 +108,25 @@ class Control:
         """The number of commands' rows that wait for their message."""
         return len(self._waiting)
 
-    def begin(self, unwritable: Mapping[str, int], pace: Pace) -> None:
+    def begin(
+        self, unwritable: Mapping[str, int], pace: Pace, now: int = 0, last_cutoff: int = 0, cutoff: int = 0
+    ) -> None:
         """Begins a tick.
 
         Args:
             unwritable: by topic a mask of the subscriptions whose destinations are unwritable.
             pace: at which `release_held` has rows go out.
+            now: of the tick, ms since the epoch.
+            last_cutoff: of the tick before, ms since the epoch.
+            cutoff: of the tick, ms since the epoch.
         """
-        self._holding.unwritable, self._holding.pace = unwritable, pace
+        self._holding.unwritable = unwritable
+        self._holding.begin(pace, now, last_cutoff, cutoff)
+
+    @property
+    def n_put_behind(self) -> int:
+        """How many messages this tick has moved behind what was held back before."""
+        return self._holding.n_put_behind
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""
@@ -372,6 +387,8 @@ class Control:
         self._waiting.save()
         unwanted_moves, unwanted, numbers = self._remaining.counts
         meta = [*self.operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]
+        if self._holding.going_out:
+            meta.append(self._holding.going_out)
         data = json.dumps(meta).encode()
         if data != self._saved:
             self._store.put(_META, (0, 0), data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from tracker.commands.operations import Operations
 from tracker.commands.pace import PACE_MILLIS, Pace, step_of
 from tracker.commands.remaining import Remaining
 from tracker.commands.schema import PauseChange
+from tracker.key_order import order_keys
 from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, int64, message_ids, typed
 from tracker.subscriptions import Subscriptions, by_topic
 
@@ -36,11 +37,13 @@ class Holding:
         operations: to which moves are added.
         remembered_millis: how long a move is remembered beyond the last time of its message, ms.
         paused: by topic a mask of the subscriptions that are paused.
+        going_out: as the property of that name.
 
     Attributes:
         paused: as above.
         unwritable: by topic a mask of the subscriptions whose destinations are unwritable; set for each tick.
-        pace: of what `release` moves; set for each tick.
+        pace: of what `release` moves; set by `begin`.
+        n_put_behind: how many messages this tick has moved behind what was held back.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Holding:
         operations: Operations,
         remembered_millis: int,
         paused: dict[str, int],
+        going_out: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         self._subscriptions = subscriptions
         self._remaining = remaining
@@ -58,6 +62,35 @@ class Holding:
         self.paused = paused
         self.unwritable: Mapping[str, int] = {}
         self.pace: Pace = {}
+        self._until = {(topic, number): until for topic, number, until in going_out}
+        self._cutoff = 0
+        self.n_put_behind = 0
+
+    @property
+    def going_out(self) -> list[tuple[str, int, int]]:
+        """Subscriptions in order for which more was held back than goes out together.
+
+        Each as topic, number, and the time by which all of it has gone out, ms since the epoch.
+        """
+        return [(*target, until) for target, until in self._until.items()]
+
+    def begin(self, pace: Pace, now: int, last_cutoff: int, cutoff: int) -> None:
+        """Begins a tick.
+
+        Args:
+            pace: at which `release` has rows go out.
+            now: ms since the epoch.
+            last_cutoff: of the tick before, ms since the epoch.
+            cutoff: of the tick, ms since the epoch.
+        """
+        self.pace, self._cutoff = pace, cutoff
+        for topic, names in pace.items():
+            in_order = self._subscriptions.in_order.get(topic, 0)
+            for number, name in enumerate(self._subscriptions.names.get(topic, ())):
+                if name in names and in_order >> number & 1:
+                    end = now + len(names[name]) * PACE_MILLIS
+                    self._until[topic, number] = max(end, self._until.get((topic, number), 0))
+        self._until = {target: until for target, until in self._until.items() if until > last_cutoff}
 
     def pause(self, changes: Iterable[PauseChange]) -> None:
         """Pauses and resumes subscriptions."""
@@ -78,6 +111,7 @@ class Holding:
         Returns:
             `masks` without the bits of the subscriptions for which rows are held back.
         """
+        masks = self._put_behind(rows, masks, moment)
         if not (self.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
             return masks
         held_back = masks & by_topic(rows, self._held_back)
@@ -87,6 +121,28 @@ class Holding:
             times = np.full(held.num_rows, HELD_DELIVER_AT)
             self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
         return masks & ~held_back
+
+    def _put_behind(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
+        """Moves due rows with a key to when what was held back has gone out, for subscriptions that get it in order.
+
+        Returns:
+            `masks` without the bits of the subscriptions for which rows are moved.
+        """
+        for (topic, number), until in self._until.items():
+            until = max(until, self._cutoff + 1)  # this tick hands out all of what goes out by its cutoff
+            is_before = pc.and_(pc.equal(rows["topic"], topic), pc.less(rows["deliver_at"], until))
+            # What was held back itself keeps its pace.
+            is_before = pc.and_(is_before, pc.and_(pc.is_null(rows["was_due"]), pc.is_valid(order_keys(rows))))
+            chosen = np.flatnonzero(is_before.to_numpy() & (masks >> number & 1 > 0))
+            if len(chosen):
+                moved = rows.take(pa.array(chosen))
+                was_due = pc.coalesce(moved["shaped_from"], moved["deliver_at"]).to_numpy()
+                times = np.full(len(chosen), until)
+                self._operations.move(moved, number, times, self._in_order(times, moment), was_due)
+                self.n_put_behind += len(chosen)
+                masks = masks.copy()
+                masks[chosen] &= ~(1 << number)
+        return masks
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
         """Gives messages of a release that have not arrived another row each, at the time they had, to be sealed.

@@ -148,7 +148,7 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
     return lines, [Item(begin + i, i + 1, i + 1, line) for i in range(n) for line in lines]
 
 
-def run(lines: list[Line], items: list[Item]) -> tuple[list[int], dict[int, str]]:
+def run(lines: list[Line], items: list[Item], after: Sequence[int] = ()) -> tuple[list[int], dict[int, str]]:
     refused: dict[int, str] = {}
 
     def build(i: int) -> tuple[int, bool] | None:
@@ -157,7 +157,7 @@ def run(lines: list[Line], items: list[Item]) -> tuple[list[int], dict[int, str]
     for line in lines:
         line.open()
     try:
-        sent_at = send_on_time(items, build, refused.__setitem__, lines[0].wake, PauseWatch(lambda: None))
+        sent_at = send_on_time(items, build, refused.__setitem__, lines[0].wake, PauseWatch(lambda: None), after)
     finally:
         for line in lines:
             line.close()
@@ -265,6 +265,43 @@ def test_producers_of_one_topic_send_what_is_overdue_in_order_though_one_of_them
     run(lines, items)
     assert not any(line.has_failed for line in lines)
     assert quick.entries == list(range(1, 101))
+
+
+def each_after_the_one_before(items: list[Item]) -> list[int]:
+    return [-1, *range(len(items) - 1)]
+
+
+def test_a_message_waits_until_one_of_another_producer_has_arrived() -> None:
+    slow, quick = Topic(hangs=threading.Event()), Topic()
+    slow.entries = quick.entries  # what came to either, in order
+    lines, items = lines_to([slow, quick], n=50)
+    for i, item in enumerate(items):
+        item.sequence_id, item.first_id = i + 1, i + 1
+    for line in lines:
+        line.last_id = 100
+    assert slow.hangs is not None
+    threading.Timer(0.15, slow.hangs.set).start()
+    run(lines, items, each_after_the_one_before(items))
+    assert not any(line.has_failed for line in lines)
+    assert quick.entries == list(range(1, 101))
+
+
+def test_what_waits_for_one_that_has_failed_fails_and_says_that_it_was_behind() -> None:
+    lines, items = lines_to([Topic(terminated_after=7), well := Topic(), other := Topic()])
+    after = [-1 if i % 3 != 1 else i - 1 for i in range(len(items))]
+    run(lines, items, after)
+    assert [(line.has_failed, line.is_behind) for line in lines] == [(True, False), (True, True), (False, False)]
+    assert well.entries == list(range(1, 8))
+    assert other.entries == list(range(1, 21))
+
+
+def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
+    lines, items = lines_to([Topic(too_big=frozenset({5}), last_id=3), well := Topic()], before=-1)
+    items[8].is_large = True
+    _, refused = run(lines, items, [-1 if i % 2 == 0 else i - 1 for i in range(len(items))])
+    assert list(refused) == [8]
+    assert not any(line.has_failed for line in lines)
+    assert well.entries == list(range(1, 21))
 
 
 def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_than_it_is_waited_for() -> None:

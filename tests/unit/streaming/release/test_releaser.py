@@ -24,6 +24,7 @@ from streaming.release.releaser import Releaser
 from tests.harness import now, wait_until
 from tests.messages import TOPIC, messages, release_rows
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
+from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import MESSAGES, concat, pack, unpack, with_columns
 from warehouse import tables as warehouse
 from warehouse.known_routes import KnownRoutes, known_routes
@@ -183,7 +184,7 @@ class Job:
             with self.lock:
                 self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
             table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
-            release = (assignment.tick, assignment.is_planned)
+            release = (assignment.tick, assignment.kind)
             not_taken = {release: pack(pa.Table.from_pylist(refused, schema=MESSAGES))} if refused else {}
             yield Sent(pack(table), now(), tuple(done), tuple(failed), frozenset(skipped), not_taken)
 
@@ -580,6 +581,20 @@ def test_what_waits_in_a_lane_since_the_clock_was_ahead_is_in_flight_when_it_com
     wait_until(lambda: job.feedback.last.in_flight, 10, "it comes near")
     assert job.feedback.last.in_flight <= 1 + (now() + 2_000 - began) / step
     assert job.feedback.last.confirmed == 0
+
+
+@pytest.mark.parametrize(("key", "due", "order"), [("k", 5, [1, 2]), ("k", 4, [2, 1]), ("other", 5, [2, 1])])
+def test_what_comes_in_order_begins_when_what_comes_before_it_of_its_keys_has_arrived(
+    make: Callable[..., Job], key: str, due: int, order: list[int]
+) -> None:
+    """What is due before that, or has other keys, need not wait."""
+    job = make()
+    job.slow = {1}
+    for tick, of_tick, at in ((1, "k", 5), (2, key, due)):
+        rows = concat([messages([(1, 10 * tick + i, at)], key=name) for i, name in enumerate((of_tick, f"k{tick}"))])
+        job.releaser.submit(tick, 1, 1, 1, [(0, tick, IN_ORDER | PLANNED, pack(release_rows(rows, 3, SENDING)))], {})
+    job.has_confirmed(2)
+    assert [tick for tick, _ in job.attempts] == order
 
 
 @pytest.mark.parametrize(("was_due", "tasks"), [(None, 2), (7, 1)])

@@ -17,6 +17,7 @@ from tracker.in_flight import PLACE
 from tracker.messages import concat, with_columns
 from tracker.shard import Effects, Shard, TickInput
 from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
 NAMES = ["a", "b"]
@@ -25,7 +26,9 @@ NAMES = ["a", "b"]
 class Service:
     """A shard with two subscriptions, and what its buckets hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_order: int = 0) -> None:
+        """Begins; `in_order` are the subscriptions, as bits, that get the messages of a key in order."""
+        self.subscriptions = Subscriptions({TOPIC: NAMES}, in_order={TOPIC: in_order} if in_order else {})
         self.store = MemoryStore()
         self.tick = 0
         self.stored: list[pa.Table] = []
@@ -50,7 +53,7 @@ class Service:
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
         )
         tick_input = TickInput(messages=messages([]) if rows is None else rows, **changes)
-        effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, tick_input)
+        effects = Shard(self.store, self.subscriptions, 1_000_000).apply(tick, tick_input)
         self.stored.append(effects.bucket)
         return effects
 
@@ -145,6 +148,39 @@ def test_many_messages_come_in_the_order_in_which_they_were_due_however_unevenly
     last = 1_100 + n_steps * 100  # the messages that are in no bucket are all in the last step
     assert sorted(together) == [*range(1_100, last + 1, 100)]
     assert max(n for time, n in together.items() if time < last) <= 1_100
+
+
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_what_comes_due_while_much_that_was_held_back_goes_out_is_behind_it_where_keys_have_an_order(
+    is_in_order: bool,
+) -> None:
+    service = Service(in_order=0b10 if is_in_order else 0)
+    stuck: dict[str, Any] = {"b": {"open": []}}
+    service.step(0, messages([(1, entry, 10 + entry // 3) for entry in range(2_500)], key="k"), unwritable=stuck)
+    for cutoff in (500, 1_000):
+        service.step(cutoff, unwritable=stuck)
+    sealed = held(concat(service.stored))
+    news = concat([messages([(2, 0, 1_160)], key="k"), messages([(2, 1, 1_170)]), messages([(2, 2, 1_190)], key="k")])
+    came = []
+    resumed: dict[str, Any] = {"reinstated": {TOPIC}, "payload_rows": sealed, "pace": pace(sealed), "rows": news}
+    for cutoff in (1_150, 1_200, 1_250, 1_300, 1_350):
+        effects = service.step(cutoff, now=1_100 if resumed else cutoff, **resumed)
+        resumed = {}
+        rows = [row for release in effects.releases for row in release.rows.to_pylist() if row["subscription_mask"] & 2]
+        came += [(row["ledger_id"], row["entry_id"]) for row in rows]
+    assert len(came) == 2_503
+    came.remove((2, 1))  # it has no key
+    if is_in_order:
+        assert came == [*((1, entry) for entry in range(2_500)), (2, 0), (2, 2)]
+        # A rebuild would find them: their entries may be durable before they are due.
+        moved = [row for row in concat(service.stored).to_pylist() if row["ledger_id"] == 2 and row["subscription"]]
+        assert [(row["entry_id"], row["deliver_at"], row["was_due"]) for row in moved] == [
+            (0, 1_201, 1_160),
+            (2, 1_201, 1_190),
+        ]
+    else:
+        assert came[:1_000] == [(1, entry) for entry in range(1_000)]
+        assert came.index((2, 0)) < came.index((1, 1_100))
 
 
 def test_the_order_outlives_long_outages() -> None:

@@ -1,0 +1,104 @@
+"""Measures what `order: key` costs: lateness of a steady load, and how quickly a burst is out, without and with it.
+
+usage: order.py [RATE [SECONDS [KEYS]]]
+
+Both have the same broker and load, one after the other: RATE (1,000) messages a second for SECONDS (40), 100 bytes
+each, of KEYS (10,000) keys, due 5 to 10 seconds after they are sent; then ten seconds' worth, due at one instant.
+Times are those at which the broker got the messages; the first ten seconds do not count. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.on_time import NAMESPACE, paced
+from benchmarks.shaping import consume, lateness
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
+from conf.settings import PulsarSettings
+from tests.harness import Job
+
+WARM_UP_SECONDS = 10
+BURST_SECONDS = 10
+BODY = b"x" * 86
+
+
+def produce(settings: PulsarSettings, topic: str, rate: int, seconds: int, keys: int) -> int:
+    """Sends the load; returns when the burst is due, ms since the epoch."""
+    client = connect(settings)
+    producer = client.create_producer(topic, block_if_queue_full=True, max_pending_messages=20_000)
+
+    def send(due: int) -> None:
+        key = f"key {random.randrange(keys)}"
+        producer.send_async(b"%d " % due + BODY, None, partition_key=key, properties={"deliverAt": str(due)})
+
+    for _ in paced(rate, rate * seconds):
+        send(int((time.time() + random.uniform(5, 10)) * 1000))
+    burst = int((time.time() + 25) * 1000)
+    for _ in paced(2 * rate, rate * BURST_SECONDS):
+        send(burst)
+    producer.flush()
+    client.close()
+    return burst
+
+
+def measure(broker: EmbeddedBroker, order: str, rate: int, seconds: int, keys: int) -> dict[str, Any]:
+    topic = f"{NAMESPACE}/bench_order_{order}"
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), broker.settings, [{"source": topic, "subscriptions": [{"name": "a", "order": order}]}])
+        try:
+            job.start()
+            n = rate * (seconds + BURST_SECONDS)
+            results: Any = multiprocessing.Queue()
+            arguments = (broker.settings, f"{topic}-a", n, time.time() + seconds + 180, results)
+            multiprocessing.Process(target=consume, args=arguments, daemon=True).start()
+            results.get()
+            begin = (time.time() + WARM_UP_SECONDS) * 1000
+            burst = produce(broker.settings, topic, rate, seconds, keys)
+            found = results.get()
+        finally:
+            job.stop()
+    steady = found[(found[:, 0] < burst) & (found[:, 0] >= begin)]
+    of_burst = found[found[:, 0] == burst]
+    took = (int(of_burst[:, 1].max(initial=burst + 1)) - burst) / 1000
+    return {
+        "received": len(found),
+        **lateness(steady),
+        "burst_messages": len(of_burst),
+        "burst_seconds": round(took, 2),
+        "burst_per_second": round(len(of_burst) / took),
+    }
+
+
+def main() -> None:
+    rate, seconds, keys = (int(text) for text in [*sys.argv[1:], *["1000", "40", "10000"][len(sys.argv) - 1 :]])
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker(Path(folder))
+        broker.start(port=0, http_port=0)
+        try:
+            off, on = (measure(broker, order, rate, seconds, keys) for order in ("none", "key"))
+        finally:
+            broker.kill()
+    result = {
+        "benchmark": "order",
+        "rate": rate,
+        "seconds": seconds,
+        "keys": keys,
+        "without": off,
+        "with": on,
+        "p50_ratio": round(on["p50_millis"] / max(1, off["p50_millis"]), 2),
+        "p99_ratio": round(on["p99_millis"] / max(1, off["p99_millis"]), 2),
+        "burst_ratio": round(on["burst_per_second"] / max(1, off["burst_per_second"]), 2),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
