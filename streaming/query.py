@@ -161,6 +161,7 @@ class DelayedDelivery:
                 self._on_deliveries,
                 self._troubles,
                 last_routes(checkpoint.folder),
+                Path(folder) if str(self._spark.sparkContext.master).startswith("local") else None,
             )
             outcomes = OutcomePublisher(self._settings, app_id, self._troubles)
             run_id = uuid.uuid4().hex[:12]

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -73,6 +74,7 @@ class Releaser:
         on_deliveries: called with the rows that were written to `deliveries`, in several threads.
         troubles: is told of destinations that can't be written, and of foreign producers.
         routes: of the last batch of the run before; None: there was none.
+        folder: of this run, on the machine on which tasks run, too; None: these run on other machines.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Releaser:
         on_deliveries: Callable[[pa.Table], None],
         troubles: Troubles | None = None,
         routes: KnownRoutes | None = None,
+        folder: Path | None = None,
     ) -> None:
         troubles = troubles or Troubles()
         routes = (routes or KnownRoutes({})).taken_on(settings)
@@ -107,7 +110,7 @@ class Releaser:
         self._admin = AdminClient(settings.pulsar)
         self._names = ProducerNames(settings, troubles)
         self._spacing = Spacing()
-        self._turns = Turns(self._lock, self._stopped)
+        self._turns = Turns(self._lock, self._stopped, lambda: self._unwritable.targets, folder)
         self._unwritable = Unwritable(
             _destinations(routes),
             settings.release.retry_max_millis / 1000,
@@ -248,7 +251,6 @@ class Releaser:
             self._wait_until(job.first_due - self._lookahead.lead_millis)
             if is_far:
                 self._confirm()  # its messages count as in flight from now on
-            self._turns.wait(job)
             if (done := self._send(job)) is not None:
                 self._turns.end(job)
                 self._finished.put(done)
@@ -259,6 +261,7 @@ class Releaser:
         arrived: frozenset[tuple[int, str, str]] = frozenset()
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
+        turn_file = self._turns.begin(job)
         put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
         while not self._stopped.is_set():
             checked_at = self._spark_jobs.check_epoch()
@@ -271,8 +274,9 @@ class Releaser:
                 sent_to=job.sent_to,
                 put_off=put_off,
                 patience_seconds=_PATIENCE_SECONDS,
+                turn_file=turn_file,
             )
-            is_first = False
+            is_first, turn_file = False, ""
             try:
                 tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
                 sent = self._spark_jobs.run(job.assignments, tasks, attempt, checked_at)
@@ -280,6 +284,7 @@ class Releaser:
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", job.tick, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)
+                turn_file = self._turns.begin(job)
                 continue
             arrived |= {line for one in sent for line in one.done}
             result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)

@@ -24,6 +24,7 @@ from streaming.release.attempt import Assignment, Attempt, Failed, Generation, S
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
 from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release
 from streaming.release.producer_line import Line, send_on_time
+from streaming.release.turns import wait_for_turn
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.in_flight import PLANNED
 from tracker.messages import MESSAGES, concat, pack, typed, with_columns
@@ -118,6 +119,10 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     try:
         for line in lines.values():
             line.open()
+        behind = wait_for_turn(attempt.turn_file, watch.check)
+        for line in lines.values():
+            if line.target in behind:
+                line.fail("what comes before has not arrived", is_refused=True)
         wake = next(iter(lines.values())).wake if lines else threading.Event()
         sent_at = send_on_time(
             [send for send, _ in pending],

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from streaming.release.job import Job
+from streaming.release.naming import Target
+
+_POLL_SECONDS = 0.005
 
 _Release = tuple[int, int]  # tick, kind
+
+
+class RunEnded(Exception):
+    """The run of a task that waits for its turn has ended: the turn does not come."""
 
 
 class Turns:
@@ -16,16 +27,29 @@ class Turns:
     the same key, and due no later. Jobs of different keys run side by side in their lanes. Waiting jobs can't wait for
     each other, since each waits for earlier ones alone.
 
+    A job's task may start before its turn, and have all ready when a file tells it that the turn has come.
+
     Args:
         lock: guards everything, and is notified when a job ends.
         stopped: ends waiting.
+        unwritable: returns the targets whose destinations can't be written: what ended jobs have for them is left open.
+        folder: for the files; None: tasks run on other machines, and start when their turn has come.
     """
 
-    def __init__(self, lock: threading.Condition, stopped: threading.Event) -> None:
+    def __init__(
+        self,
+        lock: threading.Condition,
+        stopped: threading.Event,
+        unwritable: Callable[[], Iterable[Target]] = lambda: (),
+        folder: Path | None = None,
+    ) -> None:
         self._lock = lock
         self._stopped = stopped
+        self._unwritable = unwritable
+        self._folder = folder
         self._left: dict[_Release, Job] = {}  # jobs that have not ended
         self._waits_for: dict[_Release, set[_Release]] = {}
+        self._files: dict[_Release, Path] = {}  # of jobs whose tasks wait
 
     def add(self, job: Job) -> None:
         """Adds a job; jobs come by tick, and on short notice before planned ones. One without keys waits for none."""
@@ -35,16 +59,25 @@ class Turns:
                 self._waits_for[release] = {other for other, its in self._left.items() if _comes_before(its, job)}
                 self._left[release] = job
 
-    def wait(self, job: Job) -> None:
-        """Waits until all that a job has to wait for has ended, or the stop."""
-        if job.keys:
-            with self._lock:
-                while self.must_wait(job) and not self._stopped.is_set():
-                    self._lock.wait(1)
+    def begin(self, job: Job) -> str:
+        """Lets a job begin, or waits until it may, or the stop.
+
+        Returns:
+            the file for which its task has to wait before it sends anything; empty: for none.
+        """
+        with self._lock:
+            # When a shaped one begins decides when its messages go: it does not begin before its turn.
+            if self._folder is not None and not job.shaped and self.must_wait(job):
+                file = self._folder / f"turn-{job.tick}-{job.kind}"
+                self._files[job.tick, job.kind] = file
+                return str(file)
+            while self.must_wait(job) and not self._stopped.is_set():
+                self._lock.wait(1)
+            return ""
 
     def must_wait(self, job: Job) -> bool:
         """Whether any job has not ended that has to end before another one begins."""
-        return bool(self._waits_for.get((job.tick, job.kind), set()) & self._left.keys())
+        return self._is_waiting((job.tick, job.kind))
 
     def end(self, job: Job) -> None:
         """Lets those begin that wait for a job: its messages have arrived, or are left to `Unwritable`."""
@@ -52,7 +85,39 @@ class Turns:
             with self._lock:
                 self._left.pop((job.tick, job.kind), None)
                 self._waits_for.pop((job.tick, job.kind), None)
+                for release in [one for one in self._files if not self._is_waiting(one)]:
+                    file = self._files.pop(release)
+                    temporary = file.with_suffix(".tmp")
+                    temporary.write_text(json.dumps(sorted(self._unwritable())))
+                    temporary.replace(file)
                 self._lock.notify_all()
+
+    def _is_waiting(self, release: _Release) -> bool:
+        return bool(self._waits_for.get(release, set()) & self._left.keys())
+
+
+def wait_for_turn(file: str, check: Callable[[], None]) -> set[Target]:
+    """Waits in a task until its turn has come.
+
+    Args:
+        file: as `Turns.begin` returned it.
+        check: called all the time; may raise.
+
+    Returns:
+        the targets to which nothing may be sent now: what comes before has not arrived there.
+
+    Raises:
+        RunEnded: the files' folder is gone.
+    """
+    while file:
+        check()
+        try:
+            return {(topic, name) for topic, name in json.loads(Path(file).read_text())}
+        except FileNotFoundError:
+            if not Path(file).parent.is_dir():
+                raise RunEnded("the run has ended") from None
+            time.sleep(_POLL_SECONDS)
+    return set()
 
 
 def _comes_before(first: Job, then: Job) -> bool:
