@@ -24,6 +24,7 @@ from jobs.options import Output, OutputOption, global_options
 if TYPE_CHECKING:
     import pyarrow as pa
     from filelock import FileLock
+    from prometheus_client.registry import Collector
     from pyspark.sql import SparkSession
 
     from conf.settings import Settings
@@ -250,12 +251,15 @@ def _stand_by(
 @contextmanager
 def _reporting(settings: Settings) -> Iterator[tuple[StatusWriter, Troubles]]:
     """Writes the job's status, and serves its metrics, while the block runs."""
+    from status import otlp
     from status.job_status import StatusWriter
+    from status.metrics import JobCollector
     from status.troubles import Troubles
 
     troubles = Troubles()
     status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages, troubles.current)
-    with status, _metrics_server(settings, status):
+    collector = JobCollector(status.status)
+    with status, _metrics_server(settings, collector), otlp.exported(collector):
         yield status, troubles
 
 
@@ -334,16 +338,15 @@ def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) 
 
 
 @contextmanager
-def _metrics_server(settings: Settings, status: StatusWriter) -> Iterator[None]:
+def _metrics_server(settings: Settings, collector: Collector) -> Iterator[None]:
     """Serves the job's metrics while the block runs, if `metrics.port` is set; if it can't, logs a warning."""
     from jobs.metrics_server import serve_metrics
-    from status.metrics import JobCollector
 
     if not settings.metrics.port:
         yield
         return
     try:
-        server, thread = serve_metrics(settings, JobCollector(status.status))
+        server, thread = serve_metrics(settings, collector)
     except OSError as error:
         _log.warning("no metrics on %s:%d: %s", settings.metrics.host, settings.metrics.port, error)
         yield

@@ -24,6 +24,7 @@ from streaming.release.attempt import Assignment, Attempt, Failed, Generation, S
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
 from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release
 from streaming.release.producer_line import Line, send_on_time
+from streaming.release.traces import Delivery, are_traced, trace
 from streaming.release.turns import wait_for_turn
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.in_flight import PLANNED
@@ -154,6 +155,11 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     taken = [i for i in arrived if i not in refused] if refused else arrived
     not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
     _reject(settings, not_taken)
+    if are_traced():
+        try:
+            trace(_traced(*pending[i], sent_at[i]) for i in taken if pending[i][0].subscription is not None)
+        except Exception as error:  # what was sent is not sent again for that
+            _log.warning("no spans of a release: %s", error)
     return Sent(
         pack(_deliveries([pending[i] for i in taken], [sent_at[i] for i in taken])),
         max((line.opened_at for line in lines.values()), default=0),
@@ -317,6 +323,22 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
     columns["destination_message_id"] = [None] * len(chosen)
     columns["batch_id"] = [plan.tick for _, plan, _ in chosen]
     return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
+
+
+def _traced(send: PlannedSend, plan: Plan, sent_at: int) -> Delivery:
+    column = {name: values[send.row] for name, values in plan.columns.items()}
+    return Delivery(
+        properties=column["properties"] or (),
+        message_id=_position(plan.columns, send.row),
+        source=column["topic"],
+        subscription=str(send.subscription),
+        destination=send.topic,
+        published_at=column["publish_time"],
+        due=column["deliver_at"],
+        sent_at=sent_at,
+        attempt=column["attempt"],
+        occurrence=column["occurrence"],
+    )
 
 
 def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:

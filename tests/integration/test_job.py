@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,18 @@ from jobs.commands.run import warn_without_deduplication
 from status.job_status import read_status
 from status.troubles import NO_BROKER
 from streaming.release.plan import java_string_hash
+from tests import otlp
 from tests.conftest import Run
 from tests.harness import Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 MEGABYTE = 1024 * 1024
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[otlp.Received]:
+    with otlp.collector(monkeypatch) as received:
+        yield received
 
 
 def test_mixed_messages_are_delivered_once_intact_and_on_time(
@@ -33,6 +41,7 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
     topic: str,
     tmp_path: Path,
     collector: Collector,
+    exported: otlp.Received,
     delaylake: Run,
 ) -> None:
     plain, parted = f"{topic}_plain", f"{topic}_parted"
@@ -74,7 +83,7 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         due = now() + 3_000
         single.send(
             b"full",
-            properties={"deliverAt": str(due), "größe": "12 €"},
+            properties={"deliverAt": str(due), "größe": "12 €", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"},
             partition_key="🗝",
             ordering_key="order",
             event_timestamp=1_234_567_890_123,
@@ -155,6 +164,17 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         assert sorted(row["payload"].decode() for row in pending) == sorted(f"far {i}" for i in range(20))
         deliveries = job.rows("deliveries")
         assert len(deliveries) == 3 * n + len(keyed)
+        wait_until(lambda: len(exported.spans) >= 3, 30, "a span for each subscription")
+        sent_at = {row["destination"]: row["sent_at"] for row in deliveries if row["deliver_at"] == sent["full"]}
+        assert {span.name: span.end_time_unix_nano // 10**6 for span in exported.spans} == {
+            f"deliver {destination}": at for destination, at in sent_at.items()
+        }
+        assert {span.parent_span_id.hex() for span in exported.spans} == {"cd" * 8}
+        wait_until(
+            lambda: exported.metric("delaylake_delivered_messages").sum.data_points[0].as_double == len(deliveries),
+            30,
+            "the number of deliveries as a metric",
+        )
         assert all(row["sent_at"] >= row["deliver_at"] for row in deliveries)
         assert max(Counter((row["subscription"], row["position"]) for row in deliveries).values()) == 1
         with AdminClient(broker.settings) as admin:
