@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +41,7 @@ def spans(monkeypatch: pytest.MonkeyPatch, *deliveries: traces.Delivery) -> list
         assert traces.are_traced()
         traces.trace([*deliveries, replace(DELIVERY, message_id="last")])
         wait_until(lambda: any(attributes(s)["messaging.message.id"] == "last" for s in received.spans), 30, "spans")
-        traces._provider(traces.os.getpid()).shutdown()
+        traces._provider(os.getpid()).shutdown()
         traces._provider.cache_clear()
         assert attributes(received.traces[0].resource_spans[0].resource)["service.name"] == "delaylake"
         return [span for span in received.spans if attributes(span)["messaging.message.id"] != "last"]
