@@ -54,11 +54,6 @@ class Release:
     kind: int
     rows: pa.Table
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether its messages waited in the tracker; else they are on short notice."""
-        return bool(self.kind & PLANNED)
-
 
 class InFlight:
     """Keeps releases until they are confirmed, so that a new run of the job can hand them out again, unchanged.

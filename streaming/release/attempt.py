@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from conf.settings import MOST_LANES
 from streaming.release.naming import LANE_KINDS, ROW_BITS, Target
-from tracker.in_flight import PLANNED
 
 
 def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
@@ -43,11 +42,6 @@ class Assignment:
     tick: int
     kind: int
     body: bytes
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether it is planned, or on short notice."""
-        return bool(self.kind & PLANNED)
 
     def lane(self, lanes: int, lane_set: int = 0) -> str:
         """Returns the name of the release's lane: see `lane_name`."""

@@ -15,8 +15,8 @@ def release(tick: int, is_planned: bool = True, n: int = 2) -> Release:
     return Release(tick, is_planned, release_rows(rows, range(n), f'{{"lanes": {tick}}}'))
 
 
-def ticks(in_flight: InFlight) -> list[tuple[int, bool]]:
-    return [(r.tick, r.is_planned) for r in in_flight.all()]
+def ticks(in_flight: InFlight) -> list[tuple[int, int]]:
+    return [(r.tick, r.kind) for r in in_flight.all()]
 
 
 def test_releases_come_back_as_they_were_oldest_first() -> None:
@@ -26,7 +26,7 @@ def test_releases_come_back_as_they_were_oldest_first() -> None:
         in_flight.add(one)
     assert len(in_flight) == 7
     for one, other in zip(in_flight.all(), sent, strict=True):
-        assert (one.tick, one.is_planned) == (other.tick, other.is_planned)
+        assert (one.tick, one.kind) == (other.tick, other.kind)
         assert one.rows.equals(other.rows, check_metadata=True)
     assert len(in_flight.all()) == 3
 
@@ -88,7 +88,7 @@ def test_what_has_not_arrived_everywhere_stays_with_its_places_until_it_has() ->
     in_flight.add(Release(5, True, release_rows(rows, [1, 2, 3, 2])))
     in_flight.add(release(6))
     opened = in_flight.confirm(5, {(5, True): {TOPIC: 2}})
-    assert [(r.tick, r.is_planned) for r in opened] == [(5, True)]
+    assert [(r.tick, r.kind) for r in opened] == [(5, True)]
     assert (len(in_flight), in_flight.open) == (2, 3)
     in_flight.save()
 

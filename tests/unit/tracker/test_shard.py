@@ -191,7 +191,7 @@ def test_a_shard_names_the_order_of_its_releases() -> None:
     service = Service()
     service.step(0, [(False, [1_000])], 0)
     releases = service.step(1_000, [(True, [9_000]), (False, [-5]), (False, [0])], 0).releases
-    assert [(r.is_planned, positions(r.rows)) for r in releases] == [
+    assert [(r.kind, positions(r.rows)) for r in releases] == [
         (False, [(1, 2), (1, 3), (1, 1)]),
         (True, [(1, 0)]),
     ]

@@ -21,7 +21,7 @@ from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
-from tracker.messages import MESSAGES, concat, int64
+from tracker.messages import MESSAGES, concat, int64, with_columns
 from tracker.shard import Effects, Shard, Tick, TickInput
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
@@ -64,6 +64,12 @@ class Entry:
 NO_MESSAGES = MESSAGES.empty_table()
 
 
+def keyed(incoming: list[tuple[int, int, int, int, int]]) -> pa.Table:
+    rows = batches(incoming) if incoming else NO_MESSAGES
+    keys = ["k" if entry_id % 2 else None for entry_id in rows["entry_id"].to_pylist()]
+    return with_columns(rows, key=pa.array(keys, pa.string()))
+
+
 def sent_back(entry: Entry) -> pa.Table:
     """The message of such an entry, as it comes in: its time is yet to be decided."""
     properties = list((entry.sent_back or {}).items())
@@ -89,7 +95,7 @@ class ShardModel(RuleBasedStateMachine):
         self.paused: set[str] = set()
         self.routes = KnownRoutes({})
         self.set_routes(["s0", "s1"])
-        self.unconfirmed: dict[tuple[int, bool], pa.Table] = {}
+        self.unconfirmed: dict[tuple[int, int], pa.Table] = {}
         self.durable: set[int] = set()
         self.marks: list[tuple[int, int, int]] = []
         self.durable_through = 0
@@ -97,7 +103,8 @@ class ShardModel(RuleBasedStateMachine):
     def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
         backoff = {"first": 1_500, "max": "4s", "jitter": 0.5, "attempts": 2}
-        subscriptions = [{"name": name} | ({"backoff": backoff} if name == "s0" else {}) for name in names]
+        only_s0 = {"backoff": backoff, "order": "key"}  # every other entry has a key
+        subscriptions = [{"name": name} | (only_s0 if name == "s0" else {}) for name in names]
         made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])  # type: ignore[arg-type]
         before = self.routes
         # As an offset keeps them.
@@ -321,7 +328,7 @@ class ShardModel(RuleBasedStateMachine):
             sending=json.dumps({"tick": self.tick}),
         )
         tick_input = TickInput(
-            messages=sent_back(new[0]) if new and new[0].sent_back else batches(incoming) if incoming else NO_MESSAGES,
+            messages=sent_back(new[0]) if new and new[0].sent_back else keyed(incoming),
             segment=segment,
             commands=commands(rows),
             request_ids={str(row["request_id"]): 1 for row in rows}
@@ -372,14 +379,14 @@ class ShardModel(RuleBasedStateMachine):
         again = self.shard(copy).apply(tick, tick_input)
         assert again.bucket.equals(effects.bucket)
         assert again.outcomes.equals(effects.outcomes)
-        assert [(r.tick, r.is_planned) for r in again.releases] == [(r.tick, r.is_planned) for r in effects.releases]
+        assert [(r.tick, r.kind) for r in again.releases] == [(r.tick, r.kind) for r in effects.releases]
         assert all(a.rows.equals(b.rows) for a, b in zip(again.releases, effects.releases, strict=True))
         assert copy.values == self.store.values
 
     def check_releases(self, effects: Effects) -> None:
         self.unconfirmed = {k: v for k, v in self.unconfirmed.items() if k[0] > self.confirmed}
         for release in effects.releases:
-            key = release.tick, release.is_planned
+            key = release.tick, release.kind
             if release.tick < self.tick:
                 assert release.rows.equals(self.unconfirmed[key])
                 continue

@@ -99,7 +99,7 @@ class TrackerModel(RuleBasedStateMachine):
         self.answers = Answers()
         self.sealed: list[pa.Table] = []
         self.durable: set[int] = set()
-        self.unconfirmed: list[tuple[int, bool, pa.Table]] = []
+        self.unconfirmed: list[tuple[int, int, pa.Table]] = []
 
     @staticmethod
     def new_shard(store: MemoryStore) -> Shard:
@@ -353,7 +353,7 @@ class TrackerModel(RuleBasedStateMachine):
         for name in ("bucket", "cancels", "entries", "rejects", "outcomes"):
             assert getattr(again, name).equals(getattr(effects, name)), name
         assert again.status == effects.status
-        assert [(r.tick, r.is_planned) for r in again.releases] == [(r.tick, r.is_planned) for r in effects.releases]
+        assert [(r.tick, r.kind) for r in again.releases] == [(r.tick, r.kind) for r in effects.releases]
         for one, other in zip(again.releases, effects.releases, strict=True):
             assert one.rows.equals(other.rows, check_metadata=True)
         assert before.values == self.store.values
@@ -363,11 +363,11 @@ class TrackerModel(RuleBasedStateMachine):
         old = [r for r in effects.releases if r.tick < self.offset.tick]
         assert [r.tick for r in old] == ([r[0] for r in self.unconfirmed] if last.run_id != self.offset.run_id else [])
         for release, (_, is_planned, rows) in zip(old, self.unconfirmed, strict=False):
-            assert release.is_planned == is_planned
+            assert release.kind == is_planned
             assert release.rows.equals(rows)
         for release in effects.releases[len(old) :]:
             assert release.tick == self.offset.tick
-            self.unconfirmed.append((release.tick, release.is_planned, release.rows))
+            self.unconfirmed.append((release.tick, release.kind, release.rows))
             order = []
             for row in release.rows.to_pylist():
                 entry, message = self.entries[row["entry_id"]], max(row["batch_index"], 0)

@@ -172,7 +172,7 @@ class Job:
                     continue
                 if target in attempt.skipped:
                     skipped.add(target)
-                elif name in self.broken and not (self.is_short_well and not assignment.is_planned):
+                elif name in self.broken and not (self.is_short_well and not assignment.kind):
                     failed.append(Failed(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to))
                     self.known.append(attempt.arrived_to.get(line, -1))
                 elif name in self.refused:
