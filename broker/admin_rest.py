@@ -249,6 +249,31 @@ class AdminClient:
             int(found.get("entriesAddedCounter", 0)),
         )
 
+    def reset_to_entry(self, topic: str, subscription: str, ledger_id: int, entry_id: int) -> None:
+        """Has a subscription of a topic partition go on with the entry after this one, as far as it is still there.
+
+        Raises:
+            PulsarError: also where there is no such subscription.
+        """
+        body = {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1, "batchIndex": -1, "isExcluded": True}
+        self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor", body)
+
+    def reset_to_time(self, topic: str, subscription: str, published_at: int) -> None:
+        """Has a subscription of a topic partition go on with what was published at a time or later.
+
+        Args:
+            published_at: ms since the epoch; 0: with all that is there.
+
+        Raises:
+            PulsarError: also where there is no such subscription.
+        """
+        self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor/{published_at}", None)
+
+    def _reset(self, path: str, body: dict[str, Any] | None) -> None:
+        response = self._request("POST", path, json=body)
+        if response.status_code not in (200, 204):
+            raise self._refused(response)
+
     def has_room(self, topic: str, subscription: str) -> bool:
         """Whether every consumer of a topic partition's subscription has permits left, so that it can be sent more."""
         found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})

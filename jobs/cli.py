@@ -11,7 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands import api, audit, demo, maintain, pending, produce, rebuild, run, schedules, sql, status, topics
+from jobs.commands import (
+    api,
+    audit,
+    backup,
+    demo,
+    maintain,
+    pending,
+    produce,
+    rebuild,
+    run,
+    schedules,
+    sql,
+    status,
+    topics,
+)
 from jobs.commands import broker as broker_commands
 from jobs.commands import import_ as importing
 from jobs.logs import LogFormat
@@ -37,6 +51,7 @@ app.command("status")(status.status)
 app.command("rebuild")(rebuild.rebuild)
 app.command("import")(importing.import_messages)
 app.command("maintain")(maintain.maintain)
+app.command("backup")(backup.backup)
 app.command("sql")(sql.sql)
 app.command("audit")(audit.audit)
 app.command("api")(api.api)

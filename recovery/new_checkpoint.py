@@ -12,9 +12,12 @@ from filelock import Timeout
 
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
-from recovery.rebuild import rebuild
+from recovery.rebuild import last_entries, rebuild
+from recovery.rewind import check_alone, rewind
 from status.job_status import STALE_MILLIS, read_status
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
+from warehouse.backup.marker import read_marker, remove_marker
+from warehouse.backup.restoring import restore
 from warehouse.maintenance.maintain import lock
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import OnProgress, Tables, exists
@@ -68,7 +71,8 @@ def import_and_rebuild(
 ) -> dict[str, int]:
     """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
-    The old checkpoint is moved aside before, so that no job goes on with it where this is interrupted.
+    The old checkpoint is moved aside before, so that no job goes on with it where this is interrupted. A warehouse that
+    is a backup becomes one like any other, and the source topics are read again from where it ends.
 
     Args:
         discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
@@ -83,11 +87,15 @@ def import_and_rebuild(
         RebuildError: the job or maintenance runs, or there is a checkpoint that is not to be discarded.
         UnreadableDestinationError: a destination can't be read.
         PulsarError, pulsar.PulsarException: the source topics can't be read.
+        ConnectedError, NewClusterError: of a backup: see `check_alone` and `rewind`.
     """
     checkpoint = Path(local_path(settings.checkpoint))
     try:
         with checkpoint_lock(checkpoint).acquire(timeout=1), lock(settings).acquire(timeout=60):
             query = checkpoint / "query"
+            if (backup := read_marker(settings.warehouse)) is not None:
+                check_alone(settings)
+                restore(settings.warehouse)
             tables = Tables(settings.warehouse)
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
@@ -98,7 +106,11 @@ def import_and_rebuild(
             tables.take_over(epoch)
             _wait_for_overtaken(settings, on_progress)
             bring_in(tables)
-            return rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning, without=without)
+            found = rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning, without=without)
+            if backup is not None:
+                rewind(settings, last_entries(tables, "entries"), backup.made_at)
+                remove_marker(settings.warehouse)
+            return found
     except Timeout:
         raise RebuildError(
             f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"

@@ -93,7 +93,7 @@ def rebuild(
     # The messages of a missing route go on waiting.
     known = with_missing_routes(settings)
     names = subscription_names(known)
-    durable = _last(tables, "entries")
+    durable = last_entries(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
     changed = _write_changes(known, tables, now)
     delivered = read_delivered(tables, names, durable, Tenures.of(settings.warehouse), on_progress)
@@ -208,14 +208,14 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
     before, after = KnownRoutes(known), known_routes(settings)
     found = changes(before, after, now, {})
     if found:
-        taken_in = [_last(tables, "entries"), _last(tables, "deliveries")]
+        taken_in = [last_entries(tables, "entries"), last_entries(tables, "deliveries")]
         positions = {name: str(max(t[name] for t in taken_in if name in t)) for name in {**taken_in[0], **taken_in[1]}}
         found = changes(before, after, now, positions)
         write_changes(tables, found, _last_tick(tables), now, f"rebuild-{time.time_ns()}")
     return found
 
 
-def _last(tables: Tables, table: str) -> dict[str, Position]:
+def last_entries(tables: Tables, table: str) -> dict[str, Position]:
     """Returns the last entry that a table has of each topic partition, by its name; imported ones do not count."""
     last: dict[str, Position] = {}
     for row in tables.sql(_LAST.format(table=table)).to_pylist():

@@ -21,6 +21,7 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
 from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import last_published
+from warehouse.backup.marker import read_marker
 from warehouse.known_routes import known_routes
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
@@ -62,6 +63,10 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     """
     check_checkpoint(settings, checkpoint)
     try:
+        if read_marker(settings.warehouse) is not None:
+            raise StartError(
+                f"the warehouse {settings.warehouse} is a backup: run `delaylake rebuild --discard-checkpoint` first"
+            )
         tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
     except (OSError, DeltaError) as error:
         raise StartError(

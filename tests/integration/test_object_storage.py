@@ -19,6 +19,9 @@ from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from tests.object_storage import ObjectStorage
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, content
 from warehouse.audit.accounts import run_audit
+from warehouse.backup.copying import back_up
+from warehouse.backup.marker import remove_marker
+from warehouse.backup.restoring import restore
 from warehouse.maintenance.maintain import maintain
 from warehouse.maintenance.table_files import TableFiles
 from warehouse.tables import Snapshot, Tables, exists
@@ -86,6 +89,24 @@ def test_the_job_tells_of_itself_there_and_the_api_finds_it(storage: ObjectStora
     assert storage.has("bucket/status/_job_status.json")
     with TestClient(create_app(made), base_url="http://localhost") as client:
         assert 'delaylake_table_files{table="entries"} 0.0' in client.get("/metrics").text
+
+
+def test_a_backup_goes_there_and_comes_back(storage: ObjectStorage, tmp_path: Path) -> None:
+    made = settings(tmp_path, f"file:{tmp_path}/warehouse")
+    tables = Tables(made.warehouse)
+    tables.create()
+    for number in range(1, 4):
+        tables.append("delayed_index", bucket(number, 20, NOW, 1_000), {"job": number})
+        back_up(made, "s3://bucket/backup")
+    assert storage.has("bucket/backup/_backup.json")
+    copy = Tables("s3://bucket/backup")
+    assert content(copy, "delayed_index") == content(tables, "delayed_index")
+    copy.append("delayed_index", bucket(9, 20, NOW, 1_000), {"job": 9})
+    assert restore("s3://bucket/backup") is not None
+    assert content(copy, "delayed_index") == content(tables, "delayed_index")
+    remove_marker("s3://bucket/backup")
+    back_up(settings(tmp_path, "s3://bucket/backup"), f"file:{tmp_path}/again")
+    assert content(Tables(str(tmp_path / "again")), "delayed_index") == content(tables, "delayed_index")
 
 
 @pytest.mark.parametrize("warehouse", ["nonsense://bucket/x", "s3://"])

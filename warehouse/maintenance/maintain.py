@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
+from warehouse.backup.marker import read_marker
 from warehouse.commits import sync_checkpoint
 from warehouse.maintenance.compaction import merge, plan
 from warehouse.maintenance.retention import Excess, Retention, remove, removed_rows
@@ -110,6 +111,10 @@ def maintain(
             tables = Tables(settings.warehouse)
             if missing := [name for name in ORDER if not exists(settings.warehouse, name)]:
                 raise MaintenanceError(f"no table {missing[0]} in the warehouse {settings.warehouse}: has the job run?")
+            if read_marker(settings.warehouse) is not None:
+                raise MaintenanceError(
+                    f"the warehouse {settings.warehouse} is a backup, which the next run looks after"
+                )
             tables.join()
             retention = None if merges_only else Retention(settings, tables, now)
             return [_Maintenance(settings, tables, name, now, on_progress).run(retention, dry_run) for name in names]

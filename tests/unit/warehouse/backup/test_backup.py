@@ -1,0 +1,379 @@
+"""Backups of real Delta tables: what a run copies, what it refuses, and what is there whenever it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.settings import Settings
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.start import StartError, begin
+from tests.conftest import Run
+from tests.examples import examples
+from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, bucket, content, make, rows
+from warehouse.backup import copying
+from warehouse.backup.copying import CHOSEN, BackupError, back_up
+from warehouse.backup.marker import NotABackupError, read_marker, remove_marker
+from warehouse.backup.restoring import NeverCompleteError, restore
+from warehouse.backup.storage import Storage
+from warehouse.maintenance.maintain import MaintenanceError, maintain
+from warehouse.schemas import SCHEMAS
+from warehouse.tables import Tables, exists
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> tuple[Settings, Tables]:
+    """A warehouse with some rows in two tables."""
+    made, tables = make(tmp_path)
+    tables.take_over(3)
+    for number in range(1, 5):
+        tables.append("delayed_index", bucket(number, 20, NOW, HOUR), {"job": number})
+    tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": 7, "publish_time": NOW}]), {"job": 1})
+    return made, tables
+
+
+def contents(tables: Tables) -> dict[str, list[str]]:
+    return {name: content(tables, name) for name in SCHEMAS}
+
+
+def files(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts}
+
+
+def test_the_copy_has_the_same_rows_and_a_second_run_copies_what_is_new(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    made, tables = source
+    target = tmp_path / "copy"
+    wanted = back_up(made, f"file:{target}", dry_run=True)
+    assert not target.exists()
+    first = back_up(made, f"file:{target}")
+    assert contents(Tables(str(target))) == contents(tables)
+    assert Tables(str(target)).newest_epoch() == 3
+    assert {t.table: t.files_copied for t in first.tables if t.files_copied} == {"delayed_index": 4, "entries": 1}
+    assert [t.bytes_copied for t in first.tables] == [t.bytes_copied for t in wanted.tables]
+    assert first.newest_entry_at == NOW
+
+    again = back_up(made, str(target))
+    assert [t.files_copied for t in again.tables] == [0] * len(again.tables)
+    tables.append("delayed_index", bucket(5, 20, NOW, HOUR), {"job": 5})
+    maintain(made, merges_only=True)
+    tables.append("delayed_index", bucket(6, 20, NOW, HOUR), {"job": 6})
+    more = back_up(made, str(target))
+    assert contents(Tables(str(target))) == contents(tables)
+    assert sum(t.files_copied for t in more.tables) < 5
+    # Of a version that a reader may have open nothing is deleted before the next run.
+    back_up(made, str(target))
+    assert files(target) == {f"{name}/{path}" for name in SCHEMAS for path in _paths(target / name)}
+    log = list((target / "delayed_index" / "_delta_log").glob("*.checkpoint.parquet"))
+    assert log, "the log is bounded"
+
+
+def _paths(table: Path) -> list[str]:
+    return [uri.rsplit("/", 1)[1] for uri in DeltaTable(table).file_uris()]
+
+
+def test_statistics_come_along(source: tuple[Settings, Tables], tmp_path: Path) -> None:
+    made, tables = source
+    back_up(made, str(tmp_path / "copy"))
+
+    def statistics(warehouse: Tables) -> list[str]:
+        log = Path(warehouse.path("delayed_index"), "_delta_log").glob("*.json")
+        adds = [json.loads(line).get("add") for file in log for line in file.read_text().splitlines()]
+        return sorted(json.dumps(json.loads(add["stats"]), sort_keys=True) for add in adds if add)
+
+    assert statistics(Tables(str(tmp_path / "copy"))) == statistics(tables)
+
+
+def test_what_is_in_use_otherwise_is_not_written(source: tuple[Settings, Tables], tmp_path: Path) -> None:
+    made, tables = source
+    target = str(tmp_path / "copy")
+    other, _ = make(tmp_path / "other")
+    with pytest.raises(BackupError, match="is a warehouse, and no backup"):
+        back_up(made, other.warehouse)
+    for nested in (made.warehouse, f"{made.warehouse}/copy", str(tmp_path)):
+        with pytest.raises(BackupError, match="lie in each other"):
+            back_up(made, nested)
+    empty = made.model_copy(update={"warehouse": str(tmp_path / "nothing")})
+    with pytest.raises(BackupError, match=r"no table entries .*: has the job run"):
+        back_up(empty, target)
+    assert not Path(target).exists()
+    back_up(made, target)
+    with pytest.raises(BackupError, match=r"is a backup of .*: choose an empty place"):
+        back_up(other, target)
+    copy = made.model_copy(update={"warehouse": target})
+    with pytest.raises(BackupError, match="is a backup: `delaylake rebuild` makes it a warehouse"):
+        back_up(copy, str(tmp_path / "copy_of_copy"))
+    with pytest.raises(MaintenanceError, match="is a backup"):
+        maintain(copy)
+    with pytest.raises(StartError, match="is a backup: run `delaylake rebuild"):
+        begin(copy, Tables(target), Checkpoint(tmp_path / "checkpoint"))
+    Path(target, "_backup.json").write_text('{"format": 9}')
+    with pytest.raises(NotABackupError, match="a newer delaylake"):
+        back_up(made, target)
+    assert contents(Tables(target)) == contents(tables)
+
+
+def test_a_backup_that_was_restored_is_not_written_again(source: tuple[Settings, Tables], tmp_path: Path) -> None:
+    made, tables = source
+    target = str(tmp_path / "copy")
+    back_up(made, target)
+    before = contents(tables)
+    tables.append("delayed_index", bucket(7, 20, NOW, HOUR), {"job": 7})
+    assert restore(target) is not None
+    with pytest.raises(BackupError, match="was restored"):
+        back_up(made, target)
+    remove_marker(target)
+    with pytest.raises(BackupError, match="is a warehouse, and no backup"):
+        back_up(made, target)
+    assert contents(Tables(target)) == before
+    assert restore(target) is None
+
+
+def test_a_backup_that_was_never_complete_is_not_restored(source: tuple[Settings, Tables], tmp_path: Path) -> None:
+    full = mock.patch.object(Storage, "copy_from", side_effect=OSError("no space left"))
+    with full, pytest.raises(BackupError, match=r"can't be copied to .*: no space left"):
+        back_up(source[0], str(tmp_path / "copy"))
+    with pytest.raises(NeverCompleteError):
+        restore(str(tmp_path / "copy"))
+
+
+def test_what_the_last_complete_run_copied_stays_until_the_next_one_is_complete(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    made, tables = source
+    target = str(tmp_path / "copy")
+    back_up(made, target)
+    complete = contents(tables)
+    for number, step in enumerate(("write_marker", "change_to"), start=5):
+        tables.append("delayed_index", bucket(number, 20, NOW, HOUR), {"job": number})
+        tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": number}]), {"job": number})
+        DeltaTable(tables.path("delayed_index")).optimize.compact()
+        works = getattr(copying, step)
+        # The marker is written at the beginning, and at the end.
+        effects = [works, Killed] if step == "write_marker" else [Killed]
+        with suppress(Killed), mock.patch.object(copying, step, _each(effects)):
+            back_up(made, target)
+        assert contents(Tables(target)) != complete, "its tables were committed before the first run was killed"
+    assert restore(target) is not None
+    assert contents(Tables(target)) == complete
+
+
+def test_files_that_the_warehouse_deletes_meanwhile_are_not_missed(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    made, tables = source
+    copy_from = Storage.copy_from
+
+    def merge_before(storage: Storage, other: Storage, path: str) -> None:
+        if not exists_merged:
+            exists_merged.append(True)
+            maintain(made, merges_only=True)
+            tables.append("delayed_index", bucket(9, 400, NOW, HOUR), {"job": 9})
+            for name in SCHEMAS:
+                DeltaTable(tables.path(name)).optimize.compact()
+                DeltaTable(tables.path(name)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        copy_from(storage, other, path)
+
+    exists_merged: list[bool] = []
+    with mock.patch.object(Storage, "copy_from", merge_before):
+        back_up(made, str(tmp_path / "copy"))
+    assert contents(Tables(str(tmp_path / "copy"))) == contents(tables)
+
+    def vacuum_always(storage: Storage, other: Storage, path: str) -> None:
+        raise FileNotFoundError(path)
+
+    tables.append("delayed_index", bucket(10, 20, NOW, HOUR), {"job": 10})
+    with mock.patch.object(Storage, "copy_from", vacuum_always), pytest.raises(BackupError, match="keep_versions"):
+        back_up(made, str(tmp_path / "copy"))
+
+
+def test_the_command_says_what_it_copied_and_how_old_the_newest_entry_is(
+    source: tuple[Settings, Tables], tmp_path: Path, delaylake_here: Run
+) -> None:
+    environment = {"DELAYLAKE_WAREHOUSE": source[0].warehouse, "DELAYLAKE_CHECKPOINT": source[0].checkpoint}
+    target = f"file:{tmp_path}/copy"
+    planned = delaylake_here("backup", target, "--dry-run", env=environment)
+    assert (planned.returncode, not Path(tmp_path, "copy").exists()) == (0, True)
+    assert "would be copied" in planned.stdout
+    done = delaylake_here("backup", target, "--output", "json", env=environment)
+    found = json.loads(done.stdout)
+    assert found["newest_entry_age_millis"] == found["made_at"] - NOW
+    assert sum(table["files_copied"] for table in found["tables"]) == 5
+    assert "the newest entry was published" in delaylake_here("backup", target, env=environment).stdout
+    failed = delaylake_here("backup", source[0].warehouse, env=environment)
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing is tidied up."""
+
+
+def _each(effects: list[Any]) -> Callable[..., Any]:
+    """A function that does one of these at each call: calls it, or raises it."""
+    left = iter(effects)
+
+    def call(*arguments: Any) -> Any:
+        effect = next(left)
+        if effect is Killed:
+            raise Killed
+        return effect(*arguments)
+
+    return call
+
+
+class Writer:
+    """A job and its maintenance, a commit at a time, in the order in which the job commits.
+
+    A message is sealed (or delivered before that), then moved by a command, then its entry is written down; it is
+    delivered at some time after it was sealed. Its entry is its number, and the ledger id is 1.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.settings, self.tables = make(folder, delayed_index_millis=1, deliveries_millis=1, entries_millis=1)
+        self.tables.take_over(1)
+        self.steps: list[Callable[[], None]] = []
+        self.messages = 0
+        self.delivered: set[int] = set()  # that `deliveries` has, or had until nothing else knew of them
+        self.ticks = 0
+
+    def append(self, table: str, message: int, **columns: object) -> None:
+        self.ticks += 1
+        row = {"ledger_id": 1, "entry_id": message, **columns}
+        self.tables.append(table, rows(table, [row]), {"job": self.ticks})
+
+    def come(self, is_moved: bool) -> None:
+        """A message comes in; what follows of it are further steps."""
+        self.messages += 1
+        number = self.messages
+        due = NOW + number
+        self.steps.append(lambda: self.append("delayed_index", number, operation="DELAY", deliver_at=due))
+        if is_moved:
+            by: dict[str, object] = {"subscription": "a", "sequence": number}
+            self.steps.append(lambda: self.append("outcomes", number, **by, operation="RESCHEDULE", result="APPLIED"))
+            self.steps.append(lambda: self.append("delayed_index", number, **by, operation="MOVE", deliver_at=due))
+        self.steps.append(lambda: self.append("entries", number, publish_time=NOW))
+
+    def deliver(self, number: int) -> None:
+        if number > self.messages or number in self.delivered:
+            return
+        for name in "ab":
+            self.append("deliveries", number, subscription=name, deliver_at=NOW + number, sent_at=NOW + number)
+        self.delivered.add(number)
+
+    def maintain(self) -> None:
+        maintain(self.settings, now=NOW + 40 * 24 * HOUR)
+
+    def do(self, what: int) -> None:
+        """Does something: the next commit of a message most of the time."""
+        if self.steps and what % 4:
+            self.steps.pop(0)()
+        elif what < 60:
+            self.come(what % 8 == 0)
+        elif what < 90:
+            self.deliver(what - 59)
+        else:
+            self.maintain()
+
+
+def check(target: str, delivered: set[int]) -> None:
+    """Every table can be read, and those of the marker go together.
+
+    Args:
+        delivered: the messages that had been delivered before the run began that the marker is of.
+    """
+    marker = read_marker(target)
+    for name in CHOSEN:
+        if exists(target, name):
+            Tables(target).query(name, f"SELECT * FROM {name}")
+    if marker is None or not marker.made_at:
+        return
+    tables = Tables(target)
+
+    def ids(name: str, condition: str = "true") -> list[int]:
+        sql = f"SELECT entry_id FROM {name} WHERE {condition}"
+        return tables.query(name, sql, marker.tables[name])["entry_id"].to_pylist()
+
+    entries, sealed = ids("entries"), ids("delayed_index", "operation = 'DELAY'")
+    known = ids("deliveries", "subscription = 'a'")
+    assert len(set(sealed)) == len(sealed)
+    assert set(entries) <= {*sealed, *known}, "what is durable is in the index, or delivered"
+    assert set(ids("delayed_index", "operation = 'MOVE'")) <= set(ids("outcomes")), "a move is by a command"
+    assert set(sealed) & delivered <= set(known), "what was delivered would go out again"
+
+
+@settings(max_examples=examples(40))
+@given(
+    before=st.lists(st.integers(0, 99), max_size=20),
+    runs=st.lists(
+        st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=4), st.integers(0, 12)), max_size=30),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_the_tables_of_a_backup_go_together_whenever_it_ends_and_whatever_is_written_meanwhile(
+    before: list[int], runs: list[list[tuple[list[int], int]]]
+) -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        writer, target = Writer(folder), str(folder / "copy")
+        for what in before:
+            writer.do(what)
+        was_delivered: set[int] = set()
+        marker = None
+        for run in runs:
+            moments = iter(run)
+
+            def meanwhile(moments: Iterator[tuple[list[int], int]] = moments) -> None:
+                doing, killed = next(moments, ([], 1))
+                for what in doing:
+                    writer.do(what)
+                if killed == 0:
+                    raise Killed
+
+            at_start, before_run = set(writer.delivered), read_marker(target)
+            with suppress(Killed), _between(meanwhile):
+                back_up(writer.settings, target)
+            marker = read_marker(target)
+            if marker != before_run and marker is not None and marker.made_at:
+                was_delivered = at_start
+            check(target, was_delivered)
+        if marker is not None and marker.made_at:
+            tables = Tables(target)
+            going_together = {name: content(tables, name, marker.tables[name]) for name in SCHEMAS}
+            assert restore(target) == marker
+            assert contents(Tables(target)) == going_together
+            assert restore(target) == marker, "as often as it takes"
+            assert contents(Tables(target)) == going_together
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _between(meanwhile: Callable[[], None]) -> Iterator[None]:
+    """Calls a function before each step of a backup: it looks at a table, copies or deletes a file, or writes."""
+
+    def before(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            meanwhile()
+            return function(*arguments, **named)
+
+        return called
+
+    steps: list[tuple[Any, str]] = [(Storage, "copy_from"), (Storage, "delete")]
+    steps += [(copying, "files_of"), (copying, "change_to"), (copying, "write_marker")]
+    with ExitStack() as patched:
+        for owner, name in steps:
+            patched.enter_context(mock.patch.object(owner, name, before(getattr(owner, name))))
+        yield

@@ -1,0 +1,278 @@
+"""Copies the warehouse's tables to another place, while the job runs, so that a rebuild there finds them together.
+
+A run chooses a version of each table, copies the data files that the backup lacks, brings each table of the backup to
+the chosen version in one commit, and writes the marker at last. So the versions in the marker always go together, and
+their files are there, whenever a run ends.
+
+Versions are chosen in the reverse of the order in which the job writes: `entries` first. What it has of a message was
+in the other tables before, so the versions that are chosen after it have that, too. As a whole they are what a crash
+of the job between two of its commits leaves, but for what they have more of; a rebuild reads that, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from filelock import FileLock, Timeout
+
+from conf.errors import DelayLakeError, one_line
+from conf.settings import Settings, is_object_storage, local_path
+from status.job_status import FILE as STATUS_FILE
+from warehouse.backup.content import Files, change_to, files_of
+from warehouse.backup.marker import Marker, read_marker, write_marker
+from warehouse.backup.storage import Storage
+from warehouse.commits import sync_checkpoint
+from warehouse.epoch import EPOCH
+from warehouse.schemas import STATISTICS, VERSION_OF
+from warehouse.tables import OnProgress, Tables
+
+# In this order versions are chosen; none of those after the first three is about another.
+_FIRST = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
+CHOSEN = (*_FIRST, *sorted(STATISTICS.keys() - set(_FIRST)))
+
+# A transaction of each table of a backup of which a rebuild has made a warehouse: no backup goes on there.
+RESTORED = "delaylake-restored"
+
+# How often versions are chosen anew, where the warehouse deletes old files more quickly than they are copied.
+_ATTEMPTS = 5
+
+
+class BackupError(DelayLakeError):
+    """The warehouse can't be copied. The message is one line."""
+
+
+@dataclass
+class CopiedTable:
+    """What a run copied of a table, or in a dry run would; `files` and `bytes` are those of the version."""
+
+    table: str
+    version: int  # in the warehouse
+    files: int
+    bytes: int
+    files_copied: int = 0
+    bytes_copied: int = 0
+
+
+@dataclass
+class BackupReport:
+    """What a run did, or in a dry run would do. Times are ms since the epoch.
+
+    Attributes:
+        made_at: when the versions to be copied were chosen.
+        newest_entry_at: when the newest entry that the copy has was published; None: it has none.
+        files_deleted: of earlier runs, which no version needs any more.
+    """
+
+    target: str
+    dry_run: bool
+    made_at: int
+    newest_entry_at: int | None
+    tables: list[CopiedTable]
+    files_deleted: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Version:
+    """The newest version of a table of the warehouse."""
+
+    table: DeltaTable
+    files: Files
+
+    @staticmethod
+    def of(uri: str) -> _Version | None:
+        try:
+            table = DeltaTable(uri)
+        except TableNotFoundError:
+            return None
+        return _Version(table, files_of(table))
+
+
+def back_up(
+    settings: Settings, target: str, dry_run: bool = False, on_progress: OnProgress = lambda table, step, rows: None
+) -> BackupReport:
+    """Makes a place a copy of the warehouse, or brings an earlier copy there up to date. The job may run meanwhile.
+
+    Args:
+        target: a folder or URI, empty or with a backup of the warehouse.
+        dry_run: changes nothing, and reports what would be copied.
+        on_progress: called as files are copied.
+
+    Raises:
+        BackupError: the warehouse has no tables or is a backup itself; or the target is in use otherwise, or can't be
+            read or written.
+        NotABackupError: the target's marker can't be read.
+    """
+    try:
+        return _Backup(settings, target, on_progress).run(dry_run)
+    except CommitFailedError:
+        raise BackupError(f"somebody else writes the tables in {target}: is another backup, or a job, there?") from None
+    except (OSError, DeltaError) as error:
+        raise BackupError(f"the warehouse can't be copied to {target}: {one_line(error)}") from error
+
+
+class _Backup:
+    def __init__(self, settings: Settings, target: str, on_progress: OnProgress) -> None:
+        self._settings = settings
+        self._source, self._target = local_path(settings.warehouse), local_path(target)
+        self._on_progress = on_progress
+        self._from, self._to = Storage(settings.warehouse), Storage(target)
+        self._tables = Tables(target)
+        self._copied: dict[str, list[int]] = {}  # by table the sizes of the files that were copied, bytes
+        self._made_at = 0
+
+    def run(self, dry_run: bool) -> BackupReport:
+        started = time.monotonic()
+        marker = self._check()
+        versions, deleted = self._choose(), 0
+        if dry_run:
+            self._copied = {name: list(self._missing(name, one).values()) for name, one in versions.items()}
+        else:
+            with _alone(self._target):
+                write_marker(self._target, marker)  # first of all: what comes now is no warehouse
+                deleted, versions = self._copy(marker, versions)
+        return BackupReport(
+            self._target,
+            dry_run,
+            self._made_at,
+            _newest(versions["entries"].table),
+            [self._of_table(name, one) for name, one in versions.items()],
+            deleted,
+            round(time.monotonic() - started, 3),
+        )
+
+    def _check(self) -> Marker:
+        """Makes sure that the source is a warehouse, and the target a backup of it, or empty."""
+        source, target = (f"{place.rstrip('/')}/" for place in (self._source, self._target))
+        if source.startswith(target) or target.startswith(source):
+            raise BackupError(
+                f"{self._target} and the warehouse {self._source} lie in each other: choose another place"
+            )
+        if read_marker(self._settings.warehouse) is not None:
+            raise BackupError(f"the warehouse {self._source} is a backup: `delaylake rebuild` makes it a warehouse")
+        marker = read_marker(self._target)
+        if marker is None:
+            if any(self._to.sizes(f"{name}/_delta_log") for name in CHOSEN):
+                raise BackupError(f"{self._target} is a warehouse, and no backup: choose an empty place")
+            return Marker(self._source)
+        if marker.source != self._source:
+            raise BackupError(f"{self._target} is a backup of {marker.source}: choose an empty place")
+        return marker
+
+    def _choose(self) -> dict[str, _Version]:
+        self._made_at = time.time_ns() // 1_000_000
+        versions = {name: _Version.of(f"{self._source}/{name}") for name in CHOSEN}
+        found = {name: one for name, one in versions.items() if one is not None}
+        if missing := [name for name in _FIRST if name not in found]:
+            raise BackupError(f"no table {missing[0]} in the warehouse {self._source}: has the job run?")
+        return found
+
+    def _copy(self, marker: Marker, versions: dict[str, _Version]) -> tuple[int, dict[str, _Version]]:
+        deleted = self._delete_unneeded(marker, versions)
+        for attempt in range(_ATTEMPTS):
+            try:
+                for name, one in versions.items():
+                    self._copy_files(name, one)
+                break
+            except FileNotFoundError:  # it is of a version that is too old by now
+                if attempt == _ATTEMPTS - 1:
+                    raise BackupError(
+                        "the warehouse deletes old files more quickly than they are copied: set "
+                        "maintain.keep_versions_millis to more than a backup takes"
+                    ) from None
+                versions = self._choose()
+        opened = {name: self._commit(name, versions[name]) for name in reversed(versions)}
+        if (status := self._from.read(STATUS_FILE)) is not None:
+            self._to.write(STATUS_FILE, status)  # a rebuild knows of missing routes by it alone
+        for name in opened:
+            self._check_not_restored(self._tables.written(name, RESTORED))
+        tables = {name: int(table.version()) for name, table in opened.items()}
+        write_marker(self._target, Marker(self._source, self._made_at, tables))
+        for table in opened.values():
+            table.create_checkpoint()
+            sync_checkpoint(table)
+            table.cleanup_metadata()
+        return deleted, versions
+
+    def _delete_unneeded(self, marker: Marker, versions: dict[str, _Version]) -> int:
+        """Deletes files that no reader needs, nor this run: of older versions, or left by a run that was killed.
+
+        Needed are those of the newest version of each table of the backup, and of that in the marker.
+        """
+        deleted = 0
+        for name, one in versions.items():
+            present = self._to.sizes(name)
+            if not present:
+                continue
+            needed = set(one.files)
+            if self._to.sizes(f"{name}/_delta_log"):
+                for version in {None, marker.tables.get(name)}:
+                    needed |= files_of(DeltaTable(self._tables.path(name), version=version)).keys()
+            for file in present.keys() - needed:
+                self._to.delete(f"{name}/{file}")
+                deleted += 1
+        return deleted
+
+    def _missing(self, name: str, version: _Version) -> dict[str, int]:
+        """Returns the files of a version that the backup lacks, and their sizes, bytes."""
+        present = self._to.sizes(name)
+        return {path: file.size for path, file in version.files.items() if present.get(path) != file.size}
+
+    def _copy_files(self, name: str, version: _Version) -> None:
+        copied = self._copied.setdefault(name, [])
+        missing = self._missing(name, version)
+        for path, size in missing.items():
+            self._to.copy_from(self._from, f"{name}/{path}")
+            copied.append(size)
+            self._on_progress(name, "bytes copied", sum(copied))
+        self._to.sync(f"{name}/{path}" for path in missing)
+
+    def _commit(self, name: str, version: _Version) -> DeltaTable:
+        """Brings a table of the backup to a version whose files are there."""
+        schema = pa.schema(version.table.schema().to_arrow())
+        self._tables.create({name: schema}, self._settings.maintain.keep_versions_millis)
+        table = DeltaTable(self._tables.path(name))
+        self._check_not_restored(table.transaction_version(RESTORED))
+        numbers = {app: version.table.transaction_version(app) for app in (EPOCH, VERSION_OF)}
+        change_to(table, version.files, {app: n for app, n in numbers.items() if n is not None})
+        return table
+
+    def _check_not_restored(self, number: int | None) -> None:
+        if (number or 0) > 0:
+            raise BackupError(f"{self._target} was restored, and is a warehouse of its own: choose an empty place")
+
+    def _of_table(self, name: str, version: _Version) -> CopiedTable:
+        sizes = [file.size for file in version.files.values()]
+        copied = self._copied.get(name, [])
+        return CopiedTable(name, int(version.table.version()), len(sizes), sum(sizes), len(copied), sum(copied))
+
+
+@contextmanager
+def _alone(target: str) -> Iterator[None]:
+    """Keeps other runs away while the block runs, and maintenance and rebuilds, too, where the target is a folder."""
+    if is_object_storage(target):
+        file = Path(tempfile.gettempdir(), f"delaylake-backup-{hashlib.sha256(target.encode()).hexdigest()[:16]}.lock")
+    else:
+        file = Path(local_path(target), "maintain.lock")
+        file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(file).acquire(timeout=0):
+            yield
+    except Timeout:
+        raise BackupError(f"another backup to {target}, or a rebuild there, is under way: wait for its end") from None
+
+
+def _newest(entries: DeltaTable) -> int | None:
+    files = pa.table(entries.get_add_actions(flatten=True))
+    times = files["max.publish_time"] if "max.publish_time" in files.column_names else pa.nulls(0)
+    return None if times.null_count == len(times) else int(pc.max(times).as_py())

@@ -1,0 +1,63 @@
+"""The file `_backup.json`, by which a folder of tables is a backup: it says which versions of them go together.
+
+A run of a backup writes it last, a rebuild that makes a warehouse of the backup removes it last.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from conf.errors import DelayLakeError
+from warehouse.backup.storage import Storage
+
+_FILE = "_backup.json"
+_FORMAT = 1
+
+
+class NotABackupError(DelayLakeError):
+    """A backup can't be read. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The last complete run of a backup.
+
+    Attributes:
+        source: the warehouse that was copied.
+        made_at: when the versions to be copied were chosen, ms since the epoch; 0: no run has been completed.
+        tables: by name the version, in the backup, of each table that the run copied.
+    """
+
+    source: str
+    made_at: int = 0
+    tables: dict[str, int] = field(default_factory=dict)
+
+
+def read_marker(place: str) -> Marker | None:
+    """Reads the marker of a folder or URI; None: it is no backup.
+
+    Raises:
+        NotABackupError: a newer program has written it, or it is damaged.
+        OSError: the place can't be read.
+    """
+    content = Storage(place).read(_FILE)
+    if content is None:
+        return None
+    try:
+        values = json.loads(content)
+        if values.pop("format") <= _FORMAT:
+            return Marker(**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise NotABackupError(f"{_FILE} in {place} is damaged: make a backup in another, empty place") from None
+    raise NotABackupError(f"a newer delaylake has made the backup in {place}: use that one")
+
+
+def write_marker(place: str, marker: Marker) -> None:
+    """Makes a place a backup, or says that a run of it is complete."""
+    Storage(place).write(_FILE, json.dumps({"format": _FORMAT, **asdict(marker)}).encode())
+
+
+def remove_marker(place: str) -> None:
+    """Makes a backup a warehouse like any other."""
+    Storage(place).delete(_FILE)

@@ -1,0 +1,43 @@
+"""Makes a warehouse of a backup: its tables go back to the versions that go together."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from conf.errors import DelayLakeError
+from warehouse.backup.content import change_to, files_of
+from warehouse.backup.copying import CHOSEN, RESTORED
+from warehouse.backup.marker import Marker, read_marker
+from warehouse.tables import Tables, exists
+
+
+class NeverCompleteError(DelayLakeError):
+    """No run of a backup has been completed. The message is one line."""
+
+
+def restore(warehouse: str) -> Marker | None:
+    """Brings the tables of a backup to the versions of its last complete run; from now on no backup writes there.
+
+    It stays a backup until `remove_marker`: when that does not come to be, this has to be done again.
+
+    Returns:
+        the backup's marker; None: the warehouse is no backup, and nothing was changed.
+
+    Raises:
+        NeverCompleteError: there is no complete run.
+        NotABackupError: the marker can't be read.
+        CommitFailedError: a backup writes the tables now.
+    """
+    marker = read_marker(warehouse)
+    if marker is None:
+        return None
+    if not marker.made_at:
+        raise NeverCompleteError(f"the backup in {warehouse} was never completed: use another one")
+    tables = Tables(warehouse)
+    for name in CHOSEN:
+        if not exists(warehouse, name):
+            continue
+        path, version = tables.path(name), marker.tables.get(name)
+        files = {} if version is None else files_of(DeltaTable(path, version=version))
+        change_to(DeltaTable(path), files, {RESTORED: marker.made_at})
+    return marker

@@ -1,0 +1,114 @@
+"""Files in a folder or in object storage, to be listed, copied, and replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileType, PyFileSystem
+
+from conf.settings import is_object_storage, local_path
+from warehouse.durable import sync, write_durably
+
+# What is handed on at once has to fit the buffer: delta-rs takes no more than that from Arrow.
+_CHUNK_BYTES = 4 << 20
+_BUFFER_BYTES = 16 << 20
+
+
+class Storage:
+    """A folder, or a place in object storage, of which the environment has endpoint and credentials.
+
+    Paths are relative to it. A file is there as a whole or not at all, also after a crash.
+
+    Args:
+        uri: the folder or URI.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = local_path(uri)
+        self._is_local = not is_object_storage(uri)
+
+    @cached_property
+    def _files(self) -> PyFileSystem:
+        try:
+            return PyFileSystem(DeltaStorageHandler(self._uri))
+        except DeltaError as error:
+            raise OSError(str(error)) from error
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Returns the names of a folder's files, without those of folders in it, and their sizes, bytes."""
+        if self._is_local:
+            try:
+                with os.scandir(self._path(folder)) as found:
+                    return {file.name: file.stat().st_size for file in found if file.is_file()}
+            except FileNotFoundError:
+                return {}
+        found = self._files.get_file_info(FileSelector(folder, allow_not_found=True))
+        return {info.base_name: info.size for info in found if info.type == FileType.File}
+
+    def copy_from(self, other: Storage, path: str) -> None:
+        """Copies a file from another storage, to the same path.
+
+        Raises:
+            FileNotFoundError: it is not there any more.
+        """
+        if self._is_local:
+            temporary = self._path(f"{path}.copy")
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            with other._reader(path) as source, temporary.open("wb") as copy:
+                shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+            temporary.replace(self._path(path))
+            return
+        with other._reader(path) as source, self._writer(path) as stream:
+            while chunk := source.read(_CHUNK_BYTES):
+                stream.write(chunk)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Writes copied files to the disk; in object storage they are kept already."""
+        if self._is_local:
+            sync(self._path(path) for path in paths)
+
+    def delete(self, path: str) -> None:
+        """Deletes a file; one that is gone is passed over."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._is_local:
+                self._path(path).unlink()
+            else:
+                self._files.delete_file(path)
+
+    def read(self, path: str) -> bytes | None:
+        """Returns a small file's content; None: there is no such file."""
+        try:
+            with self._reader(path) as stream:
+                content: bytes = stream.read()
+                return content
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, path: str, content: bytes) -> None:
+        """Replaces a small file, at once and durably."""
+        if self._is_local:
+            write_durably(self._path(path), content.decode())
+            return
+        with self._writer(path) as stream:
+            stream.write(content)
+
+    def _path(self, path: str) -> Path:
+        return Path(self._uri, path)
+
+    def _reader(self, path: str) -> AbstractContextManager[IO[bytes] | Any]:
+        return self._path(path).open("rb") if self._is_local else self._files.open_input_stream(path)
+
+    @contextlib.contextmanager
+    def _writer(self, path: str) -> Iterator[Any]:
+        stream = self._files.open_output_stream(path, buffer_size=_BUFFER_BYTES)
+        yield stream
+        stream.close()  # with it the file is there; not where writing has failed
