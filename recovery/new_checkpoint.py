@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Collection
@@ -21,6 +22,10 @@ from warehouse.backup.restoring import restore
 from warehouse.maintenance.maintain import lock
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import OnProgress, Tables, exists
+
+# Checkpoints that were moved aside, by their times, and how many of them stay.
+_OLD = "query.[0-9]*"
+_OLD_KEPT = 2
 
 
 class RebuildError(DelayLakeError):
@@ -93,6 +98,8 @@ def import_and_rebuild(
     try:
         with checkpoint_lock(checkpoint).acquire(timeout=1), lock(settings).acquire(timeout=60):
             query = checkpoint / "query"
+            if query.exists() and not discards_checkpoint:
+                raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
             if (backup := read_marker(settings.warehouse)) is not None:
                 check_alone(settings)
                 restore(settings.warehouse)
@@ -100,8 +107,6 @@ def import_and_rebuild(
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
-                if not discards_checkpoint:
-                    raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
                 query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
             tables.take_over(epoch)
             _wait_for_overtaken(settings, on_progress)
@@ -110,6 +115,8 @@ def import_and_rebuild(
             if backup is not None:
                 rewind(settings, last_entries(tables, "entries"), backup.made_at)
                 remove_marker(settings.warehouse)
+            for old in sorted(checkpoint.glob(_OLD))[:-_OLD_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
             return found
     except Timeout:
         raise RebuildError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ import typer
 
 from jobs.logs import LogFormat, configure
 from jobs.options import Output, OutputOption, global_options
+from jobs.spark_log import bound, output_of_children, spark_log_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,11 +210,10 @@ def _spark(settings: Settings, keeps_log: bool, stopping: threading.Event) -> It
     """Runs Spark while the block runs; SIGTERM and SIGINT set an event from then on."""
     from py4j.protocol import Py4JError
 
-    from conf.settings import local_path
     from streaming.session import create_session
 
-    log = Path(local_path(settings.checkpoint)) / "spark.log" if keeps_log else None
-    with _output_of_children(log), ThreadPoolExecutor(1) as thread:
+    log = spark_log_of(settings) if keeps_log else None
+    with output_of_children(log), ThreadPoolExecutor(1) as thread:
         thread.submit(importlib.import_module, "streaming.query")  # takes a second, in which Spark's JVM starts
         spark = create_session(settings, "delaylake")
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -295,6 +294,7 @@ def _deliver(
         except BaseException as error:
             failure.append(error)
 
+    log = spark_log_of(settings)
     # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
     worker = threading.Thread(target=work, name="job")
     worker.start()
@@ -307,6 +307,7 @@ def _deliver(
         with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
             while worker.is_alive():
                 worker.join(0.2)
+                bound(log)
     if failure:
         raise failure[0]
 
@@ -378,28 +379,3 @@ def warn_without_deduplication(settings: Settings) -> None:
                     )
             except PulsarError as error:
                 _log.warning("whether %s has deduplication is not known: %s", namespace, error)
-
-
-@contextmanager
-def _output_of_children(file: Path | None) -> Iterator[None]:
-    """Sends stdout and stderr to a file while the block runs, so that processes started in it print there.
-
-    Args:
-        file: what is printed is appended to it; None: nothing changes.
-    """
-    if file is None:
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    with open(file, "ab") as log:
-        try:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            yield
-        finally:
-            for number, old in zip((1, 2), saved, strict=True):
-                os.dup2(old, number)
-                os.close(old)

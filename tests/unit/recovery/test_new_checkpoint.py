@@ -1,0 +1,41 @@
+"""A rebuild puts a new checkpoint in the place of an old one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
+from tests.rebuilt import without_destinations
+from tests.unit.warehouse.maintenance.test_maintenance import make
+from warehouse.backup.copying import back_up
+from warehouse.backup.marker import read_marker
+
+
+def test_of_the_checkpoints_that_were_moved_aside_only_the_newest_stay(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    for i in range(5):
+        (tmp_path / "checkpoint" / "query").mkdir(parents=True)
+        (tmp_path / "checkpoint" / "query" / f"of {i}").touch()
+        with without_destinations(), mock.patch("time.strftime", return_value=f"20261123T10000{i}"):
+            rebuild_checkpoint(made, discards_checkpoint=True)
+        assert (tmp_path / "checkpoint" / f"query.20261123T10000{i}" / f"of {i}").exists()
+        for file in (tmp_path / "checkpoint" / "query").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        (tmp_path / "checkpoint" / "query").rename(tmp_path / f"rebuilt {i}")
+    kept = sorted(folder.name for folder in (tmp_path / "checkpoint").glob("query.*"))
+    assert kept == ["query.20261123T100003", "query.20261123T100004"]
+
+
+def test_a_rebuild_that_is_refused_leaves_a_backup_as_it_was(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    back_up(made, str(tmp_path / "copy"))
+    (tmp_path / "checkpoint" / "query").mkdir(parents=True)
+    copy = made.model_copy(update={"warehouse": str(tmp_path / "copy")})
+    with pytest.raises(RebuildError, match="there is a checkpoint"):
+        rebuild_checkpoint(copy, discards_checkpoint=False)
+    assert read_marker(copy.warehouse) is not None
+    back_up(made, copy.warehouse)
