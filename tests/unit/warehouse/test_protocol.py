@@ -1,0 +1,35 @@
+"""What other programs have to know of Delta Lake to read the tables: as little as there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, bucket, make, rows
+from warehouse.backup.copying import back_up
+from warehouse.backup.restoring import restore
+from warehouse.maintenance.maintain import maintain
+
+
+def test_whatever_is_done_to_the_tables_every_reader_of_version_1_can_read_them(tmp_path: Path) -> None:
+    made, tables = make(tmp_path, deliveries_millis=1, rejects_millis=1)
+    tables.take_over(1)
+    for number in range(1, 10):
+        tables.append("delayed_index", bucket(number, 20, NOW, HOUR), {"job": number})
+        tables.append("rejects", rows("rejects", [{"publish_time": NOW, "topic": made.control.topic}]), {"job": number})
+    merged = {report.table: report.files_merged for report in maintain(made, merges_only=True, now=NOW)}
+    tables.delete("delayed_index", "entry_id = 3")
+    reports = {report.table: report for report in maintain(made, now=NOW + DAY)}
+    assert (merged["delayed_index"], reports["rejects"].rows_deleted) == (9, 9)
+    back_up(made, str(tmp_path / "copy"))
+    restore(str(tmp_path / "copy"))
+    for log in tmp_path.glob("*/*/_delta_log"):
+        table = DeltaTable(log.parent)
+        assert (table.protocol().min_reader_version, table.protocol().min_writer_version) == (1, 2), log
+        actions = [json.loads(line) for file in log.glob("*.json") for line in file.read_text().splitlines()]
+        assert all(action.get("add", {}).get("deletionVector") is None for action in actions)
+        assert not any({"sidecar", "domainMetadata", "checkpointMetadata"} & action.keys() for action in actions)
+        for key, value in table.metadata().configuration.items():
+            assert "columnMapping" not in key, value
