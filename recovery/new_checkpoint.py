@@ -113,7 +113,7 @@ def import_and_rebuild(
             bring_in(tables)
             found = rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning, without=without)
             if backup is not None:
-                rewind(settings, last_entries(tables, "entries"), backup.made_at)
+                rewind(settings, tables, last_entries(tables, "entries"), backup.made_at)
                 remove_marker(settings.warehouse)
             for old in sorted(checkpoint.glob(_OLD))[:-_OLD_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from broker.admin_rest import AdminClient
+from broker.admin_rest import AdminClient, TopicLedgers
 from broker.new_cluster import check_topics
 from broker.position import START, Position
 from conf.errors import DelayLakeError
 from conf.settings import Settings
 from recovery.delivered import CLOCKS_MILLIS, partition_name
+from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.tables import Tables, literal
+
+# The chunks of a message come within a minute and a half, and with them other entries.
+_CHUNKS_MILLIS = 2 * 60_000
 
 
 class ConnectedError(DelayLakeError):
@@ -24,15 +29,15 @@ def check_alone(settings: Settings) -> None:
         PulsarError: the broker does not answer.
     """
     with AdminClient(settings.pulsar) as admin:
-        for _, name in _partitions(settings, admin):
-            if _is_subscribed(settings, admin, name) and admin.connections(name, settings.pulsar.subscription):
-                raise ConnectedError(
-                    f"{name}: a job still reads it, on the warehouse that was backed up: stop that job"
-                )
+        for _, _, name, _ in _subscribed(settings, admin):
+            if admin.connections(name, settings.pulsar.subscription):
+                raise ConnectedError(f"{name}: a job still reads it, on the warehouse that was backed up: stop it")
 
 
-def rewind(settings: Settings, durable: Mapping[str, Position], made_at: int) -> None:
+def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], made_at: int) -> None:
     """Takes back what the job acknowledged of the source topics, and of the control topic, after a backup was made.
+
+    What comes again and is in the tables is dropped; a repeated command is answered as it was before.
 
     Args:
         durable: by topic partition the last entry that the backup has.
@@ -45,26 +50,56 @@ def rewind(settings: Settings, durable: Mapping[str, Position], made_at: int) ->
     subscription = settings.pulsar.subscription
     with AdminClient(settings.pulsar) as admin:
         check_topics(admin, {name: str(position) for name, position in durable.items()})
-        for topic, name in _partitions(settings, admin):
-            if not _is_subscribed(settings, admin, name):
-                continue
+        for topic, partition, name, stats in _subscribed(settings, admin):
+            acknowledged = Position(*stats.acknowledged[subscription])
             if topic == settings.control.topic:
-                # Commands that the tables know are answered as before. Clocks may differ.
-                admin.reset_to_time(name, subscription, max(0, made_at - CLOCKS_MILLIS))
-            elif (last := durable.get(name, START)) == START:
+                since = max(0, made_at - CLOCKS_MILLIS)
+                if (_published_at(admin, name, stats, acknowledged) or 0) >= since:
+                    admin.reset_to_time(name, subscription, since)
+                continue
+            first = read_from(tables, topic, partition, durable.get(name, START))
+            if first == START:
                 admin.reset_to_time(name, subscription, 0)
-            else:
-                admin.reset_to_entry(name, subscription, last.ledger_id, last.entry_id)
+            elif acknowledged > first:
+                admin.reset_to_entry(name, subscription, first.ledger_id, first.entry_id)
 
 
-def _partitions(settings: Settings, admin: AdminClient) -> Iterator[tuple[str, str]]:
-    """Yields the topics that the job reads, each with the names of its partitions."""
+def read_from(tables: Tables, topic: str, partition: int, last: Position) -> Position:
+    """Returns the entry after which a topic partition has to be read again; START: from its beginning.
+
+    That is well before the last entry of the backup: a chunked message that was not whole then began before it.
+
+    Args:
+        last: the last entry of the partition that the backup has; START: it has none.
+    """
+    of_partition = f"topic = {literal(topic)} AND partition = {partition} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
+    of_last = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id}"
+    published = f"SELECT max(publish_time) FROM entries WHERE {of_partition} AND {of_last}"  # noqa: S608
+    found = tables.query(
+        "entries",
+        f"SELECT ledger_id, entry_id FROM entries WHERE {of_partition} "  # noqa: S608
+        f"AND publish_time < ({published}) - {_CHUNKS_MILLIS} ORDER BY ledger_id DESC, entry_id DESC LIMIT 1",
+    ).to_pylist()
+    return Position(**found[0]) if found else START
+
+
+def _published_at(admin: AdminClient, name: str, stats: TopicLedgers, last: Position) -> int | None:
+    """Returns when an entry, or the last one in the ledgers before it, was published, ms; None: it is not there."""
+    if last.entry_id < 0:
+        earlier = [ledger for ledger, n in stats.ledgers.items() if n and ledger < last.ledger_id]
+        if not earlier:
+            return None
+        last = Position(max(earlier), stats.ledgers[max(earlier)] - 1)
+    entry = admin.entry_metadata(name, last.ledger_id, last.entry_id)
+    return None if entry is None else entry.publish_time
+
+
+def _subscribed(settings: Settings, admin: AdminClient) -> Iterator[tuple[str, int, str, TopicLedgers]]:
+    """Yields the topic partitions that a job has read: topic, partition (-1: there are none), name and what it has."""
     for topic in (settings.control.topic, *(route.source for route in settings.routes)):
         number = admin.partitions(topic)
         for partition in range(number) if number else [-1]:
-            yield topic, partition_name(topic, partition)
-
-
-def _is_subscribed(settings: Settings, admin: AdminClient, name: str) -> bool:
-    stats = admin.internal_stats(name)
-    return stats is not None and settings.pulsar.subscription in stats.acknowledged
+            name = partition_name(topic, partition)
+            stats = admin.internal_stats(name)
+            if stats is not None and settings.pulsar.subscription in stats.acknowledged:
+                yield topic, partition, name, stats
