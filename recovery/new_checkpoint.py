@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
+from deltalake.exceptions import DeltaError
 from filelock import Timeout
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from recovery.rebuild import last_entries, rebuild
-from recovery.rewind import check_alone, rewind
+from recovery.rewind import check_alone, check_broker, rewind
 from status.job_status import STALE_MILLIS, read_status
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from warehouse.backup.marker import read_marker, remove_marker
@@ -77,7 +78,8 @@ def import_and_rebuild(
     """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
     The old checkpoint is moved aside before, so that no job goes on with it where this is interrupted. A warehouse that
-    is a backup becomes one like any other, and the source topics are read again from where it ends.
+    is a backup becomes one like any other, and the source topics are read again from where it ends; the warehouse that
+    was backed up is taken over, too, where it can be reached.
 
     Args:
         discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
@@ -92,7 +94,7 @@ def import_and_rebuild(
         RebuildError: the job or maintenance runs, or there is a checkpoint that is not to be discarded.
         UnreadableDestinationError: a destination can't be read.
         PulsarError, pulsar.PulsarException: the source topics can't be read.
-        ConnectedError, NewClusterError: of a backup: see `check_alone` and `rewind`.
+        ConnectedError, NewClusterError: of a backup: see `check_alone` and `check_broker`.
     """
     checkpoint = Path(local_path(settings.checkpoint))
     try:
@@ -100,16 +102,18 @@ def import_and_rebuild(
             query = checkpoint / "query"
             if query.exists() and not discards_checkpoint:
                 raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
+            tables = Tables(settings.warehouse)
             if (backup := read_marker(settings.warehouse)) is not None:
                 check_alone(settings)
                 restore(settings.warehouse)
-            tables = Tables(settings.warehouse)
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
+            if backup is not None and check_broker(settings, last_entries(tables, "entries")):
+                _overtake(settings, backup.source, on_progress, on_warning)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
                 query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
             tables.take_over(epoch)
-            _wait_for_overtaken(settings, on_progress)
+            _wait_for_overtaken(settings.warehouse, on_progress)
             bring_in(tables)
             found = rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning, without=without)
             if backup is not None:
@@ -124,12 +128,27 @@ def import_and_rebuild(
         ) from None
 
 
-def _wait_for_overtaken(settings: Settings, on_progress: OnProgress) -> None:
+def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warning: Callable[[str], None]) -> None:
+    """Takes over the warehouse that was backed up, too, if it is still there: a job that comes back there ends."""
+    if source == local_path(settings.warehouse):
+        return
+    try:
+        if not all(exists(source, name) for name in SCHEMAS):
+            return
+        tables = Tables(source)
+        tables.take_over(tables.newest_epoch() + 1)
+    except (OSError, DeltaError) as error:
+        on_warning(f"{source} can't be taken over ({one_line(error)}): make sure that no job goes on there")
+        return
+    _wait_for_overtaken(source, on_progress)
+
+
+def _wait_for_overtaken(warehouse: str, on_progress: OnProgress) -> None:
     """Waits until a job that may still run, on another checkpoint, must have noticed that it was overtaken.
 
     The messages that it sends until then are found at the destinations.
     """
-    status = read_status(settings.warehouse)
+    status = read_status(warehouse)
     if status is None or status.state not in ("starting", "running"):
         return
     if status.host == socket.gethostname() and not psutil.pid_exists(status.process_id):

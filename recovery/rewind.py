@@ -34,6 +34,24 @@ def check_alone(settings: Settings) -> None:
                 raise ConnectedError(f"{name}: a job still reads it, on the warehouse that was backed up: stop it")
 
 
+def check_broker(settings: Settings, durable: Mapping[str, Position]) -> bool:
+    """Makes sure that the broker is the one whose messages a backup has.
+
+    Args:
+        durable: by topic partition the last entry that the backup has.
+
+    Returns:
+        whether that is known: it has a topic partition with entries that are in the backup.
+
+    Raises:
+        NewClusterError: the broker never had these entries.
+        PulsarError: the broker does not answer.
+    """
+    with AdminClient(settings.pulsar) as admin:
+        check_topics(admin, {name: str(position) for name, position in durable.items()})
+        return any(name in durable and stats.ledgers for _, _, name, stats in _subscribed(settings, admin))
+
+
 def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], made_at: int) -> None:
     """Takes back what the job acknowledged of the source topics, and of the control topic, after a backup was made.
 
@@ -44,12 +62,10 @@ def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], 
         made_at: when it was made, ms since the epoch.
 
     Raises:
-        NewClusterError: the broker never had these entries.
         PulsarError: the broker does not answer.
     """
     subscription = settings.pulsar.subscription
     with AdminClient(settings.pulsar) as admin:
-        check_topics(admin, {name: str(position) for name, position in durable.items()})
         for topic, partition, name, stats in _subscribed(settings, admin):
             acknowledged = Position(*stats.acknowledged[subscription])
             if topic == settings.control.topic:

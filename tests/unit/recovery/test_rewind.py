@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -12,9 +13,15 @@ from broker.admin_rest import BrokerEntry, TopicLedgers
 from broker.new_cluster import NewClusterError
 from broker.position import START, Position
 from conf.settings import Settings
-from recovery.rewind import ConnectedError, check_alone, read_from, rewind
+from recovery.new_checkpoint import rebuild_checkpoint
+from recovery.rewind import ConnectedError, check_alone, check_broker, read_from, rewind
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.start import begin
+from tests.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, make, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.backup.copying import BackupError, back_up
+from warehouse.epoch import FencedError
 from warehouse.tables import Tables
 
 MINUTE = 60_000
@@ -64,6 +71,7 @@ def of(acknowledged: tuple[int, int], **ledgers: int) -> TopicLedgers:
 def resets(settings: Settings, tables: Tables, admin: Admin, durable: dict[str, Position]) -> list[tuple[str, object]]:
     with mock.patch("recovery.rewind.AdminClient", return_value=admin):
         check_alone(settings)
+        check_broker(settings, durable)
         rewind(settings, tables, durable, NOW)
     return admin.resets
 
@@ -109,3 +117,37 @@ def test_it_is_refused_beside_a_job_and_with_another_broker(copy: tuple[Settings
     with pytest.raises(NewClusterError):
         resets(*copy, other, {TOPIC: Position(7, 19)})
     assert other.resets == []
+
+
+def test_a_restore_fences_the_job_that_may_come_back_on_the_warehouse_that_was_lost(
+    copy: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    settings, tables = copy
+    tables.take_over(5)
+    place = str(tmp_path / "copy")
+    back_up(settings, place)
+    there = settings.model_copy(update={"warehouse": place, "checkpoint": str(tmp_path / "another")})
+    admin, warnings = Admin({TOPIC: of((7, 50), _7=60)}), list[str]()
+    with mock.patch("recovery.rewind.AdminClient", return_value=admin), without_destinations():
+        rebuild_checkpoint(there, discards_checkpoint=False, on_warning=warnings.append)
+    assert (admin.resets, warnings) == ([(TOPIC, Position(7, 16))], [])
+    with pytest.raises(FencedError):
+        tables.append("entries", rows("entries", [{"ledger_id": 7, "entry_id": 20}]), {"job": 9})
+    begin(there, Tables(place), Checkpoint(tmp_path / "another"))
+    with pytest.raises(BackupError):
+        back_up(settings, place)
+
+
+@pytest.mark.parametrize("topics", [{}, {TOPIC: of((3, 5), _3=6)}], ids=["empty", "of other messages"])
+def test_a_restore_in_another_cluster_does_not_touch_the_warehouse_that_was_backed_up(
+    copy: tuple[Settings, Tables], tmp_path: Path, topics: dict[str, TopicLedgers]
+) -> None:
+    settings, tables = copy
+    tables.take_over(5)
+    place = str(tmp_path / "copy")
+    back_up(settings, place)
+    there = settings.model_copy(update={"warehouse": place, "checkpoint": str(tmp_path / "another")})
+    patched = mock.patch("recovery.rewind.AdminClient", return_value=Admin(topics))
+    with patched, without_destinations(), suppress(NewClusterError):
+        rebuild_checkpoint(there, discards_checkpoint=True)
+    assert tables.append("entries", rows("entries", [{"ledger_id": 7, "entry_id": 20}]), {}), "no other epoch"
