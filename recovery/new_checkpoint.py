@@ -103,11 +103,13 @@ def import_and_rebuild(
             if query.exists() and not discards_checkpoint:
                 raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
             tables = Tables(settings.warehouse)
+            is_same_broker = False
             if (backup := read_marker(settings.warehouse)) is not None:
                 check_alone(settings)
+                is_same_broker = backup.made_at > 0 and check_broker(settings, last_entries(tables, "entries"))
                 restore(settings.warehouse)
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
-            if backup is not None and check_broker(settings, last_entries(tables, "entries")):
+            if backup is not None and is_same_broker:
                 _overtake(settings, backup.source, on_progress, on_warning)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():

@@ -133,12 +133,13 @@ class _Backup:
 
     def run(self, dry_run: bool) -> BackupReport:
         started = time.monotonic()
-        marker = self._check()
+        self._check()
         versions, deleted = self._choose(), 0
         if dry_run:
             self._copied = {name: list(self._missing(name, one).values()) for name, one in versions.items()}
         else:
             with _alone(self._target):
+                marker = self._check()  # a rebuild there may have ended just now
                 write_marker(self._target, marker)  # first of all: what comes now is no warehouse
                 deleted, versions = self._copy(marker, versions)
         return BackupReport(
@@ -167,6 +168,9 @@ class _Backup:
             return Marker(self._source)
         if marker.source != self._source:
             raise BackupError(f"{self._target} is a backup of {marker.source}: choose an empty place")
+        for name in CHOSEN:
+            if self._to.sizes(f"{name}/_delta_log"):
+                self._check_not_restored(self._tables.written(name, RESTORED))
         return marker
 
     def _choose(self) -> dict[str, _Version]:
