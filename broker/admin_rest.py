@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -32,6 +33,8 @@ _REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
 
 _MOST_REDIRECTS = 5
 
+_RANGE = re.compile(r"([(\[])(-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)([)\]])")  # (7:1..7:4], of entries
+
 
 class NotToldError(NoAnswerError):
     """The broker has an entry, and returns neither its metadata nor its content.
@@ -54,6 +57,7 @@ class BrokerEntry:
     is_first_chunk: bool  # the first chunk of a chunked message
     is_no_message: bool  # a marker, of a transaction that was aborted, or not the last chunk of a chunked message
     sequence_id: int | None = None  # of a batch, that of its first message; None: not told
+    deliver_at: int | None = None  # until when Pulsar itself delays it, ms since the epoch; None: it does not
 
 
 @dataclass(frozen=True)
@@ -274,6 +278,27 @@ class AdminClient:
         if response.status_code not in (200, 204):
             raise self._refused(response)
 
+    def acknowledged_alone(self, topic: str, subscription: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Returns the entries beyond its mark-delete position that a subscription has acknowledged, as ranges.
+
+        Args:
+            topic: a topic partition.
+
+        Returns:
+            of each the position before the first entry, and that of the last, (ledger, entry); ascending. Empty where
+            there is no such topic or subscription, too.
+        """
+        response = self._request("GET", f"{_path(topic)}/internalStats")
+        if response.status_code == 404:
+            return []
+        cursor = self._body(response)["cursors"].get(subscription, {})
+        found = _RANGE.findall(cursor.get("individuallyDeletedMessages", ""))
+        return sorted(
+            # Of a range that begins with a bracket, not a parenthesis, the first entry is one of it.
+            ((int(first), int(entry) - (bracket == "[")), (int(last), int(end) - (close == ")")))
+            for bracket, first, entry, last, end, close in found
+        )
+
     def has_room(self, topic: str, subscription: str) -> bool:
         """Whether every consumer of a topic partition's subscription has permits left, so that it can be sent more."""
         found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
@@ -405,6 +430,7 @@ def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
             or number("chunk-id", 0) < number("num-chunks-from-msg", 1) - 1
         ),
         sequence_id=number("sequence-id", -1) if "X-Pulsar-sequence-id" in headers else None,
+        deliver_at=_millis(headers.get("X-Pulsar-deliver-at-time", "")),
     )
 
 

@@ -27,6 +27,7 @@ from broker.position import START, Position, SourceTopic
 from broker.topic_questions import BrokerSide
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
+from recovery.native_delays import not_acknowledged, with_native_times
 from status.troubles import NOT_SEEN_REASON
 from streaming.release.naming import max_size_bytes
 from streaming.release.outgoing import FIELD_BYTES
@@ -61,10 +62,11 @@ _IDLE_MILLIS = 10_000
 _MOST_IDLE = 6  # how often in a row it waits in the middle of an entry
 _MAX_PARTS = 1_000  # entries at the end of a topic that the broker is asked about, one by one
 _ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
-_SUBSCRIPTION = "delaylake-import"
+
+SUBSCRIPTION = "delaylake-import"  # with which other topics are read
 
 # The first ledger id of files. Those from FIRST_IMPORTED_LEDGER up to here are of messages from other topics.
-_FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
+FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
 
 # A file's columns. `deliver_at` must be there, and a message with null there is due at once. Any other may be missing
 # or null: the message does not have it.
@@ -102,6 +104,7 @@ class Importer:
     """Appends messages to the tables, which must exist, as if they were of a source topic. A rebuild has to follow.
 
     Attributes:
+        source_topic: the route's, as it names it.
         tables: to which messages are appended; set to those that took the warehouse over before messages are imported.
         done: counts of what was imported so far.
 
@@ -119,7 +122,7 @@ class Importer:
         source = self._source(topic)
         if source is None:
             raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
-        self._topic = source
+        self.source_topic = source
         self._on_progress = on_progress
         self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
         self._max_size = max_size_bytes(settings, source)
@@ -159,7 +162,7 @@ class Importer:
             FencedError: somebody else has taken the warehouse over.
         """
         with _errors_of(path):
-            ledger = _FIRST_LEDGER_OF_FILES + _digest(self._topic, path)
+            ledger = FIRST_LEDGER_OF_FILES + _digest(self.source_topic, path)
             metadata = pq.read_metadata(path)
         size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
         # The same for a file each time, for the writes of a file are known by the numbers of its parts.
@@ -169,14 +172,30 @@ class Importer:
             self._append(self._messages(rows, ledger, first), f"import-{ledger}", number)
             first += rows.num_rows
 
-    def topic(self, name: str) -> None:
-        """Imports the messages of another topic that its subscription `delaylake-import` has not acknowledged yet.
+    def rows(self, rows: pa.Table, ledger: int) -> None:
+        """Imports rows as all messages of a ledger, unless an earlier import did.
 
-        Imports the messages that the topic has when this begins. They are due by their properties, as those of a source
-        topic are.
+        Args:
+            rows: with columns of COLUMNS, and `reason`, string: why a row is rejected; null: nothing is known yet.
+            ledger: from FIRST_LEDGER_OF_FILES on.
 
         Raises:
-            ImportFailedError: messages do not come, or the broker does not tell what is needed of them.
+            FencedError: somebody else has taken the warehouse over.
+        """
+        self._append(self._messages(rows, ledger, 0), f"import-{ledger}", 1)
+
+    def topic(self, name: str, subscription: str = SUBSCRIPTION) -> None:
+        """Imports the messages of another topic that a subscription of it has not acknowledged, and acknowledges them.
+
+        Imports the messages that the topic has when this begins. They are due by their properties, as those of a source
+        topic are, or else when Pulsar itself would deliver them.
+
+        Args:
+            subscription: must be there, and have no consumers, if it is not SUBSCRIPTION.
+
+        Raises:
+            ImportFailedError: there is no such subscription, messages do not come, or the broker does not tell what is
+                needed of them.
             PulsarError, pulsar.PulsarException: the topic can't be read.
             FencedError: somebody else has taken the warehouse over.
         """
@@ -185,14 +204,18 @@ class Importer:
         schemas = SchemaKeeper(self._settings.warehouse, admin)
         try:
             for partition in client.get_topic_partitions(name):
-                source = SourceTopic(partition, self._topic, -1)
-                app_id = f"import {partition} to {self._topic}"
+                if subscription != SUBSCRIPTION and admin.backlog(partition, subscription) is None:
+                    raise ImportFailedError(f"{partition} has no subscription {subscription}")
+                source = SourceTopic(partition, self.source_topic, -1)
+                alone = [(Position(*a), Position(*b)) for a, b in admin.acknowledged_alone(partition, subscription)]
+                app_id = f"import {partition} to {self.source_topic}"
                 written = _position(self.tables.written("entries", app_id))
-                begin = max(BrokerSide(admin, _SUBSCRIPTION).begin(partition), written)
-                consumer = subscribe(client, partition, _SUBSCRIPTION, crypto_key_reader(self._settings.pulsar))
+                begin = max(BrokerSide(admin, subscription).begin(partition), written)
+                consumer = subscribe(client, partition, subscription, crypto_key_reader(self._settings.pulsar))
                 details = MessageDetails(source, admin, schemas, name)
-                chunks = self._chunks(consumer, partition, written, details)
-                for messages, last in _with_not_seen(chunks, admin, source, begin):
+                chunks = self._chunks(consumer, partition, subscription, written, details)
+                for found, last in _with_not_seen(chunks, admin, source, begin, alone):
+                    messages = with_native_times(found, admin, partition, self._settings.tracker.max_delay_millis)
                     self._append(_as_imported(messages), app_id, _number(last), is_by_position=True)
                     consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
                 consumer.close()
@@ -203,7 +226,12 @@ class Importer:
             admin.close()
 
     def _chunks(
-        self, consumer: pulsar.Consumer, partition: str, written: Position, details: MessageDetails
+        self,
+        consumer: pulsar.Consumer,
+        partition: str,
+        subscription: str,
+        written: Position,
+        details: MessageDetails,
     ) -> Iterator[tuple[pa.Table, Position]]:
         """Yields a topic partition's messages up to the last one that it has now, in whole entries.
 
@@ -232,12 +260,12 @@ class Importer:
                     continue
                 # The last messages may have been acknowledged before, or the client can't read them.
                 with AdminClient(self._settings.pulsar) as admin:
-                    if not admin.backlog(partition, _SUBSCRIPTION):
+                    if not admin.backlog(partition, subscription):
                         yield MESSAGES.empty_table(), end
                         return
                     # Or they are the first chunks of a message whose last one has not come, and may never come.
                     last = max(position, written)
-                    passed = _before_parts(admin, partition, last, end)
+                    passed = _before_parts(admin, partition, subscription, last, end)
                     if passed is not None:
                         if passed > last:
                             yield MESSAGES.empty_table(), passed
@@ -262,7 +290,7 @@ class Importer:
                 builder = self._builder(details)
 
     def _builder(self, details: MessageDetails) -> ChunkBuilder:
-        source = SourceTopic(self._topic, self._topic, -1)
+        source = SourceTopic(self.source_topic, self.source_topic, -1)
         return ChunkBuilder(source, self._settings.tracker.max_delay_millis, self._max_size, details)
 
     def _source(self, topic: str) -> str | None:
@@ -274,9 +302,10 @@ class Importer:
         n, now = rows.num_rows, time.time_ns() // 1_000_000
         own = _own_columns(rows)
         due = pc.fill_null(own["deliver_at"], now)
+        reasons = self._reasons(due, own, now)
         columns = {
             **own,
-            "topic": pa.repeat(self._topic, n),
+            "topic": pa.repeat(self.source_topic, n),
             "partition": pa.repeat(-1, n),
             "ledger_id": pa.repeat(ledger, n),
             "entry_id": pa.array(np.arange(first, first + n)),
@@ -285,7 +314,7 @@ class Importer:
             "deliver_at": due,
             "publish_time": pa.repeat(now, n),
             "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
-            "reason": self._reasons(due, own, now),
+            "reason": pc.coalesce(rows["reason"], reasons) if "reason" in rows.column_names else reasons,
         }
         return typed(columns, MESSAGES)
 
@@ -399,10 +428,13 @@ def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
     return sizes
 
 
-def _before_parts(admin: AdminClient, partition: str, last: Position, end: Position) -> Position | None:
+def _before_parts(
+    admin: AdminClient, partition: str, subscription: str, last: Position, end: Position
+) -> Position | None:
     """Returns up to which entry a topic partition is read where only chunks of unfinished messages, or markers, follow.
 
     Args:
+        subscription: by which it is read.
         last: the last entry that was handed over, or that an earlier import has written.
         end: the last entry of the topic partition.
 
@@ -412,7 +444,7 @@ def _before_parts(admin: AdminClient, partition: str, last: Position, end: Posit
     stats = admin.internal_stats(partition)
     if stats is None:
         return last
-    acknowledged = Position(*stats.acknowledged.get(_SUBSCRIPTION, START))
+    acknowledged = Position(*stats.acknowledged.get(subscription, START))
     passed = acknowledged if acknowledged.entry_id >= 0 and acknowledged > last else last
     left = list(islice(positions_in(missing_ranges(Gap(passed, end.next), stats.ledgers)), _MAX_PARTS + 1))
     entries = (admin.entry_metadata(partition, *position) for position in left)
@@ -424,13 +456,18 @@ def _before_parts(admin: AdminClient, partition: str, last: Position, end: Posit
 
 
 def _with_not_seen(
-    chunks: Iterable[tuple[pa.Table, Position]], admin: AdminClient, source: SourceTopic, begin: Position
+    chunks: Iterable[tuple[pa.Table, Position]],
+    admin: AdminClient,
+    source: SourceTopic,
+    begin: Position,
+    acknowledged: list[tuple[Position, Position]],
 ) -> Iterator[tuple[pa.Table, Position]]:
     """Adds to each chunk of a topic partition's messages those that the client did not hand over, to be rejected.
 
     Args:
         chunks: (messages, position): MESSAGES, and the entry up to which they are.
         begin: the entry before the first one.
+        acknowledged: ranges of entries that are not missed, as of `not_acknowledged`.
     """
     continuity = Continuity(begin)
     for messages, last in chunks:
@@ -438,6 +475,7 @@ def _with_not_seen(
         if continuity.last < last:
             gaps.append(Gap(continuity.last, last.next))
             continuity.begin_after(last)
+        gaps = list(not_acknowledged(gaps, acknowledged))
         found = pa.concat_tables(
             [REJECTS.empty_table(), *(find_not_seen(admin, source, gap, lambda _: None).rows for gap in gaps)]
         )

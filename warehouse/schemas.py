@@ -143,6 +143,22 @@ SUBSCRIPTION_CHANGES = pa.schema(
     ]
 )
 
+# Items of other systems that were imported; see recovery/other_systems/importing.py.
+IMPORTED = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("item", pa.string()),  # the item's id, unique among all systems
+        ("ledger_id", pa.int64()),  # with entry_id the position as which it was imported
+        ("entry_id", pa.int64()),
+        ("imported_at", pa.int64()),  # null: it may not be in the other tables yet, and is here with its content
+        MESSAGES.field("deliver_at"),
+        ("payload", pa.binary()),
+        ("key", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("reason", pa.string()),  # why it can't be taken
+    ]
+)
+
 # The job's own, which are there once it has run.
 SCHEMAS = {
     "delayed_index": DELAYED_INDEX,
@@ -153,7 +169,7 @@ SCHEMAS = {
 }
 
 # The tables in which an overtaken process can commit nothing. What the others tell is true whoever writes it.
-FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES}
+FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES, "imported": IMPORTED}
 
 # Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
 STATISTICS = {
@@ -166,6 +182,7 @@ STATISTICS = {
     "expired": "topic,partition,first_index,end_index",
     "schemas": "topic",
     "subscription_changes": "topic",
+    "imported": "topic,ledger_id,entry_id",
 }
 
 # Versions of source topics' schemas: there once a message has had one. Few rows, which do not age.

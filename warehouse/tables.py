@@ -146,6 +146,24 @@ class Tables:
         table = self._open(name)
         self.commit(table, lambda properties: table.delete(condition, commit_properties=properties))
 
+    def replace(self, name: str, rows: pa.Table, condition: str) -> None:
+        """Replaces the rows of a table for which a condition, in SQL, holds, in one commit.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        table = self._open(name)
+        self.commit(
+            table,
+            lambda properties: write_deltalake(
+                table, rows, mode="overwrite", predicate=condition, commit_properties=properties
+            ),
+        )
+
+    def forget_replaced(self, name: str) -> None:
+        """Deletes the files of a table that its newest version does not need. Nobody may read an older one."""
+        self._open(name).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
     def _begin(self, name: str, epoch: int) -> None:
         def is_earlier(table: DeltaTable) -> bool:
             if (newest := _number(table, EPOCH)) >= epoch:

@@ -191,7 +191,7 @@ def chunks(
     monkeypatch.setattr(importing, "AdminClient", lambda _: admin)
     consumer: Any = FakeConsumer(script, Position(5, 9))
     details: Any = None
-    parts = Importer(settings, TOPIC)._chunks(consumer, OTHER, written, details)
+    parts = Importer(settings, TOPIC)._chunks(consumer, OTHER, importing.SUBSCRIPTION, written, details)
     return [(messages["entry_id"].to_pylist(), last) for messages, last in parts]
 
 

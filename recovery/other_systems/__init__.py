@@ -1,0 +1,1 @@
+"""Reads what waits in other systems, a module each, and imports it."""

@@ -1,0 +1,191 @@
+"""Imports what waits in other systems: into the table `imported` first, and from there into the job's tables.
+
+So each item is imported once, however often an import is repeated, and wherever one was interrupted: what is in
+`imported` alone the next import brings in from there, and an item whose id is there is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from recovery.importing import FIRST_LEDGER_OF_FILES, Importer
+from recovery.other_systems.item import Item, Source
+from tracker.messages import int64
+from warehouse.schemas import IMPORTED
+from warehouse.tables import Tables, exists, literal
+
+TABLE = "imported"
+
+_ITEMS_AT_ONCE = 100_000
+_BYTES_AT_ONCE = 64 << 20
+_MOST_EXAMPLES = 5
+
+# The first ledger id of items, beyond those of files. Each part of an import has a ledger of its own.
+_FIRST_LEDGER = FIRST_LEDGER_OF_FILES + (1 << 49)
+
+_IDS = ("topic", "item", "ledger_id", "entry_id")
+
+
+@dataclass
+class Found:
+    """What an import would do.
+
+    Attributes:
+        items: how many it would import.
+        rejected: how many of them can't be taken, and would be kept aside in `rejects`.
+        reasons: the same, by the reason.
+        examples: ids of some of these, with the reason.
+        already_there: how many an earlier import has brought in.
+        overdue: how many would be delivered at once.
+        first_due: when the first of the others is due, ms since the epoch; None: there is none.
+        last_due: when the last of them is due.
+        payload_bytes: of all that would be imported.
+    """
+
+    items: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+    already_there: int = 0
+    overdue: int = 0
+    first_due: int | None = None
+    last_due: int | None = None
+    payload_bytes: int = 0
+
+
+def look(warehouse: str, source_topic: str, source: Source) -> Found:
+    """Says what an import would do, and does nothing. The job may run.
+
+    Args:
+        source_topic: as the route names it.
+
+    Raises:
+        SourceError: the other system can't be read.
+    """
+    found = Found()
+    now = time.time_ns() // 1_000_000
+    known = _known(Tables(warehouse), source_topic) if exists(warehouse, TABLE) else set()
+    seen: set[str] = set()
+    for item in source.items():
+        if item.id in seen:
+            continue
+        seen.add(item.id)
+        if item.id in known:
+            found.already_there += 1
+            continue
+        found.items += 1
+        found.payload_bytes += len(item.payload or b"")
+        if item.reason is not None:
+            found.rejected += 1
+            found.reasons[item.reason] = found.reasons.get(item.reason, 0) + 1
+            if len(found.examples) < _MOST_EXAMPLES:
+                found.examples.append(f"{item.id}: {item.reason}")
+        elif item.due is None or item.due <= now:
+            found.overdue += 1
+        else:
+            found.first_due = item.due if found.first_due is None else min(found.first_due, item.due)
+            found.last_due = max(found.last_due or 0, item.due)
+    return found
+
+
+def import_items(importer: Importer, source: Source) -> None:
+    """Imports the items that no earlier import has brought in; counts them in `importer.done`. A rebuild has to follow.
+
+    Raises:
+        SourceError: the other system can't be read; what was read before is imported.
+        FencedError: somebody else has taken the warehouse over.
+    """
+    tables, topic = importer.tables, importer.source_topic
+    known = _known(tables, topic)
+    number = _parts(tables, topic)
+    read: set[str] = set()
+    for rows in _unfinished(tables, topic):
+        read.update(rows["item"].to_pylist())
+        _finish(importer, rows)
+    for items in _in_parts(source, known, read, importer):
+        ledger = _FIRST_LEDGER + _digest(f"{topic} {number}")
+        rows = _rows(topic, ledger, items)
+        tables.append(TABLE, rows, {f"import-{ledger}": 1})
+        _finish(importer, rows)
+        number += 1
+    tables.forget_replaced(TABLE)
+
+
+def _in_parts(source: Source, known: set[str], read: set[str], importer: Importer) -> Iterator[list[Item]]:
+    """Yields the items that are neither known nor read yet; adds the ids of all to those that are read."""
+    part: list[Item] = []
+    n_bytes = 0
+    for item in source.items():
+        if item.id in read:
+            continue
+        read.add(item.id)
+        if item.id in known:
+            importer.done.already_there += 1
+            continue
+        part.append(item)
+        n_bytes += len(item.payload or b"")
+        if len(part) >= _ITEMS_AT_ONCE or n_bytes >= _BYTES_AT_ONCE:
+            yield part
+            part, n_bytes = [], 0
+    if part:
+        yield part
+
+
+def _rows(topic: str, ledger: int, items: list[Item]) -> pa.Table:
+    """Returns items as rows of IMPORTED that are not in the other tables yet."""
+    n = len(items)
+    columns = {
+        "topic": [topic] * n,
+        "item": [item.id for item in items],
+        "ledger_id": [ledger] * n,
+        "entry_id": range(n),
+        "imported_at": [None] * n,
+        "deliver_at": [item.due for item in items],
+        "payload": [item.payload for item in items],
+        "key": [item.key for item in items],
+        "properties": [list(item.properties.items()) for item in items],
+        "reason": [item.reason for item in items],
+    }
+    return pa.table([pa.array(columns[f.name], f.type) for f in IMPORTED], schema=IMPORTED)
+
+
+def _finish(importer: Importer, rows: pa.Table) -> None:
+    """Brings the rows of a part, in the order of their entry ids, to the job's tables; of the part ids alone stay."""
+    ledger = int(int64(rows, "ledger_id")[0])
+    importer.rows(rows.drop_columns([*_IDS, "imported_at"]), ledger)
+    now = pa.repeat(time.time_ns() // 1_000_000, rows.num_rows)
+    done = [
+        rows[f.name] if f.name in _IDS else now if f.name == "imported_at" else pa.nulls(rows.num_rows, f.type)
+        for f in IMPORTED
+    ]
+    importer.tables.replace(TABLE, pa.table(done, schema=IMPORTED), f"ledger_id = {ledger}")
+
+
+def _unfinished(tables: Tables, topic: str) -> Iterator[pa.Table]:
+    """Yields the parts of an interrupted import, as IMPORTED."""
+    for ledger in _select(tables, topic, "DISTINCT ledger_id", "imported_at IS NULL")["ledger_id"].to_pylist():
+        yield _select(tables, topic, "*", f"ledger_id = {ledger} ORDER BY entry_id")
+
+
+def _known(tables: Tables, topic: str) -> set[str]:
+    """Returns the ids of the items that were imported for a source topic."""
+    return set(_select(tables, topic, "item")["item"].to_pylist())
+
+
+def _parts(tables: Tables, topic: str) -> int:
+    """Returns how many parts earlier imports for a source topic had."""
+    return int(_select(tables, topic, "DISTINCT ledger_id").num_rows)
+
+
+def _select(tables: Tables, topic: str, columns: str, condition: str = "true") -> pa.Table:
+    return tables.query(TABLE, f"SELECT {columns} FROM {TABLE} WHERE topic = {literal(topic)} AND {condition}")  # noqa: S608
+
+
+def _digest(text: str) -> int:
+    """Returns a hash of 48 bits."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")

@@ -1,0 +1,71 @@
+"""Which columns of a Postgres table are what: a YAML file, or one of those that come along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from conf.errors import one_line
+from recovery.other_systems.item import SourceError
+
+_FOLDER = Path(__file__).parent / "mappings"
+
+RESERVED_PREFIX = "delaylake."
+
+
+class TableMapping(BaseModel):
+    """A table, and an SQL expression over its columns for each thing that a message has.
+
+    Attributes:
+        table: the table or view, with its schema where that is not in the search path.
+        where: which rows wait for their time.
+        id: names a row among all of the table, for good.
+        deliver_at: a timestamp, in UTC where it names no zone, or ms since the epoch; null: at once.
+        payload: bytes, text or JSON; null: none.
+        key: None: messages have none.
+        queue: what `--queue` names; None: there are none.
+        properties: by name; one that is null is left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    table: str
+    where: str = "true"
+    id: str
+    deliver_at: str
+    payload: str
+    key: str | None = None
+    queue: str | None = None
+    properties: dict[str, str] = {}
+
+
+def shipped() -> tuple[str, ...]:
+    """Returns the names of the mappings that come along, in order."""
+    return tuple(sorted(file.stem for file in _FOLDER.glob("*.yaml")))
+
+
+def read_mapping(name: str) -> TableMapping:
+    """Reads a mapping.
+
+    Args:
+        name: one of `shipped`, or a YAML file.
+
+    Raises:
+        SourceError: there is no such file, or it is no mapping.
+    """
+    file = _FOLDER / f"{name}.yaml" if name in shipped() else Path(name)
+    try:
+        mapping = TableMapping.model_validate(yaml.safe_load(file.read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise SourceError(f"{name}: {place}: {first['msg']}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SourceError(f"{name}: {one_line(error)}") from None
+    if reserved := [p for p in mapping.properties if p.startswith(RESERVED_PREFIX)]:
+        raise SourceError(
+            f"{name}: properties.{reserved[0]}: the job gives properties that begin with {RESERVED_PREFIX}"
+        )
+    return mapping

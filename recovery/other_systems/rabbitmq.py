@@ -1,0 +1,142 @@
+"""RabbitMQ: messages that wait in a queue, by the header `x-delay` or a TTL of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from conf.errors import one_line
+from recovery.other_systems.item import Item, SourceError, bad, item
+from recovery.other_systems.mapping import RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from pika.spec import Basic, BasicProperties
+
+_DELAY = "x-delay"
+
+
+class RabbitMQ:
+    """The messages of queues, which are put back at the end: nothing is acknowledged.
+
+    Args:
+        url: as amqp://user:password@host:5672/vhost.
+        queues: one at least.
+
+    Raises:
+        SourceError: pika is not installed, there is no queue, or the URL is none.
+    """
+
+    def __init__(self, url: str, queues: Collection[str]) -> None:
+        try:
+            import pika
+        except ImportError:
+            raise SourceError("pika is not installed: pip install 'delaylake[rabbitmq]'") from None
+        if not queues:
+            raise SourceError("--queue: name the queues in which messages wait")
+        try:
+            self._parameters = pika.URLParameters(url)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self._parameters = None
+        if self._parameters is None or not url.startswith(("amqp://", "amqps://")):
+            raise SourceError("--url: it is none of RabbitMQ's, as amqp://user:password@host:5672/vhost") from None
+        self._parameters.heartbeat = 0  # between two reads an import may take its time
+        self._queues = queues
+        self.left: Counter[str] = Counter()
+
+    def items(self) -> Iterator[Item]:
+        """Yields the messages that have a delay, queue by queue.
+
+        Raises:
+            SourceError: RabbitMQ does not answer, or refuses.
+        """
+        import pika
+
+        try:
+            connection = pika.BlockingConnection(self._parameters)
+            try:
+                for queue in self._queues:
+                    yield from self._of(connection.channel(), queue)
+            finally:
+                if connection.is_open:
+                    connection.close()  # so RabbitMQ puts back what was not acknowledged
+        except (pika.exceptions.AMQPError, OSError) as error:
+            reason = one_line(error) or type(error).__name__
+            raise SourceError(f"RabbitMQ can't be read: {reason}") from None
+
+    def _of(self, channel: Any, queue: str) -> Iterator[Item]:
+        seen: Counter[str] = Counter()
+        now = time.time_ns() // 1_000_000
+        while True:
+            method, properties, body = channel.basic_get(queue, auto_ack=False)
+            if method is None:
+                return
+            digest = _digest(method, properties, body)
+            seen[digest] += 1
+            # Messages may be the same in all that they have: they are known by how many of them there are.
+            found = message(f"rabbitmq:{queue}:{digest}:{seen[digest]}", method, properties, body, now)
+            if found is None:
+                self.left["without x-delay and expiration"] += 1
+            else:
+                yield found
+
+
+def message(id: str, method: Basic.GetOk, about: BasicProperties, body: bytes, now: int) -> Item | None:
+    """Returns a message; None: it has no delay.
+
+    It is due that long after it was published, where its publisher, or RabbitMQ, wrote the time down, else after now.
+
+    Args:
+        now: ms since the epoch.
+    """
+    headers = about.headers or {}
+    delay = headers.get(_DELAY, about.expiration)
+    if delay is None:
+        return None
+    try:
+        millis = int(str(delay))
+    except ValueError:
+        return bad(id, f"its delay {delay!s:.40} is no number of milliseconds", body)
+    if millis < 0:  # so the plugin marks what it has delayed
+        return item(id, None, body, _properties(method, about))
+    return item(id, _published(about, now) + millis, body, _properties(method, about))
+
+
+def _published(about: BasicProperties, now: int) -> int:
+    """Returns when a message was published, ms since the epoch; now, where nobody wrote it down."""
+    at = (about.headers or {}).get("timestamp_in_ms")
+    if isinstance(at, int) and not isinstance(at, bool):
+        return at
+    seconds = about.timestamp
+    if isinstance(seconds, datetime):
+        return round(seconds.timestamp() * 1000)
+    return now if seconds is None else int(seconds) * 1000
+
+
+def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object]:
+    """Returns a message's properties: its headers with plain values, and what RabbitMQ has of it beside."""
+    headers = {
+        name: str(value)
+        for name, value in (about.headers or {}).items()
+        if isinstance(value, str | int | float) and name != _DELAY and not name.startswith(RESERVED_PREFIX)
+    }
+    return headers | {
+        "exchange": method.exchange,
+        "routingKey": method.routing_key,
+        "contentType": about.content_type,
+        "contentEncoding": about.content_encoding,
+        "correlationId": about.correlation_id,
+        "messageId": about.message_id,
+        "type": about.type,
+    }
+
+
+def _digest(method: Basic.GetOk, about: BasicProperties, body: bytes) -> str:
+    """Returns a hash of all that a message has."""
+    told = {name: value for name, value in vars(about).items() if value is not None}
+    text = json.dumps([method.exchange, method.routing_key, told], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode(errors="backslashreplace") + b"\0" + body).hexdigest()

@@ -1,0 +1,75 @@
+"""The systems that an import can read, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from recovery.other_systems.bullmq import BullMQ
+from recovery.other_systems.celery import Celery
+from recovery.other_systems.item import Item, Source, SourceError
+from recovery.other_systems.mapping import read_mapping, shipped
+from recovery.other_systems.postgres import PostgresTable
+from recovery.other_systems.rabbitmq import RabbitMQ
+from recovery.other_systems.redis_server import connect, items_of
+from recovery.other_systems.rq import RQ
+from recovery.other_systems.sidekiq import Sidekiq
+
+_ON_REDIS: dict[str, Callable[[Any, Collection[str], str], Source]] = {
+    "sidekiq": Sidekiq,
+    "bullmq": BullMQ,
+    "celery": Celery,
+    "rq": RQ,
+}
+
+SYSTEMS = (*_ON_REDIS, *shipped(), "rabbitmq")
+
+_MAPPING_FILES = (".yaml", ".yml")
+
+
+class OpenSource:
+    """A source whose errors are one line.
+
+    Args:
+        system: one of SYSTEMS, or a file with the mapping of a Postgres table.
+        url: where it is.
+        queues: only what is of these; empty: all, or the system's own default.
+        prefix: what comes before the names of keys, where it is not the system's own default.
+        due_after: what is due then or before is left, ms since the epoch, and what is due at once; None: nothing is.
+
+    Raises:
+        SourceError: there is no such system or file, its client is not installed, or the URL is none.
+    """
+
+    def __init__(
+        self, system: str, url: str, queues: Collection[str] = (), prefix: str = "", due_after: int | None = None
+    ) -> None:
+        if system not in SYSTEMS and not system.endswith(_MAPPING_FILES):
+            raise SourceError(f"--from: {system} is neither a YAML file nor one of {', '.join(SYSTEMS)}")
+        if prefix and system not in _ON_REDIS:
+            raise SourceError("--prefix: it is of keys in Redis")
+        self._items: Callable[[], Iterator[Item]]
+        source: Source
+        if system in _ON_REDIS:
+            source = _ON_REDIS[system](connect(url), queues, prefix)
+            self._items = lambda: items_of(source)
+        elif system == "rabbitmq":
+            source = RabbitMQ(url, queues)
+            self._items = source.items
+        else:
+            source = PostgresTable(url, read_mapping(system), queues)
+            self._items = source.items
+        self._due_after = due_after
+        self.left = source.left
+
+    def items(self) -> Iterator[Item]:
+        """Yields the items.
+
+        Raises:
+            SourceError: the system can't be read.
+        """
+        for found in self._items():
+            if self._due_after is not None and found.reason is None and (found.due or 0) <= self._due_after:
+                self.left["due too soon"] += 1
+            else:
+                yield found

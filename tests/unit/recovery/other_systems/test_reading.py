@@ -1,0 +1,183 @@
+"""What is made of the jobs of other systems, as those write them, and that nothing they may hold stops an import."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery.other_systems import bullmq, celery, rq, sidekiq
+from recovery.other_systems.importing import _rows
+from recovery.other_systems.item import Item, iso_millis, item
+
+SECONDS = 1_800_000_000.25
+MILLIS = 1_800_000_000_250
+
+SIDEKIQ = {
+    "retry": True,
+    "queue": "mailers",
+    "class": "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper",
+    "wrapped": "WelcomeMail",
+    "args": [{"job_id": "a", "arguments": ["Jürgen"]}],
+    "jid": "b4a577edbccf1d805744efa9",
+    "created_at": 1_700_000_000.1,
+}
+BULLMQ = {"name": b"encode", "data": b'{"f":1}', "timestamp": b"1700000000000", "delay": b"3600000"}
+CELERY_BODY = b'[[1, 2], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+CELERY = {
+    "body": base64.b64encode(CELERY_BODY).decode(),
+    "content-encoding": "utf-8",
+    "content-type": "application/json",
+    "headers": {
+        "lang": "py",
+        "task": "add",
+        "id": "0775cc01",
+        "eta": "2027-01-15T08:00:00.250000+00:00",
+        "expires": None,
+        "retries": 0,
+    },
+    "properties": {"delivery_info": {"exchange": "", "routing_key": "celery"}, "body_encoding": "base64"},
+}
+
+
+def dumped(value: dict[str, Any], **changed: Any) -> bytes:
+    return json.dumps(value | changed).encode()
+
+
+def test_a_job_of_sidekiq_is_its_json_as_it_is() -> None:
+    member = dumped(SIDEKIQ, retry_count=2)
+    queue, found = sidekiq.job(member, SECONDS)
+    assert queue == "mailers"
+    assert (found.id, found.due, found.payload, found.reason) == (f"sidekiq:{SIDEKIQ['jid']}", MILLIS, member, None)
+    properties = {"class": "WelcomeMail", "jid": SIDEKIQ["jid"], "queue": "mailers", "retryCount": "2"}
+    assert found.properties == properties
+
+
+@pytest.mark.parametrize("member", [b"", b"[]", b"\xff", b"{}", dumped(SIDEKIQ, jid=7), b"[" * 100_000])
+def test_what_is_no_job_of_sidekiq_is_kept_whole_with_the_reason(member: bytes) -> None:
+    _, found = sidekiq.job(member, SECONDS)
+    assert (found.payload, found.reason) == (member, "no JSON object with a jid")
+    assert found.id == sidekiq.job(member, SECONDS)[1].id
+    assert found.id != sidekiq.job(member + b" ", SECONDS)[1].id
+
+
+def test_a_time_that_is_none_and_text_that_is_none_are_reasons() -> None:
+    assert sidekiq.job(dumped(SIDEKIQ), float("inf"))[1].reason == "inf is no time"
+    assert sidekiq.job(dumped(SIDEKIQ, jid="\ud800"), 1.0)[1].reason == "its id, key or properties are no Unicode text"
+    assert sidekiq.job(dumped(SIDEKIQ, queue=[]), 1.0)[1].reason == "its queue is no text"
+
+
+def test_a_job_of_bullmq_is_its_data_and_known_by_queue_id_and_creation() -> None:
+    score = MILLIS * 4096 + 17
+    found = bullmq.job("bull:video:", "video", b"7", float(score), BULLMQ)
+    assert (found.id, found.due, found.payload) == ("bullmq:bull:video:7:1700000000000", MILLIS, b'{"f":1}')
+    assert found.properties == {"queue": "video", "jobId": "7", "name": "encode"}
+    later = bullmq.job("bull:video:", "video", b"7", float(score), BULLMQ | {"timestamp": b"1700000000001"})
+    assert later.id != found.id
+    assert bullmq.job("bull:video:", "video", b"7", 1.0, {}).reason == "its hash is not there, or has no data"
+    assert "job scheduler" in str(bullmq.job("bull:video:", "video", b"7", 1.0, BULLMQ | {"rjk": b"x"}).reason)
+
+
+def test_a_job_of_rq_is_what_its_serializer_made_and_is_not_unpickled() -> None:
+    data = pickle.dumps(("mail.send", None, (5,), {}))
+    fields = {"data": zlib.compress(data), "origin": b"mail", "description": b"mail.send(5)", "timeout": b"180"}
+    found = rq.job(b"fa8c", SECONDS, fields)
+    assert (found.id, found.due, found.payload) == ("rq:fa8c", MILLIS, data)
+    assert found.properties == {"jobId": "fa8c", "queue": "mail", "description": "mail.send(5)", "timeout": "180"}
+    assert rq.job(b"fa8c", SECONDS, fields | {"data": data}).payload == data
+    assert rq.job(b"fa8c", SECONDS, {}).reason == "its hash is not there, or has no data"
+    bomb = zlib.compress(bytes(65 << 20))
+    assert rq.job(b"fa8c", SECONDS, fields | {"data": bomb}).reason == f"it has more than {64 << 20} bytes"
+
+
+def test_a_task_of_celery_is_its_body() -> None:
+    found = celery.task(dumped(CELERY), "celery")
+    assert found is not None
+    assert (found.id, found.due, found.payload) == ("celery:0775cc01", MILLIS, CELERY_BODY)
+    about = {"task": "add", "taskId": "0775cc01", "queue": "celery"}
+    assert found.properties == about | {"contentType": "application/json", "contentEncoding": "utf-8"}
+    plain = celery.task(dumped(CELERY, body="x", properties={}), "celery")
+    assert plain is not None
+    assert plain.payload == b"x"
+    headers = CELERY["headers"]
+    assert celery.task(dumped(CELERY, headers=headers | {"eta": None}), "celery") is None  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"headers": None}, "no JSON object with headers"),
+        ({"headers": {"eta": "2027-01-15T08:00:00"}}, "its headers have no id"),
+        ({"headers": {"id": "1", "eta": "soon"}}, "its eta soon is no time"),
+        ({"headers": {"id": "1", "eta": 5}}, "its eta 5 is no time"),
+        ({"body": None}, "its body is no text"),
+        ({"body": "!"}, "its body can't be decoded"),
+    ],
+)
+def test_what_is_no_task_of_celery_is_kept_with_the_reason(changed: dict[str, Any], reason: str) -> None:
+    found = celery.task(dumped(CELERY, **changed), "celery")
+    assert found is not None
+    assert (found.reason, found.payload) == (reason, dumped(CELERY, **changed))
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("2027-01-15T08:00:00.250Z", MILLIS),
+        ("2027-01-15T09:00:00.250+01:00", MILLIS),
+        ("2027-01-15 08:00:00.25", MILLIS),
+        ("0001-01-01T00:00:00+14:00", -62_135_647_200_000),
+        ("soon", None),
+    ],
+)
+def test_times_in_iso_8601_are_utc_where_they_name_no_zone(text: str, millis: int | None) -> None:
+    assert iso_millis(text) == millis
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def storable(found: Item | None) -> None:
+    """An item has an id and goes into a row, whatever it was made of."""
+    if found is not None:
+        assert found.id
+        assert _rows("t", 1, [found]).num_rows == 1
+
+
+@given(
+    st.dictionaries(st.sampled_from([*SIDEKIQ, "retry_count"]), JSON),
+    st.dictionaries(st.sampled_from([*CELERY, "x"]), JSON),
+    st.dictionaries(st.sampled_from(["id", "eta", "task", "retries"]), JSON),
+    st.floats(),
+    st.binary(max_size=20),
+    st.dictionaries(st.sampled_from(["name", "data", "origin", "timestamp", "atm", "description"]), st.binary()),
+)
+def test_nothing_that_a_system_may_hold_stops_an_import(
+    job: dict[str, Any], message: dict[str, Any], headers: dict[str, Any], score: float, name: bytes, fields: Any
+) -> None:
+    storable(sidekiq.job(json.dumps(job).encode(), score)[1])
+    storable(sidekiq.job(json.dumps(SIDEKIQ | job).encode(), score)[1])
+    storable(sidekiq.job(name, score)[1])
+    storable(celery.task(json.dumps(CELERY | message).encode(), "celery"))
+    storable(celery.task(json.dumps(CELERY | {"headers": CELERY["headers"] | headers}).encode(), "celery"))  # type: ignore[operator]
+    storable(bullmq.job("bull:q:", "q", name, score, fields))
+    storable(rq.job(name, score, fields))
+
+
+@given(st.floats(), st.text(st.characters(), max_size=3))
+def test_an_item_is_due_at_the_nearest_millisecond(due: float, value: str) -> None:
+    found = item("id", due, b"", {"colour": value}, value)
+    storable(found)
+    if found.reason is None:
+        assert found.due is not None
+        assert abs(found.due - due) <= 0.5
