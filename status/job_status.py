@@ -112,6 +112,8 @@ class JobStatus:
     delivered: int = 0
     retried: int = 0  # of the delivered those that were retries
     dead_letters: int = 0  # of these the ones that went to topics of dead letters
+    occurrences: int = 0  # of the delivered those of recurring messages
+    misfires: int = 0  # how often a schedule left out what was missed, for each subscription
     rejected: int = 0
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
@@ -156,7 +158,7 @@ class JobStatus:
 
 
 # Counts of a batch that are summed up.
-_SUMMED_UP = ("taken", "rejected", "left_out", "sealed", "commands", "shaped")
+_SUMMED_UP = ("taken", "rejected", "left_out", "sealed", "commands", "shaped", "misfires")
 
 _STATUS = TypeAdapter(JobStatus)
 
@@ -242,8 +244,8 @@ class StatusWriter:
         # A rebuild knows of missing routes by these alone: a start that is refused must not lose them.
         if (last := read_status(warehouse)) is not None:
             self._values["routes"] = last.routes
-        counted = ("batches", "batch_millis_sum", "delivered", "clock_steps", "retried", "dead_letters", *_SUMMED_UP)
-        self._totals = dict.fromkeys(counted, 0)
+        of_deliveries = ("delivered", "retried", "dead_letters", "occurrences")
+        self._totals = dict.fromkeys(("batches", "batch_millis_sum", "clock_steps", *of_deliveries, *_SUMMED_UP), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
         self._history: deque[Point] = deque(maxlen=_POINTS)
         self._most_per_second = 0.0
@@ -301,6 +303,7 @@ class StatusWriter:
         is_short = np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False), dtype=np.bool_)
         with self._lock:
             self._totals["delivered"] += rows.num_rows
+            self._totals["occurrences"] += rows.num_rows - rows["occurrence"].null_count
             retries = where(rows, attempts_of(rows) > 0)
             if retries.num_rows:
                 self._totals["retried"] += retries.num_rows

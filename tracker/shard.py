@@ -339,6 +339,7 @@ class Shard:
             "taken_back": self._control.cancelled.count,
             "taken_back_bytes": self._control.cancelled.n_bytes,
             "shaped": self._shaper.n_moved,
+            "misfires": self._control.occurrences.n_misfires,
         }
         effects.shaped_until, effects.waiting = self._shaper.until, self._shaper.waiting
         self._save(tick)

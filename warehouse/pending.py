@@ -33,15 +33,19 @@ IS_RESTORE = "(result = 'APPLIED' AND operation IN ('RESTORE', 'RETRY'))"
 # or its destination did not take it.
 IS_SKIPPED_OCCURRENCE = "result = 'APPLIED' AND operation = 'SKIP_NEXT'"
 
-# A row for each subscription and recurring message: the last occurrence that has been delivered, or is not to be.
+# A row for each subscription and recurring message: the last occurrence that has been delivered, or is not to be, when
+# it was due by the rule, how many have been delivered, and when the last thing was done.
 LAST_OCCURRENCES = f"""
-SELECT topic, subscription, ledger_id, entry_id, batch_index, max(occurrence) AS occurrence
+SELECT topic, subscription, ledger_id, entry_id, batch_index, max(occurrence) AS occurrence, max(due) AS due,
+       count(sent_at) AS delivered, max(done_at) AS done_at
 FROM (
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence FROM deliveries
-    WHERE occurrence IS NOT NULL
+    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence,
+           coalesce(occurrence_at, deliver_at) AS due, sent_at, sent_at AS done_at
+    FROM deliveries WHERE occurrence IS NOT NULL
     UNION ALL
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence FROM outcomes
-    WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE}
+    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence, deliver_at, CAST(NULL AS BIGINT),
+           applied_at
+    FROM outcomes WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE}
 ) AS done
 GROUP BY topic, subscription, ledger_id, entry_id, batch_index
 """  # noqa: S608

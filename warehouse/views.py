@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from warehouse.tables import exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
+
+# A recurring message's next occurrence is in the tables by so long after the last one, unless there is none.
+_NEXT_IS_THERE_MILLIS = 60_000
 
 # Views are made in this order, each of the tables and of those before it. Times are ms since the epoch in columns
 # named like deliver_at, and timestamps in others.
@@ -67,6 +71,34 @@ LEFT ANTI JOIN last_occurrences AS n ON n.subscription = s.subscription AND n.le
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
     AND NOT (i.subscription IS NULL AND {{missed}})
+""",  # noqa: S608
+    # Recurring messages: a row for each subscription. The next occurrence has no row yet where it came to be the next,
+    # and due, within seconds: so only some time after the last one it is known that there is none.
+    "schedules": f"""
+SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index,
+       CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_held THEN 'held'
+            WHEN p.occurrence IS NOT NULL THEN 'waiting'
+            WHEN d.occurrence >= TRY_CAST(i.properties['repeatTimes'] AS BIGINT) THEN 'ended'
+            WHEN d.done_at < {{now}} - {_NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
+       i.properties['repeat'] AS repeat, coalesce(i.properties['timeZone'], 'UTC') AS time_zone,
+       TRY_CAST(i.properties['repeatUntil'] AS BIGINT) AS until_time,
+       TRY_CAST(i.properties['repeatTimes'] AS BIGINT) AS times,
+       coalesce(i.properties['misfire'], 'once') AS misfire, i.deliver_at AS first_at,
+       coalesce(d.delivered, 0) AS delivered, d.occurrence AS last_occurrence, d.due AS last_at,
+       p.occurrence AS next_occurrence, CASE WHEN NOT p.is_held THEN p.deliver_at END AS next_at,
+       i.key, i.schedule_key, i.publish_time, i.producer_name, i.payload
+FROM delayed_index AS i
+JOIN subscriptions AS s ON s.topic = i.topic
+LEFT JOIN (
+    SELECT *, row_number() OVER (
+        PARTITION BY subscription, ledger_id, entry_id, batch_index ORDER BY occurrence
+    ) AS place FROM pending WHERE occurrence IS NOT NULL
+) AS p ON p.place = 1 AND p.subscription = s.subscription
+    AND p.ledger_id = i.ledger_id AND p.entry_id = i.entry_id AND p.batch_index = i.batch_index
+LEFT JOIN last_occurrences AS d ON d.subscription = s.subscription
+    AND d.ledger_id = i.ledger_id AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
+{join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
+WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL AND NOT ({{missed}})
 """,  # noqa: S608
     # What was delivered again, or is to be: a row for each retry of a message and subscription. `sent_at` is null where
     # it was not delivered yet.
@@ -160,10 +192,11 @@ class Warehouse:
         self._builder = query_builder(tables)
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
+        now = time.time_ns() // 1_000_000 if as_of is None else as_of
         missed = Tenures.of(settings.warehouse)
         missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription")
         for name, sql in VIEWS.items():
-            sql = sql.replace("{subscriptions}", values).replace("{missed}", missed_sql)
+            sql = sql.replace("{subscriptions}", values).replace("{missed}", missed_sql).replace("{now}", str(now))
             run_sql(self._builder, f"CREATE VIEW {name} AS {sql}")
 
     def sql(self, sql: str) -> pa.Table:

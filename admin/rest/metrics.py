@@ -16,8 +16,10 @@ from broker.client import PulsarError
 from conf.settings import Settings
 from status.job_status import read_status
 from status.metrics import JobCollector
+from warehouse.queries.live_schedules import live_schedules
 
 _STORAGE_SECONDS = 10.0
+_SCHEDULES_SECONDS = 60.0
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -68,6 +70,28 @@ class StorageCollector(Collector):
         yield metric
 
 
+class SchedulesCollector(Collector):
+    """A metric of the recurring messages that are live; they are counted at most every minute."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._read_at = -_SCHEDULES_SECONDS
+        self._found: dict[tuple[str, str], int] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        if time.monotonic() - self._read_at >= _SCHEDULES_SECONDS:
+            self._read_at = time.monotonic()
+            self._found = live_schedules(self._settings, time.time_ns() // 1_000_000)
+        metric = GaugeMetricFamily(
+            "delaylake_schedules",
+            "Recurring messages that have an occurrence to come.",
+            labels=["topic", "subscription"],
+        )
+        for labels, n in self._found.items():
+            metric.add_metric(labels, n)
+        yield metric
+
+
 class ApiMetrics:
     """The API's metrics: requests by the path template of their route, so that there are as many series as routes."""
 
@@ -88,6 +112,7 @@ class ApiMetrics:
             "delaylake_api_requests_in_progress", "Requests that wait for an answer.", registry=self.registry
         )
         self.registry.register(StorageCollector(settings))
+        self.registry.register(SchedulesCollector(settings))
         self.registry.register(JobCollector(lambda: read_status(settings.warehouse)))
 
 

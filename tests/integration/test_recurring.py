@@ -8,8 +8,7 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.harness import Collector, Job, now, wait_until
-from tracker.wire.delaylake_pb2 import ControlCommand, SkipEntry, SkipNext
+from tests.harness import Collector, Job, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.views import Warehouse
 
@@ -24,7 +23,6 @@ def test_each_occurrence_arrives_once_whatever_happens(
     for name in ("a", "b", "rejects"):
         collector.collect(f"{topic}-{name}")
     producer = pulsar_client.create_producer(topic)
-    control = pulsar_client.create_producer(job.settings.control.topic)
     ids: dict[str, pulsar.MessageId] = {}
 
     def send(text: str, repeat: str, **properties: str) -> None:
@@ -60,21 +58,17 @@ def test_each_occurrence_arrives_once_whatever_happens(
         job.rebuild()
         job.start()
 
-        cancel = job.command(
-            *("topics", "cancel-delayed-message", topic, "-t", str(now())),
-            *("-l", str(ids["cancelled"].ledger_id()), "-e", str(ids["cancelled"].entry_id())),
-        )
-        assert cancel.stdout.count("APPLIED") == 2, cancel.stdout
+        ended_id = f"{ids['cancelled'].ledger_id()}:{ids['cancelled'].entry_id()}"
+        end = job.command("schedules", "end", topic, ended_id)
+        assert end.stdout.count("APPLIED") == 2, end.stdout
         last = {name: max(numbers("cancelled", name)) for name in "ab"}
-        at = SkipEntry(ledger_id=ids["skipped"].ledger_id(), entry_id=ids["skipped"].entry_id())
-        skip = ControlCommand(request_id="skip", topic=topic, subscriptions=["a"], skip_next=SkipNext(entries=[at]))
-        control.send(skip.SerializeToString())
-        wait_until(lambda: outcomes("SKIP_NEXT"), 30, f"skipped\n{job.log}")
-        assert outcomes("SKIP_NEXT") == [("a", "APPLIED", 1)]
+        skipped = f"{ids['skipped'].ledger_id()}:{ids['skipped'].entry_id()}"
+        skip = job.command("schedules", "skip-next", topic, skipped, "-s", "a")
+        assert skip.stdout.count("APPLIED") == 1, skip.stdout
+        wait_until(lambda: outcomes("SKIP_NEXT") == [("a", "APPLIED", 1)], 30, f"skipped\n{job.log}")
         wait_until(lambda: pending() == [("a", 2), ("b", 1)], 30, "the next ones")
         for name in "ab":
-            triplet = f"{at.ledger_id}:{at.entry_id}"
-            moved = job.command("topics", "deliver-now", topic, "-s", name, "--messageId-triplet", triplet)
+            moved = job.command("topics", "deliver-now", topic, "-s", name, "--messageId-triplet", skipped)
             assert "APPLIED" in moved.stdout, moved.stdout
 
         wait_until(lambda: all(len(numbers("beat", s)) >= TIMES for s in "ab"), 120, f"all of them\n{job.log}")
@@ -99,6 +93,10 @@ def test_each_occurrence_arrives_once_whatever_happens(
         audit = run_audit(job.settings)
         assert audit.is_clean, audit.findings
         assert all(row["occurrences"] >= TIMES + 15 for row in audit.counts)
+        sql = "SELECT subscription, state, count(*) AS n FROM schedules GROUP BY 1, 2 ORDER BY 1, 2"
+        states = [tuple(row.values()) for row in Warehouse(job.settings).sql(sql).to_pylist()]
+        of_b = [("b", "ended", 3), ("b", "takenBack", 1), ("b", "waiting", 1)]
+        assert states == [("a", "ended", 4), ("a", "takenBack", 1), *of_b]
         assert job.terminate() == 0
     finally:
         job.stop()

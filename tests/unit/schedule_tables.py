@@ -78,6 +78,11 @@ class ScheduleTables:
             occurrence_at=by_rule,
         )
 
+    def moved(self, subscription: str, entry: int, at: int, sequence: int) -> None:
+        """A row that waits has taken the place of the one before it."""
+        of_row = {"subscription": subscription, "sequence": sequence, "deliver_at": at}
+        self._append("delayed_index", **_position(entry, -1), operation="MOVE", **of_row)
+
     def commanded(self, operation: str, subscription: str, entry: int, sequence: int, **columns: Any) -> None:
         """A command was applied to a message."""
         row = {**_position(entry, -1), "operation": operation, "result": "APPLIED", "subscription": subscription}

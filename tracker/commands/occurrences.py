@@ -73,6 +73,9 @@ class Occurrences:
     Args:
         store: where the occurrences are kept that were done before a rebuild.
         operations: to which moves are added.
+
+    Attributes:
+        n_misfires: how often a message left out what was missed, for each subscription.
     """
 
     def __init__(self, store: Store, operations: Operations) -> None:
@@ -81,6 +84,7 @@ class Occurrences:
         data = store.get(_TABLE, (0, 0))
         self._done = _as_done(unpack(data)) if data else {}
         self._is_changed = False
+        self.n_misfires = 0
 
     def hand_out(
         self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, one_by_one: BoolArray
@@ -113,6 +117,8 @@ class Occurrences:
             room = 0 if one_by_one[i] else MOST_AT_ONCE - len(further)
             others, following = self._following(row, is_out, moment.now, cutoff, room)
             further += [(i, *other) for other in others]
+            if self._has_misfired(row, is_out, following, moment.now):
+                self.n_misfires += int(masks[i]).bit_count()
             if not is_out:
                 masks[i] = 0
             # A row that goes out and has no successor needs no other one in its place.
@@ -189,6 +195,15 @@ class Occurrences:
         if row.number in self._done.get(row.message, ()):
             return True
         return row.rule.misfire is Misfire.SKIP and now - row.was_due > MISFIRE_GRACE_MILLIS
+
+    def _has_misfired(self, row: _Row, is_out: bool, following: Occurrence | None, now: int) -> bool:
+        """Whether occurrences of a row's message are left out, because they were missed."""
+        if row.rule.misfire is Misfire.ALL or row.number in self._done.get(row.message, ()):
+            return False
+        if not is_out:
+            return True
+        missed = row.rule.following(row.since, row.start) if row.since < now else None
+        return missed is not None and missed <= now and following is not None and following.due > missed
 
     def _following(
         self, row: _Row, is_out: bool, now: int, cutoff: int, most: int

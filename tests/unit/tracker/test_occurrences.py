@@ -142,6 +142,17 @@ def test_each_occurrence_is_handed_out_once_for_each_subscription_with_its_numbe
         assert job.got[name] == [(0, n + 1, (5 + 10 * n) * SECOND) for n in range(4)]
 
 
+@pytest.mark.parametrize(
+    ("misfire", "later", "n"), [("once", 5, 0), ("once", 41, 2), ("skip", 41, 2), ("skip", 141, 2), ("all", 41, 0)]
+)
+def test_a_misfire_is_counted_for_each_subscription(misfire: str, later: int, n: int) -> None:
+    job = Job(lookahead=SECOND)
+    job.step(recurring(0, 5 * SECOND, misfire=misfire))
+    job.run(3)
+    assert job.step(later=later * SECOND).status["misfires"] == n
+    assert [job.step().status["misfires"] for _ in range(20)] == [0] * 20
+
+
 def test_a_message_that_does_not_recur_has_no_occurrence() -> None:
     job = Job()
     job.step(batches([(1, 0, -1, 1, 5 * SECOND)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ from broker.message_ids import MessageRef
 from tests.unit.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicError
+from warehouse.queries.live_schedules import live_schedules
 from warehouse.queries.schedule import Occurrence, Schedule, ScheduleState
 from warehouse.queries.schedules import Schedules
+from warehouse.views import Warehouse
+
+NONE_LIVE = {(TOPIC, "a"): 0, (TOPIC, "b"): 0}
 
 
 @pytest.fixture
@@ -133,6 +138,78 @@ def test_a_message_of_a_batch_is_named_by_its_index(tables: ScheduleTables) -> N
     assert found(tables, 1, "a", batch_index=0).progress[0].next == Occurrence(1, NINE)
     assert Schedules(tables.settings, TOPIC).find(MessageRef(7, 1)) is None  # which of them?
     assert Schedules(tables.settings, TOPIC).find(MessageRef(8, 1)) is None
+
+
+def test_the_view_says_what_the_listing_says(tables: ScheduleTables) -> None:
+    tables.came(0)
+    tables.came(1, timeZone="Europe/Berlin", repeatTimes="3", repeatUntil=str(NINE + 9 * DAY), misfire="all")
+    tables.delivered("a", 1, 1, NINE)
+    tables.waits("a", 1, 2, NINE + DAY, sequence=5)
+    tables.commanded("SKIP_NEXT", "b", 1, sequence=6, occurrence=1, deliver_at=NINE)
+    tables.waits("b", 1, 2, NINE + DAY // 2, sequence=6, by_rule=NINE + DAY)
+    tables.came(2, batch_index=0, batch_size=2)
+    tables.came(2, batch_index=1, batch_size=2, repeatTimes="1")
+    for name in "ab":
+        tables.delivered(name, 2, 1, NINE, batch_index=1)
+    tables.came(3)
+    tables.commanded("CANCEL", "a", 3, sequence=7)
+    tables.waits("b", 3, 1, HELD_DELIVER_AT, sequence=8, by_rule=NINE)
+    tables.moved("b", 3, HELD_DELIVER_AT, sequence=8)
+    rows = Warehouse(tables.settings).sql("SELECT * FROM schedules ORDER BY entry_id, batch_index, subscription")
+    of_view, listed = rows.to_pylist(), Schedules(tables.settings, TOPIC).page(9, with_ended=True).schedules
+    of_listing = [
+        {
+            **{"topic": TOPIC, "partition": -1, "ledger_id": 7, "entry_id": schedule.ref.entry_id},
+            **{"batch_index": schedule.ref.batch_index, "subscription": one.subscription, "state": str(one.state)},
+            **{"repeat": schedule.rule.repeat, "time_zone": schedule.rule.time_zone, "times": schedule.rule.times},
+            **{"until_time": schedule.rule.until_millis, "misfire": str(schedule.rule.misfire)},
+            **{"first_at": NINE, "delivered": one.delivered, "key": schedule.key, "schedule_key": None},
+            "last_occurrence": one.last and one.last.number,
+            "last_at": one.last and one.last.at,
+            "next_occurrence": one.next.number if one.next and one.is_active else None,
+            "next_at": one.to_json()["nextDeliverAt"] if one.is_active else None,
+            **{"publish_time": PUBLISHED, "producer_name": "p", "payload": None},
+        }
+        for schedule in listed
+        for one in schedule.progress
+    ]
+    assert of_view == of_listing
+
+
+def test_a_schedule_without_a_next_occurrence_waits_for_it_a_minute(tables: ScheduleTables) -> None:
+    at = time.time_ns() // 1_000_000
+    tables.came(1, repeatUntil=str(NINE + 1))
+    for subscription, ago in (("a", 50_000), ("b", 70_000)):
+        tables.delivered(subscription, 1, 1, at - ago)
+    sql = "SELECT subscription, state, next_at FROM schedules ORDER BY subscription"
+    rows = [tuple(row.values()) for row in Warehouse(tables.settings).sql(sql).to_pylist()]
+    assert rows == [("a", "waiting", None), ("b", "ended", None)]
+
+
+def test_the_view_has_one_row_although_the_last_occurrence_is_not_written_down_yet(tables: ScheduleTables) -> None:
+    tables.came(1)
+    tables.waits("a", 1, 2, NINE + DAY, sequence=5)
+    rows = Warehouse(tables.settings).sql("SELECT next_occurrence AS n FROM schedules ORDER BY subscription")
+    assert rows["n"].to_pylist() == [1, 1]
+
+
+def test_live_schedules_are_counted_for_each_subscription(tables: ScheduleTables) -> None:
+    assert live_schedules(tables.settings.model_copy(update={"warehouse": "file:/none"}), NINE) == NONE_LIVE
+    assert live_schedules(tables.settings, NINE) == NONE_LIVE
+    tables.came(1)
+    tables.came(2, batch_index=0, batch_size=2)
+    tables.came(2, batch_index=1, batch_size=2)
+    assert live_schedules(tables.settings, NINE) == {(TOPIC, "a"): 3, (TOPIC, "b"): 3}
+    # Its first occurrence is over: the second one is in the index, or has just been delivered, too.
+    tables.waits("a", 1, 2, NINE + DAY, sequence=5)
+    tables.delivered("b", 1, 2, NINE + 1_000)
+    assert live_schedules(tables.settings, NINE + 2_000) == {(TOPIC, "a"): 1, (TOPIC, "b"): 1}
+    assert live_schedules(tables.settings, NINE + 62_000) == {(TOPIC, "a"): 1, (TOPIC, "b"): 0}
+    tables.commanded("CANCEL", "a", 1, sequence=6)
+    tables.commanded("SKIP", "a", 2, sequence=7)
+    assert live_schedules(tables.settings, NINE) == {(TOPIC, "a"): 0, (TOPIC, "b"): 3}
+    tables.commanded("RESTORE", "a", 1, sequence=8)
+    assert live_schedules(tables.settings, NINE) == {(TOPIC, "a"): 1, (TOPIC, "b"): 3}
 
 
 def test_what_can_t_be_asked_is_told(tmp_path: Path) -> None:
