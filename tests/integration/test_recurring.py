@@ -59,6 +59,8 @@ def test_each_occurrence_arrives_once_whatever_happens(
         job.start()
 
         ended_id = f"{ids['cancelled'].ledger_id()}:{ids['cancelled'].entry_id()}"
+        sql = f"SELECT state FROM schedules WHERE entry_id = {ids['cancelled'].entry_id()}"
+        wait_until(lambda: Warehouse(job.settings).sql(sql).num_rows == 2, 30, f"the schedule is known\n{job.log}")
         end = job.command("schedules", "end", topic, ended_id)
         assert end.stdout.count("APPLIED") == 2, end.stdout
         last = {name: max(numbers("cancelled", name)) for name in "ab"}
