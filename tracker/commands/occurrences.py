@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +14,18 @@ from tracker.commands.rebuilt import OCCURRENCES_DONE
 from tracker.messages import (
     BoolArray,
     Int64Array,
+    are_recurring,
     concat,
     has_occurrences,
     in_order,
     int64,
+    message_ids,
     pack,
     unpack,
     with_columns,
 )
+from tracker.recurrence.columns import NEVER, Recurrences
 from tracker.recurrence.recurrence import Misfire, Recurrence
-from tracker.recurrence.start import first_of
 from tracker.store import Store
 
 # An occurrence that comes so much later than it was due, ms, was missed: with `misfire` skip it is passed over.
@@ -38,11 +38,6 @@ _TABLE = "occurrences_done"
 
 # The number of a subscription, ledger, entry, number in the entry.
 _Message = tuple[int, int, int, int]
-
-_COLUMNS = [
-    *("ledger_id", "entry_id", "batch_index", "publish_time"),
-    *("occurrence", "occurrence_at", "deliver_at", "was_due", "shaped_from", "properties"),
-]
 
 
 class Occurrence(NamedTuple):
@@ -61,7 +56,71 @@ class _Row(NamedTuple):
     start: int  # when the first occurrence is
     number: int
     since: int  # the next occurrence is later than this
-    was_due: int
+
+
+class _Rows:
+    """What the next occurrences of rows depend on. Times are ms since the epoch.
+
+    Args:
+        rows: as MESSAGES, of recurring messages.
+        masks: int64, (rows,): the subscriptions to which they go, as bits.
+
+    Attributes:
+        recurrences: of the rows.
+        numbers: int64, (rows,), of their occurrences.
+        since: int64, (rows,): the next occurrences are later than this.
+        was_due: int64, (rows,): when the occurrences were due, whatever held them back.
+    """
+
+    def __init__(self, rows: pa.Table, masks: Int64Array) -> None:
+        self.recurrences = Recurrences(rows)
+        self.numbers = int64(rows, "occurrence")
+        due = pc.coalesce(rows["was_due"], rows["deliver_at"])
+        # What a rate puts off was not missed, and puts no other one off.
+        named = pc.coalesce(rows["shaped_from"], due)
+        self.since = pc.max_element_wise(pc.coalesce(rows["occurrence_at"], named), named).to_numpy()
+        self.was_due = due.to_numpy()
+        self._masks = masks
+        self._position = message_ids(rows)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.numbers)
+
+    def message(self, i: int) -> _Message:
+        """Returns the message of a row, which goes to one subscription."""
+        ledger, entry, index = (int(column[i]) for column in self._position)
+        return int(self._masks[i]).bit_length() - 1, ledger, entry, max(index, 0)
+
+    def one(self, i: int) -> _Row:
+        """Returns what the next occurrence of one row depends on."""
+        rule, start = self.recurrences.one(i)
+        return _Row(self.message(i), rule, start, int(self.numbers[i]), int(self.since[i]))
+
+
+class _Pending:
+    """The occurrences that wait from now on, int64, (n,).
+
+    Attributes:
+        numbers: from 1.
+        times: ms since the epoch; NEVER: there is none.
+        by_rule: when they are due by their rule; NEVER: then.
+    """
+
+    def __init__(self, numbers: Int64Array, times: Int64Array, by_rule: Int64Array | None = None) -> None:
+        self.numbers, self.times = numbers, times
+        self.by_rule = np.full(len(numbers), NEVER, np.int64) if by_rule is None else by_rule
+
+    def put(self, i: int, one: Occurrence | None) -> None:
+        """Sets one of them; None: there is none."""
+        if one is None:
+            self.times[i] = NEVER
+        else:
+            self.numbers[i], self.times[i], self.by_rule[i] = one.number, one.due, NEVER if one.at is None else one.at
+
+    def take(self, index: Int64Array) -> _Pending:
+        """Returns some of them."""
+        return _Pending(self.numbers[index], self.times[index], self.by_rule[index])
 
 
 class Occurrences:
@@ -107,24 +166,24 @@ class Occurrences:
         if self._done:
             index, masks = _each_subscription(rows, masks)
             rows, one_by_one = rows.take(pa.array(index)), one_by_one[index]
-        chosen = np.flatnonzero(pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False) & (masks != 0))
+        chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
         masks, wanted = masks.copy(), masks
-        further: list[tuple[int, int, int, int | None]] = []
-        pending: list[tuple[int, bool, Occurrence | None]] = []
-        recurring = rows.take(pa.array(chosen))
-        for i, row in zip(chosen.tolist(), self._rows(recurring, masks[chosen]), strict=True):
-            is_out = not self._is_passed_over(row, moment.now)
-            room = 0 if one_by_one[i] else MOST_AT_ONCE - len(further)
-            others, following = self._following(row, is_out, moment.now, cutoff, room)
-            further += [(i, *other) for other in others]
-            if self._has_misfired(row, is_out, following, moment.now):
-                self.n_misfires += int(masks[i]).bit_count()
-            if not is_out:
-                masks[i] = 0
-            # A row that goes out and has no successor needs no other one in its place.
-            if following is not None or not is_out:
-                pending.append((i, is_out, following))
-        self._move_on(rows, wanted, pending, moment)
+        of = _Rows(_taken(rows, chosen), masks[chosen])
+        is_passed_over = self._are_passed_over(of, moment.now)
+        following = self._next_times(of, moment.now)
+        self.n_misfires += _misfires(of, following, is_passed_over, moment.now, masks[chosen])
+        further: list[tuple[int, int, int]] = []
+        pending = _Pending(np.where(is_passed_over, of.numbers, of.numbers + 1), following)
+        # One by one those of which more has to be done than to wait for the next one.
+        is_due = (following != NEVER) & (following <= cutoff)
+        for i in np.flatnonzero(is_due | is_passed_over | self._have_done(of)).tolist():
+            row = of.one(i)
+            room = 0 if one_by_one[chosen[i]] else MOST_AT_ONCE - len(further)
+            others, last = self._following(row, not is_passed_over[i], moment.now, cutoff, room)
+            further += [(int(chosen[i]), one.number, one.due) for one in others]
+            pending.put(i, last)
+        masks[chosen[is_passed_over]] = 0
+        self._move_on(rows, wanted, chosen, pending, is_passed_over, moment)
         # What was held back or put off is one of those that are late, in their order.
         is_late = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_valid(rows["was_due"]))
         is_late = pc.and_(is_late, pc.is_null(rows["shaped_from"]))  # what has a place goes then
@@ -156,11 +215,10 @@ class Occurrences:
         Returns:
             int64, (rows,), ms since the epoch: after this the following occurrence is.
         """
-        masks = np.full(rows.num_rows, 1 << subscription)
-        of = list(self._rows(rows, masks))
-        following = [self._next(row, row.number, row.since, moment.now) for row in of]
-        self._replace(rows, subscription, following, np.ones(rows.num_rows, np.bool_), sequence, moment)
-        return np.array([row.since for row in of], np.int64)
+        of = _Rows(rows, np.full(rows.num_rows, 1 << subscription))
+        pending = _Pending(of.numbers + 1, self._next_times(of, moment.now))
+        self._replace(rows, subscription, pending, np.ones(rows.num_rows, np.bool_), sequence, moment)
+        return of.since
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over the occurrences that were done before a rebuild: see `OCCURRENCES_DONE`."""
@@ -178,32 +236,23 @@ class Occurrences:
                 self._store.remove(_TABLE, (0, 0))
             self._is_changed = False
 
-    def _rows(self, rows: pa.Table, masks: Int64Array) -> Iterator[_Row]:
-        columns = [masks.tolist(), *(rows[name].to_pylist() for name in _COLUMNS)]
-        for mask, ledger, entry, index, published, number, at, due, held_from, shaped_from, properties in zip(
-            *columns, strict=True
-        ):
-            subscription = mask.bit_length() - 1 if self._done else 0
-            rule, start = _rule(tuple(properties or ()), published)
-            was_due = due if held_from is None else held_from
-            # What a rate puts off was not missed, and puts no other one off.
-            named = was_due if shaped_from is None else shaped_from
-            since = max(named if at is None else at, named)
-            yield _Row((subscription, ledger, entry, max(index, 0)), rule, start, number, since, was_due)
+    def _are_passed_over(self, of: _Rows, now: int) -> BoolArray:
+        """Tells which occurrences are not handed out: bool, (rows,)."""
+        is_missed = of.recurrences.have_misfire(Misfire.SKIP) & (now - of.was_due > MISFIRE_GRACE_MILLIS)
+        for i in np.flatnonzero(self._have_done(of)).tolist():
+            is_missed[i] |= int(of.numbers[i]) in self._done[of.message(i)]
+        return is_missed
 
-    def _is_passed_over(self, row: _Row, now: int) -> bool:
-        if row.number in self._done.get(row.message, ()):
-            return True
-        return row.rule.misfire is Misfire.SKIP and now - row.was_due > MISFIRE_GRACE_MILLIS
+    def _have_done(self, of: _Rows) -> BoolArray:
+        """Tells of which messages there are occurrences that were done before a rebuild: bool, (rows,)."""
+        if not self._done:
+            return np.zeros(len(of), np.bool_)
+        return np.array([of.message(i) in self._done for i in range(len(of))], np.bool_)
 
-    def _has_misfired(self, row: _Row, is_out: bool, following: Occurrence | None, now: int) -> bool:
-        """Whether occurrences of a row's message are left out, because they were missed."""
-        if row.rule.misfire is Misfire.ALL or row.number in self._done.get(row.message, ()):
-            return False
-        if not is_out:
-            return True
-        missed = row.rule.following(row.since, row.start) if row.since < now else None
-        return missed is not None and missed <= now and following is not None and following.due > missed
+    def _next_times(self, of: _Rows, now: int) -> Int64Array:
+        """Returns when the next occurrences are: int64, (rows,), ms since the epoch, NEVER where there is none."""
+        since = np.where(of.recurrences.have_misfire(Misfire.ALL), of.since, np.maximum(of.since, now))
+        return of.recurrences.following(of.numbers, since)
 
     def _following(
         self, row: _Row, is_out: bool, now: int, cutoff: int, most: int
@@ -239,47 +288,71 @@ class Occurrences:
         return None if found is None else Occurrence(*found)
 
     def _move_on(
-        self, rows: pa.Table, masks: Int64Array, pending: list[tuple[int, bool, Occurrence | None]], moment: Moment
+        self,
+        rows: pa.Table,
+        masks: Int64Array,
+        chosen: Int64Array,
+        pending: _Pending,
+        is_replaced: BoolArray,
+        moment: Moment,
     ) -> None:
-        """Gives messages the row of their pending occurrence, for each subscription to which they went."""
-        at = np.array([i for i, _, _ in pending], np.int64)
-        is_replaced = np.array([not is_out for _, is_out, _ in pending], np.bool_)
-        for subscription in range(int(masks[at].max(initial=0)).bit_length()):
-            chosen = np.flatnonzero(masks[at] >> subscription & 1)
-            if len(chosen):
-                following = [pending[i][2] for i in chosen.tolist()]
-                of = rows.take(pa.array(at[chosen]))
+        """Gives messages the row of their pending occurrence, for each subscription to which they went.
+
+        Args:
+            rows: as MESSAGES.
+            masks: int64, (rows,): those subscriptions, as bits.
+            chosen: int64, (n,): the indexes of the messages' rows.
+            pending: of the n messages.
+            is_replaced: bool, (n,): the row is not handed out.
+        """
+        # A row that goes out and has no successor needs no other one in its place.
+        moves_on = (pending.times != NEVER) | is_replaced
+        for subscription in range(int(masks[chosen].max(initial=0)).bit_length()):
+            at = np.flatnonzero((masks[chosen] >> subscription & 1 > 0) & moves_on)
+            if len(at):
                 sequence = self._operations.next_sequence(moment)
-                self._replace(of, subscription, following, is_replaced[chosen], sequence, moment)
+                of = _taken(rows, chosen[at])
+                self._replace(of, subscription, pending.take(at), is_replaced[at], sequence, moment)
 
     def _replace(
         self,
         rows: pa.Table,
         subscription: int,
-        following: list[Occurrence | None],
+        pending: _Pending,
         is_replaced: BoolArray,
         sequence: int,
         moment: Moment,
     ) -> None:
-        """Puts the following occurrences, None: there is none, in the place of rows.
+        """Puts the pending occurrences in the place of rows.
 
         Args:
             is_replaced: bool, (rows,): the row is not handed out: the tables have to tell that it is not pending.
         """
-        has_next = np.array([found is not None for found in following], np.bool_)
-        times = np.array([found.due if found is not None else moment.released for found in following], np.int64)
-        numbers = pa.array([found and found.number for found in following], pa.int64())
-        at = pa.array([found and found.at for found in following], pa.int64())
-        self._operations.move_on(rows, subscription, times, numbers, at, has_next, is_replaced, sequence)
+        has_next = pending.times != NEVER
+        times = np.where(has_next, pending.times, moment.released)
+        numbers = pa.array(pending.numbers, mask=~has_next)
+        by_rule = pa.array(pending.by_rule, mask=pending.by_rule == NEVER)
+        self._operations.move_on(rows, subscription, times, numbers, by_rule, has_next, is_replaced, sequence)
 
 
-@lru_cache(maxsize=100_000)
-def _rule(properties: tuple[tuple[str, str], ...], published: int) -> tuple[Recurrence, int]:
-    """Returns how a message recurs, and when its first occurrence is, ms since the epoch."""
-    of_message = dict(properties)
-    rule = Recurrence.of_properties(of_message)
-    assert rule is not None, "a row with an occurrence is of a recurring message"
-    return rule, first_of(of_message, published)
+def _misfires(of: _Rows, following: Int64Array, is_passed_over: BoolArray, now: int, masks: Int64Array) -> int:
+    """Returns how many messages leave out what was missed, counted for each of their subscriptions.
+
+    Args:
+        following: int64, (rows,), ms since the epoch: when the next occurrences are.
+        is_passed_over: bool, (rows,): the occurrence is not handed out.
+        masks: int64, (rows,): the subscriptions, as bits.
+    """
+    has_misfired = is_passed_over.copy()
+    if (of.since < now).any():
+        missed = of.recurrences.following(of.numbers, of.since)
+        has_misfired |= (missed != NEVER) & (missed <= now) & (following > missed)
+    return sum(mask.bit_count() for mask in masks[has_misfired].tolist())
+
+
+def _taken(rows: pa.Table, index: Int64Array) -> pa.Table:
+    """Takes rows by their ascending indexes: all of them without copying what they have."""
+    return rows if len(index) == rows.num_rows else rows.take(pa.array(index))
 
 
 def _each_subscription(rows: pa.Table, masks: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -119,6 +119,21 @@ class Recurrence:
             properties.get(MISFIRE, Misfire.ONCE),
         )
 
+    @property
+    def every_millis(self) -> int | None:
+        """How far apart occurrences are, if that is all that the rule says."""
+        return self._every
+
+    @property
+    def is_cron(self) -> bool:
+        """Whether the rule is a cron expression: its times depend on neither the first occurrence nor the message."""
+        return self._cron is not None
+
+    @property
+    def last_millis(self) -> int:
+        """No occurrence is later than this, ms since the epoch."""
+        return MAX_TIME_MILLIS if self.until_millis is None else self.until_millis
+
     def first(self, published_millis: int, deliver_at: int | None) -> int | None:
         """Returns when the first occurrence is: at `deliver_at`, else the rule's first after the publish time.
 
@@ -178,8 +193,7 @@ class Recurrence:
         return _anchored(self._parts, wall_time(self._zone, start))
 
     def _in_time(self, at: int | None) -> int | None:
-        last = MAX_TIME_MILLIS if self.until_millis is None else self.until_millis
-        return None if at is None or at > last else at
+        return None if at is None or at > self.last_millis else at
 
     def _read(self) -> None:
         if self.repeat.startswith(_EVERY):

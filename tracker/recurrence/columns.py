@@ -1,0 +1,158 @@
+"""When many recurring messages come next: columns of them, of which those with the same rule are looked at together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.messages import BoolArray, Int64Array, int64
+from tracker.recurrence.recurrence import MISFIRE, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, Misfire, Recurrence
+from tracker.recurrence.start import first_of
+from tracker.schedule import DELIVER_AFTER, DELIVER_AT
+
+# In arrays of times: there is none.
+NEVER = -1
+
+_OF_RULE = (REPEAT, TIME_ZONE, REPEAT_UNTIL, REPEAT_TIMES, MISFIRE)
+_PLAIN_NUMBER = "^[0-9]{1,18}$"
+
+_Properties = tuple[tuple[str, str], ...]
+
+
+class Recurrences:
+    """How the messages of a table recur.
+
+    Args:
+        rows: with the columns properties and publish_time, all of recurring messages.
+    """
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._properties = rows["properties"]
+        self._published = int64(rows, "publish_time")
+        texts = _values(rows["properties"].combine_chunks(), [*_OF_RULE, DELIVER_AT, DELIVER_AFTER])
+        self._at, self._after = texts[DELIVER_AT], texts[DELIVER_AFTER]
+        self._rules: list[Recurrence] = []
+        self._rule_of, firsts = _groups([texts[name] for name in _OF_RULE])
+        for i in firsts.tolist():
+            given = {name: text for name in _OF_RULE if (text := texts[name][i].as_py()) is not None}
+            rule = Recurrence.of_properties(given)
+            assert rule is not None, "a row with an occurrence is of a recurring message"
+            self._rules.append(rule)
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self._published)
+
+    def have_misfire(self, misfire: Misfire) -> BoolArray:
+        """Tells whose missed occurrences are dealt with in this way: bool, (messages,)."""
+        return np.array([rule.misfire is misfire for rule in self._rules], np.bool_)[self._rule_of]
+
+    def one(self, i: int) -> tuple[Recurrence, int]:
+        """Returns how a message recurs, and when its first occurrence is, ms since the epoch."""
+        return self._rules[self._rule_of[i]], _start(tuple(self._properties[i].as_py() or ()), int(self._published[i]))
+
+    def following(self, numbers: Int64Array, after: Int64Array) -> Int64Array:
+        """Returns when the occurrences after given ones are.
+
+        Args:
+            numbers: int64, (messages,): of the given ones.
+            after: int64, (messages,), ms since the epoch: the results are later.
+
+        Returns:
+            int64, (messages,), ms since the epoch; NEVER where there is none.
+        """
+        found = np.full(len(self), NEVER, np.int64)
+        if not self._rules:
+            return found
+        parts = np.split(np.argsort(self._rule_of, kind="stable"), np.cumsum(np.bincount(self._rule_of))[:-1].tolist())
+        for rule, rows in zip(self._rules, parts, strict=True):
+            of_rule = rows if rule.times is None else rows[numbers[rows] < rule.times]
+            if len(of_rule):
+                found[of_rule] = self._following(rule, of_rule, after[of_rule])
+        return found
+
+    def _following(self, rule: Recurrence, rows: Int64Array, after: Int64Array) -> Int64Array:
+        """Returns when the messages of a rule occur next: int64, (rows,)."""
+        starts = self._starts(rows)
+        if rule.every_millis is not None:
+            starts = np.where(starts < 0, self._published[rows] + rule.every_millis, starts)
+            steps = np.maximum(0, (after - starts) // rule.every_millis + 1)
+            return _in_time(rule, np.where(after < starts, starts, starts + steps * rule.every_millis))
+        # Without a time of its own the first occurrence is the rule's first after the publish time.
+        is_alone = (after < self._published[rows]) & (starts < 0) if rule.is_cron else np.ones(len(rows), np.bool_)
+        found = np.empty(len(rows), np.int64)
+        for i in np.flatnonzero(is_alone).tolist():
+            at = rule.following(int(after[i]), self.one(int(rows[i]))[1])
+            found[i] = NEVER if at is None else at
+        others = np.flatnonzero(~is_alone)
+        seconds, of = np.unique(after[others] // 1_000, return_inverse=True)
+        times = [rule.following(second * 1_000, 0) for second in seconds.tolist()]
+        found[others] = np.array([NEVER if at is None else at for at in times], np.int64)[of]
+        return np.where(after < starts, _in_time(rule, starts), found)
+
+    def _starts(self, rows: Int64Array) -> Int64Array:
+        """Returns the times that messages name for their first occurrence, int64, (rows,), ms; -1: they name none."""
+        index = pa.array(rows)
+        at, after = self._at.take(index), self._after.take(index)
+        starts = _numbers(at)
+        later = _numbers(after)
+        starts = np.where((starts < 0) & (later >= 0), self._published[rows] + later, starts)
+        # Such as +5 and -0.
+        is_odd = (starts < 0) & pc.or_(pc.is_valid(at), pc.is_valid(after)).to_numpy(zero_copy_only=False)
+        is_odd |= pc.is_valid(at).to_numpy(zero_copy_only=False) & (_numbers(at) < 0)
+        for i in np.flatnonzero(is_odd).tolist():
+            starts[i] = self.one(int(rows[i]))[1]
+        return starts
+
+
+def _values(properties: pa.MapArray, names: Sequence[str]) -> dict[str, pa.Array]:
+    """Returns by name a property of each row, as strings; null: the row does not have it."""
+    offsets = properties.offsets.to_numpy()
+    keys = properties.keys.slice(offsets[0], offsets[-1] - offsets[0])
+    items = properties.items.slice(offsets[0], offsets[-1] - offsets[0])
+    encoded = keys.dictionary_encode()
+    codes, known = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+    found: dict[str, pa.Array] = {}
+    for name in names:
+        at = np.full(len(properties), -1, np.int64)
+        if name in known:
+            places = np.flatnonzero(codes == known.index(name))
+            at[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = places  # the last one counts
+        found[name] = items.take(pa.array(at, mask=at < 0))
+    return found
+
+
+def _groups(columns: Sequence[pa.Array]) -> tuple[Int64Array, Int64Array]:
+    """Groups rows with the same texts.
+
+    Returns:
+        for each row the number of its group, and for each group the first of its rows; int64.
+    """
+    groups = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if column.null_count < len(column):
+            codes = column.dictionary_encode("encode").indices.to_numpy()
+            _, groups = np.unique(groups * (int(codes.max()) + 1) + codes, return_inverse=True)
+    _, firsts, groups = np.unique(groups, return_index=True, return_inverse=True)
+    return groups, firsts
+
+
+def _numbers(texts: pa.Array) -> Int64Array:
+    """Reads texts as numbers, int64, (texts,): -1 where one is null or not of digits alone."""
+    is_plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN_NUMBER), False)
+    numbers = pc.if_else(is_plain, texts, "-1").cast(pa.int64())
+    return np.asarray(numbers)
+
+
+def _in_time(rule: Recurrence, times: Int64Array) -> Int64Array:
+    """Returns times that are not after the end of a rule; NEVER for the others."""
+    return np.where(times > rule.last_millis, NEVER, times)
+
+
+@lru_cache(maxsize=100_000)
+def _start(properties: _Properties, published: int) -> int:
+    return first_of(dict(properties), published)
