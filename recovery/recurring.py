@@ -82,7 +82,7 @@ class Standing:
 
     overdue: Times = field(default_factory=dict)
     moved: list[dict[str, int]] = field(default_factory=list)
-    done: list[tuple[int, ...]] = field(default_factory=list)
+    done: list[tuple[int | None, ...]] = field(default_factory=list)
     fresh: list[dict[str, Any]] = field(default_factory=list)
     waiting: list[dict[str, Any]] = field(default_factory=list)
     ended: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
@@ -189,11 +189,15 @@ class Schedules:
         for message in delivered.occurrences:
             topic, partition = delivered.occurrences.topics[message]
             if self._is_again(topic, partition, message):
-                found.done += [(*message, n, done.at) for n, done in delivered.occurrences.of(message).items()]
+                found.done += [(*message, n, done.at, None) for n, done in delivered.occurrences.of(message).items()]
         for message, move in self._rescheduled.items():
-            is_first = move["occurrence"] == 1 and not delivered.occurrences.of(message)
-            if is_first and self._is_again(move["topic"], move["partition"], message):
+            done, number = delivered.occurrences.of(message), move["occurrence"]
+            if number in done or not self._is_again(move["topic"], move["partition"], message):
+                continue
+            if number == 1 and not done:
                 found.waiting.append(_reschedule(message, move))
+            elif number > 1:
+                found.done.append((*message, number, 0, move["deliver_at"]))
 
     def _is_again(self, topic: str, partition: int, message: Message) -> bool:
         _, ledger, entry, _ = message
@@ -222,7 +226,7 @@ class Schedules:
             found.ended.setdefault(message[0], []).append(message[1:])
             return
         due = self._pending(message, source, number, before, rule, start, row, moved, rescheduled, found)
-        found.done += [(*message, n, one.at) for n, one in done.items() if n >= number - 1]
+        found.done += [(*message, n, one.at, None) for n, one in done.items() if n >= number - 1]
         self._note(found, source["topic"], message[0], due)
 
     def _pending(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ class Occurrence(NamedTuple):
     number: int  # from 1
     due: int
     at: int | None = None  # when it is due by its rule; None: `due`
+    was_due: int | None = None  # when it was due, where it is late
 
 
 class _Row(NamedTuple):
@@ -78,8 +80,8 @@ class _Rows:
         due = pc.coalesce(rows["was_due"], rows["deliver_at"])
         # What a rate puts off was not missed, and puts no other one off.
         named = pc.coalesce(rows["shaped_from"], due)
-        self.since = pc.max_element_wise(pc.coalesce(rows["occurrence_at"], named), named).to_numpy()
-        self.was_due = due.to_numpy()
+        self.since: Int64Array = pc.max_element_wise(pc.coalesce(rows["occurrence_at"], named), named).to_numpy()
+        self.was_due: Int64Array = due.to_numpy()
         self._masks = masks
         self._position = message_ids(rows)
 
@@ -105,22 +107,32 @@ class _Pending:
         numbers: from 1.
         times: ms since the epoch; NEVER: there is none.
         by_rule: when they are due by their rule; NEVER: then.
+        was_due: when they were due, where they are late; NEVER: they are not.
     """
 
-    def __init__(self, numbers: Int64Array, times: Int64Array, by_rule: Int64Array | None = None) -> None:
+    def __init__(
+        self,
+        numbers: Int64Array,
+        times: Int64Array,
+        by_rule: Int64Array | None = None,
+        was_due: Int64Array | None = None,
+    ) -> None:
         self.numbers, self.times = numbers, times
         self.by_rule = np.full(len(numbers), NEVER, np.int64) if by_rule is None else by_rule
+        self.was_due = np.full(len(numbers), NEVER, np.int64) if was_due is None else was_due
 
     def put(self, i: int, one: Occurrence | None) -> None:
         """Sets one of them; None: there is none."""
         if one is None:
             self.times[i] = NEVER
         else:
-            self.numbers[i], self.times[i], self.by_rule[i] = one.number, one.due, NEVER if one.at is None else one.at
+            self.numbers[i], self.times[i] = one.number, one.due
+            self.by_rule[i] = NEVER if one.at is None else one.at
+            self.was_due[i] = NEVER if one.was_due is None else one.was_due
 
     def take(self, index: Int64Array) -> _Pending:
         """Returns some of them."""
-        return _Pending(self.numbers[index], self.times[index], self.by_rule[index])
+        return _Pending(*(column[index] for column in (self.numbers, self.times, self.by_rule, self.was_due)))
 
 
 class Occurrences:
@@ -141,8 +153,12 @@ class Occurrences:
         self._store = store
         self._operations = operations
         data = store.get(_TABLE, (0, 0))
-        self._done = _as_done(unpack(data)) if data else {}
+        # By message, number and time by the rule; and those that were rescheduled, with their times.
+        self._done: dict[_Message, dict[int, int]] = {}
+        self._rescheduled: dict[_Message, dict[int, int]] = {}
         self._is_changed = False
+        if data:
+            self._read(unpack(data))
         self.n_misfires = 0
 
     def hand_out(
@@ -163,7 +179,7 @@ class Occurrences:
         """
         if not has_occurrences(rows):
             return rows, masks
-        if self._done:
+        if self._done or self._rescheduled:
             index, masks = _each_subscription(rows, masks)
             rows, one_by_one = rows.take(pa.array(index)), one_by_one[index]
         chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
@@ -172,7 +188,7 @@ class Occurrences:
         is_passed_over = self._are_passed_over(of, moment.now)
         following = self._next_times(of, moment.now)
         self.n_misfires += _misfires(of, following, is_passed_over, moment.now, masks[chosen])
-        further: list[tuple[int, int, int]] = []
+        further: list[tuple[int, Occurrence]] = []
         pending = _Pending(np.where(is_passed_over, of.numbers, of.numbers + 1), following)
         # One by one those of which more has to be done than to wait for the next one.
         is_due = (following != NEVER) & (following <= cutoff)
@@ -180,7 +196,7 @@ class Occurrences:
             row = of.one(i)
             room = 0 if one_by_one[chosen[i]] else MOST_AT_ONCE - len(further)
             others, last = self._following(row, not is_passed_over[i], moment.now, cutoff, room)
-            further += [(int(chosen[i]), one.number, one.due) for one in others]
+            further += [(int(chosen[i]), one) for one in others]
             pending.put(i, last)
         masks[chosen[is_passed_over]] = 0
         self._move_on(rows, wanted, chosen, pending, is_passed_over, moment)
@@ -191,12 +207,12 @@ class Occurrences:
             return rows, masks
         due = pc.if_else(is_late, rows["was_due"], rows["deliver_at"])
         rows = with_columns(rows, deliver_at=due, was_due=pc.if_else(is_late, None, rows["was_due"]))
-        at, numbers, times = (np.array([one[i] for one in further], np.int64) for i in range(3))
+        at = np.array([i for i, _ in further], np.int64)
         more = with_columns(
             rows.take(pa.array(at)),
-            deliver_at=pa.array(times),
-            occurrence=pa.array(numbers),
-            occurrence_at=pa.nulls(len(at), pa.int64()),
+            deliver_at=pa.array([one.due for _, one in further], pa.int64()),
+            occurrence=pa.array([one.number for _, one in further], pa.int64()),
+            occurrence_at=pa.array([one.at for _, one in further], pa.int64()),
             shaped_from=pa.nulls(len(at), pa.int64()),
         )
         name, all_masks = "mask", np.append(masks, wanted[at])
@@ -222,13 +238,15 @@ class Occurrences:
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over the occurrences that were done before a rebuild: see `OCCURRENCES_DONE`."""
-        self._done = _as_done(rows)
-        self._is_changed = bool(self._done)
+        self._read(rows)
+        self._is_changed = bool(rows.num_rows)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
         if self._is_changed:
-            rows = [(*message, *done) for message, of in self._done.items() for done in of.items()]
+            rows: list[tuple[int | None, ...]]
+            rows = [(*message, *done, None) for message, of in self._done.items() for done in of.items()]
+            rows += [(*message, n, 0, due) for message, of in self._rescheduled.items() for n, due in of.items()]
             if rows:
                 columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
                 self._store.put(_TABLE, (0, 0), pack(pa.table(columns, names=OCCURRENCES_DONE.names)))
@@ -236,18 +254,29 @@ class Occurrences:
                 self._store.remove(_TABLE, (0, 0))
             self._is_changed = False
 
+    def _read(self, rows: pa.Table) -> None:
+        """Takes rows over, as OCCURRENCES_DONE, of which earlier versions did not have all columns."""
+        columns = (concat([rows], OCCURRENCES_DONE)[name].to_pylist() for name in OCCURRENCES_DONE.names)
+        for subscription, ledger, entry, index, number, at, due in zip(*columns, strict=True):
+            message = subscription, ledger, entry, max(index, 0)
+            if due is None:
+                self._done.setdefault(message, {})[number] = at
+            else:
+                self._rescheduled.setdefault(message, {})[number] = due
+
     def _are_passed_over(self, of: _Rows, now: int) -> BoolArray:
         """Tells which occurrences are not handed out: bool, (rows,)."""
-        is_missed = of.recurrences.have_misfire(Misfire.SKIP) & (now - of.was_due > MISFIRE_GRACE_MILLIS)
+        is_missed: BoolArray = of.recurrences.have_misfire(Misfire.SKIP) & (now - of.was_due > MISFIRE_GRACE_MILLIS)
         for i in np.flatnonzero(self._have_done(of)).tolist():
-            is_missed[i] |= int(of.numbers[i]) in self._done[of.message(i)]
+            is_missed[i] |= int(of.numbers[i]) in self._done.get(of.message(i), ())
         return is_missed
 
     def _have_done(self, of: _Rows) -> BoolArray:
-        """Tells of which messages there are occurrences that were done before a rebuild: bool, (rows,)."""
-        if not self._done:
+        """Tells of which messages occurrences were done, or rescheduled, before a rebuild: bool, (rows,)."""
+        if not self._done and not self._rescheduled:
             return np.zeros(len(of), np.bool_)
-        return np.array([of.message(i) in self._done for i in range(len(of))], np.bool_)
+        known = self._done.keys() | self._rescheduled.keys()
+        return np.array([of.message(i) in known for i in range(len(of))], np.bool_)
 
     def _next_times(self, of: _Rows, now: int) -> Int64Array:
         """Returns when the next occurrences are: int64, (rows,), ms since the epoch, NEVER where there is none."""
@@ -260,32 +289,44 @@ class Occurrences:
         """Returns the occurrences that follow a row's and are due, and then the one that is pending; None: none is."""
         due: list[Occurrence] = []
         # One that was missed and is passed over gives its number to the next.
-        done = self._done.get(row.message, {})
+        done, times = self._done.get(row.message, {}), self._rescheduled.get(row.message, {})
         number, since = (row.number, row.since) if is_out or row.number in done else (row.number - 1, row.since)
         since = done.get(number, since)
-        while (found := self._next(row, number, since, now)) is not None:
-            number, since = found.number, found.due
+        while (found := self._next(row, number, since, now, times)) is not None:
+            number, since = found.number, max(found.due, found.at or 0)
             if found.number in done:
                 since = done[number]
             elif found.due > cutoff:
                 break
             elif len(due) >= most:
                 # Not to be taken for one that has been handed out, its time is put off to the next tick's.
-                found = Occurrence(found.number, cutoff + 1, found.due)
+                at = found.due if found.at is None else found.at
+                found = Occurrence(found.number, cutoff + 1, at, found.due)
                 break
             else:
                 due.append(found)
-        if done:
+        if done or times:
             last = found.number if found is not None else number + 1
-            self._done[row.message] = {n: at for n, at in done.items() if n > last}
-            self._done = {message: of for message, of in self._done.items() if of}
+            self._forget(self._done, row.message, last)
+            self._forget(self._rescheduled, row.message, last)
             self._is_changed = True
         return due, found
 
-    def _next(self, row: _Row, number: int, since: int, now: int) -> Occurrence | None:
-        since = since if row.rule.misfire is Misfire.ALL else max(since, now)
-        found = row.rule.next_occurrence(number, since, row.start, now)
-        return None if found is None else Occurrence(*found)
+    def _next(self, row: _Row, number: int, since: int, now: int, times: Mapping[int, int]) -> Occurrence | None:
+        """Returns what follows an occurrence; `times`: of those that were rescheduled, ms since the epoch."""
+        due = times.get(number + 1)
+        after = since if row.rule.misfire is Misfire.ALL or due is not None else max(since, now)
+        found = row.rule.next_occurrence(number, after, row.start, after)
+        if found is None:
+            return None
+        return Occurrence(*found) if due is None else Occurrence(found[0], due, found[1])
+
+    @staticmethod
+    def _forget(kept: dict[_Message, dict[int, int]], message: _Message, last: int) -> None:
+        """Forgets the occurrences of a message up to one."""
+        left = {number: time for number, time in kept.pop(message, {}).items() if number > last}
+        if left:
+            kept[message] = left
 
     def _move_on(
         self,
@@ -332,7 +373,8 @@ class Occurrences:
         times = np.where(has_next, pending.times, moment.released)
         numbers = pa.array(pending.numbers, mask=~has_next)
         by_rule = pa.array(pending.by_rule, mask=pending.by_rule == NEVER)
-        self._operations.move_on(rows, subscription, times, numbers, by_rule, has_next, is_replaced, sequence)
+        was_due = pa.array(pending.was_due, mask=pending.was_due == NEVER)
+        self._operations.move_on(rows, subscription, times, numbers, by_rule, was_due, has_next, is_replaced, sequence)
 
 
 def _misfires(of: _Rows, following: Int64Array, is_passed_over: BoolArray, now: int, masks: Int64Array) -> int:
@@ -368,11 +410,3 @@ def _each_subscription(rows: pa.Table, masks: Int64Array) -> tuple[Int64Array, I
     ]
     index = np.repeat(np.arange(len(bits)), [len(of_row) for of_row in bits])
     return index, np.array([bit for of_row in bits for bit in of_row], np.int64)
-
-
-def _as_done(rows: pa.Table) -> dict[_Message, dict[int, int]]:
-    done: dict[_Message, dict[int, int]] = {}
-    for *message, number, at in zip(*(rows[name].to_pylist() for name in OCCURRENCES_DONE.names), strict=True):
-        subscription, ledger, entry, index = message
-        done.setdefault((subscription, ledger, entry, max(index, 0)), {})[number] = at
-    return done

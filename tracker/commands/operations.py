@@ -19,6 +19,7 @@ from tracker.messages import (
     Int64Array,
     attempts_of,
     concat,
+    empty_table,
     has_occurrences,
     int64,
     message_ids,
@@ -147,6 +148,7 @@ class Operations:
         times: Int64Array,
         numbers: pa.Array,
         by_rule: pa.Array,
+        was_due: pa.Array,
         has_next: BoolArray,
         is_replaced: BoolArray,
         sequence: int,
@@ -159,6 +161,7 @@ class Operations:
             times: int64, (rows,), ms since the epoch: when the next occurrences are due.
             numbers: int64, (rows,): theirs.
             by_rule: int64, (rows,), ms since the epoch: when they are due by their rule; null: then.
+            was_due: int64, (rows,), ms since the epoch: when they were due, where they are late; null: they are not.
             has_next: bool, (rows,): there is a next occurrence.
             is_replaced: bool, (rows,): the occurrence until now is not handed out, which the delayed index has to tell.
             sequence: of the moves.
@@ -173,7 +176,7 @@ class Operations:
             sequence=pa.array(np.full(n, sequence)),
             occurrence=numbers,
             occurrence_at=by_rule,
-            was_due=by_rule,
+            was_due=was_due,
             shaped_from=pa.nulls(n, pa.int64()),
         )
         self.moves.append(where(following, has_next))
@@ -184,7 +187,7 @@ class Operations:
     def take_moves(self) -> pa.Table:
         """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
         if not self.moves:
-            return MESSAGES.empty_table()
+            return empty_table(MESSAGES)
         moves = concat(self.moves)
         self.moves = []
         return moves

@@ -64,7 +64,7 @@ LIVE_KEYS = pa.schema(
 
 
 # Occurrences of recurring messages that a subscription is not to get again: they were delivered, or skipped, and come
-# after the one with which the rebuilt state begins, or are it.
+# after the one with which the rebuilt state begins, or are it. And those that were rescheduled, and come after it.
 OCCURRENCES_DONE = pa.schema(
     [
         ("subscription", pa.int64()),  # its number in its route
@@ -73,6 +73,10 @@ OCCURRENCES_DONE = pa.schema(
         ("batch_index", pa.int64()),
         ("occurrence", pa.int64()),
         ("at", pa.int64()),  # ms since the epoch: the following occurrence is later than this
+        (
+            "due",
+            pa.int64(),
+        ),  # ms since the epoch: when it is due, as it is not done, but was rescheduled; null: it is done
     ]
 )
 

@@ -265,6 +265,37 @@ def test_what_was_skipped_rescheduled_and_has_ended_stays_so_after_a_lost_checkp
     assert service.numbers("a", 2) == [1, 2, 3]
 
 
+def test_a_later_occurrence_stays_rescheduled_or_skipped_although_its_message_comes_in_again(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    start = NOW + 3 * SECOND
+    service.step(concat([recurring(n, start, "@every 20s") for n in range(4)]))
+    for _ in range(5):
+        service.step()
+        service.arrive([True], True)
+    assert service.order(RESCHEDULE, 0, (0,), NOW + 35 * SECOND) == [Result.APPLIED]  # due at 23
+    assert service.order(RESCHEDULE, 1, (0,), NOW + 15 * SECOND) == [Result.APPLIED]
+    assert service.order(SKIP_NEXT, 2, (0,)) == [Result.APPLIED]
+    assert service.order(RESCHEDULE, 3, (0,), NOW + 16 * SECOND) == [Result.APPLIED]
+    assert service.order(RESCHEDULE, 3, (0,), NOW + 90 * SECOND) == [Result.APPLIED]
+    assert service.source
+    for _ in range(2):
+        service.lose_checkpoint()
+    due: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for n in range(80):
+        service.step(seals=n % 4 == 0)
+        for _, name, row in service.in_flight:
+            of = due.setdefault((name, row["entry_id"]), [])
+            if (one := (row["occurrence"], (row["deliver_at"] - NOW) // SECOND)) not in of:
+                of.append(one)
+        service.arrive([True], True)
+    assert due["a", 0][:3] == [(2, 35), (3, 43), (4, 63)]
+    assert due["a", 1][:3] == [(2, 15), (3, 43), (4, 63)]
+    assert due["a", 2][:2] == [(3, 43), (4, 63)]
+    assert due["a", 3] == [(2, 90)]
+    for entry in range(4):
+        assert due["b", entry][:2] == [(2, 23), (3, 43)]
+
+
 Move = tuple[str, int, int, list[bool]]
 
 
