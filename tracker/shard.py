@@ -5,9 +5,9 @@ What is delivered when, and what a command does, is decided here and in the clas
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ from tracker.messages import (
     are_recurring,
     attempts_of,
     concat,
+    empty_table,
     has_keys,
     has_occurrences,
     in_order,
@@ -97,24 +98,25 @@ class TickInput:
     """The input of a shard for one tick. Each table has the columns of the schema that its default has."""
 
     # New messages in any order: whole entries, but for messages with a schedule key, which may be in other shards.
-    messages: pa.Table = field(default_factory=MESSAGES.empty_table)
-    notes: pa.Table = field(
-        default_factory=KEPT_SCHEMA.empty_table
-    )  # new ones of this shard's entries, in other shards
+    messages: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
+    # New ones of this shard's entries, in other shards.
+    notes: pa.Table = field(default_factory=partial(empty_table, KEPT_SCHEMA))
     # Sealed rows due from the last tick's load horizon (included) to this tick's (excluded).
-    segment: pa.Table = field(default_factory=MESSAGES.empty_table)
-    commands: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # this shard's, in the control topic's order
+    segment: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
+    # This shard's, in the control topic's order.
+    commands: pa.Table = field(default_factory=partial(empty_table, COMMAND_ROWS))
     # By request id, of all shards' commands, the hash of the body of the first command that has it.
     request_ids: Mapping[str, int] = field(default_factory=dict)
-    known_messages: pa.Table = field(default_factory=KNOWN.empty_table)  # durable ones that the commands name
+    known_messages: pa.Table = field(default_factory=partial(empty_table, KNOWN))  # durable ones that the commands name
     # Sealed rows to reschedule, restore, retry, resume or move on.
-    payload_rows: pa.Table = field(default_factory=MESSAGES.empty_table)
+    payload_rows: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     pause_changes: Sequence[PauseChange] = ()  # pauses and resumes of all shards
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
-    rejected_commands: pa.Table = field(default_factory=MESSAGES.empty_table)  # of the control topic, with a reason
+    # Of the control topic, with a reason.
+    rejected_commands: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     first_answers: FirstAnswers = no_answers  # reads the same version of the tables that `known_messages` are from
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
-    rejected: pa.Table = field(default_factory=MESSAGES.empty_table)
+    rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     # Topics with a route again, or with a subscription that is new: `payload_rows` has the rows held back for them.
     reinstated: Collection[str] = ()
     pace: Pace = field(default_factory=dict)  # at which rows that were held back go out, of all shards' rows
@@ -125,11 +127,12 @@ class Effects:
     """The output of a shard for one tick: what is to be sent and written to the tables."""
 
     releases: list[Release] = field(default_factory=list)  # to send
-    bucket: pa.Table = field(default_factory=MESSAGES.empty_table)  # the sealed bucket, for the delayed index
-    cancels: pa.Table = field(default_factory=CANCEL_ROWS.empty_table)  # CANCEL, RESTORE and MOVE rows sealed with it
+    bucket: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # the sealed bucket, for the delayed index
+    # CANCEL, RESTORE and MOVE rows sealed with it.
+    cancels: pa.Table = field(default_factory=partial(empty_table, CANCEL_ROWS))
     entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are durable now, a row each
-    rejects: pa.Table = field(default_factory=MESSAGES.empty_table)  # rejected messages, with a reason
-    outcomes: pa.Table = field(default_factory=OUTCOME_ROWS.empty_table)  # answers to commands
+    rejects: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # rejected messages, with a reason
+    outcomes: pa.Table = field(default_factory=partial(empty_table, OUTCOME_ROWS))  # answers to commands
     status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
     # By source topic and subscription's name the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -206,7 +209,7 @@ class Shard:
         kept_open = concat([self._control.keep_open(release.rows, moment) for release in opened])
         giving_up = GivingUp(tick.unwritable, self._names, tick.tick, tick.now)
         rows = self._in_flight.take_open(giving_up.of(open_releases))
-        next_sequence = functools.partial(self._control.next_sequence, moment)
+        next_sequence = partial(self._control.next_sequence, moment)
         given_up = [giving_up.take(rows, int64(rows, "subscription_mask"), next_sequence)[0]]
         if tick.run_id != last_run_id:
             effects.releases += self._in_flight.all()
@@ -250,7 +253,7 @@ class Shard:
             by_key, known_by_key = self._keys.resolve(tick_input.commands, moment)
             tick_input = replace(tick_input, commands=by_key)
         else:
-            known_by_key = KNOWN.empty_table()
+            known_by_key = empty_table(KNOWN)
         taken = concat([taken.select(KEPT_SCHEMA.names), tick_input.notes], KEPT_SCHEMA)
         known, is_new = self._known(tick_input, taken, known_by_key)
         self._entries.add(taken, tick.seal_epoch if ends_seal_epoch else tick.seal_epoch + 1)
@@ -355,7 +358,7 @@ class Shard:
             by_key: as KNOWN, of earlier ticks, those that commands name by their schedule key.
         """
         if not tick_input.commands.num_rows:
-            return KNOWN.empty_table(), np.zeros(0, np.bool_)
+            return empty_table(KNOWN), np.zeros(0, np.bool_)
         wanted = tick_input.commands.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])
         new, recent, durable = (
             rows.select(KNOWN.names)
@@ -384,7 +387,7 @@ class Shard:
         """Returns rows, as MESSAGES, of the known messages that commands move or restore, wherever they are."""
         kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT]))
         if not pc.any(kinds).as_py():
-            return MESSAGES.empty_table()
+            return empty_table(MESSAGES)
         wanted = tick_input.commands.filter(kinds).select(["ledger_id", "entry_id"])
         wanted = wanted.group_by(["ledger_id", "entry_id"]).aggregate([])
         known = known.join(wanted, ["ledger_id", "entry_id"], join_type="inner", use_threads=False)
@@ -396,7 +399,7 @@ class Shard:
     def _held(self, tick_input: TickInput) -> pa.Table:
         """Returns all rows that are held back, as MESSAGES, if a command resumes a subscription; else none."""
         if all(change.is_paused for change in tick_input.pause_changes):
-            return MESSAGES.empty_table()
+            return empty_table(MESSAGES)
         return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
 
     def _release(
@@ -406,7 +409,7 @@ class Shard:
         if not rows.num_rows:
             return 0, GivenUp()
         masks = self._control.hand_out(rows, moment)
-        next_sequence = functools.partial(self._control.next_sequence, moment)
+        next_sequence = partial(self._control.next_sequence, moment)
         recurs = are_recurring(rows)
         given_up, others = giving_up.take(rows, np.where(recurs, 0, masks), next_sequence)
         masks = np.where(recurs, masks, others)
@@ -447,7 +450,7 @@ class Shard:
         masks = int64(rows, "subscription_mask")
         rows, one_by_one = rows.drop_columns(["subscription_mask"]), self._shaper.shapes(rows)
         rows, masks = self._control.occurrences.hand_out(rows, masks, moment, tick.cutoff, one_by_one)
-        more, masks = giving_up.take(rows, masks, functools.partial(self._control.next_sequence, moment))
+        more, masks = giving_up.take(rows, masks, partial(self._control.next_sequence, moment))
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         outcomes = concat([given_up.outcomes, more.outcomes], OUTCOME_ROWS)

@@ -23,6 +23,7 @@ from tracker.messages import (
     Int64Array,
     attempts_of,
     concat,
+    empty_table,
     has_keys,
     has_occurrences,
     int64,
@@ -379,7 +380,7 @@ class Executor:
         later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
         chosen = np.flatnonzero(later[pairs.command])
         if not len(chosen):
-            return OUTCOME_ROWS.empty_table()
+            return empty_table(OUTCOME_ROWS)
         is_late = pairs.is_released[pairs.row[chosen]]
         result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
         reason = np.where(is_late, "released", "").tolist()

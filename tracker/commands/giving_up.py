@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS, SKIP_NEXT
 from tracker.in_flight import OpenReleases
-from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, typed, where, with_columns
+from tracker.messages import MESSAGES, Int64Array, concat, empty_table, has_occurrences, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
 # The reason of such a message in `rejects` begins with this and the subscription. Others may have got the message.
@@ -32,8 +33,8 @@ class GivenUp:
         outcomes: as OUTCOME_ROWS, the same rows: the message is cancelled for the subscription.
     """
 
-    rejects: pa.Table = field(default_factory=MESSAGES.empty_table)
-    outcomes: pa.Table = field(default_factory=OUTCOME_ROWS.empty_table)
+    rejects: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
+    outcomes: pa.Table = field(default_factory=partial(empty_table, OUTCOME_ROWS))
 
 
 class GivingUp:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.messages import MESSAGES, BoolArray, Int64Array, is_among
+from tracker.messages import MESSAGES, BoolArray, Int64Array, empty_table, is_among
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Moment:
     # Where the clock has been set back: messages due up to `highest_cutoff`, a time, had been handed out before that,
     # except those in `waiting`.
     highest_cutoff: int = 0
-    waiting: pa.Table = field(default_factory=MESSAGES.empty_table)
+    waiting: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
 
 
 def is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, moment: Moment) -> BoolArray:

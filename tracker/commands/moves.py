@@ -140,7 +140,9 @@ class Moved:
             new[is_again, _UNTIL] = np.maximum(new[is_again, _UNTIL], past)
             table = before.copy()
             table[place[is_again]] = new[is_again]
-            self._tables[ledger, subscription] = np.insert(table, place[~is_again], new[~is_again], axis=0)
+            if not is_again.all():
+                table = np.insert(table, place[~is_again], new[~is_again], axis=0)
+            self._tables[ledger, subscription] = table
             self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
             self._changed.add((ledger, subscription))
 
@@ -158,8 +160,8 @@ class Moved:
             self._store.put(_TABLE, key, self._tables[key].tobytes())
         for ledger in {ledger for ledger, _ in self._changed}:
             entry = self._ledgers[ledger]
-            tables = [self._load(ledger, s)[:, [_TIME, _UNTIL]] & _TIME_MASK for s in subscriptions_of(entry[0])]
-            entry[1] = max(int(table.max()) for table in tables)
+            tables = [self._load(ledger, s) for s in subscriptions_of(entry[0])]
+            entry[1] = max(int(max((t[:, _TIME] & _TIME_MASK).max(), t[:, _UNTIL].max())) for t in tables)
         self._changed.clear()
         data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()
         if data != self._saved:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from tracker.commands.match import each_subscription
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS
-from tracker.messages import BoolArray, Int64Array, int64, typed
+from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
@@ -87,7 +87,7 @@ def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None 
         reason: one line, with a result.
     """
     if not commands.num_rows:
-        return OUTCOME_ROWS.empty_table()
+        return empty_table(OUTCOME_ROWS)
     index, names = each_subscription(commands, subscriptions.names)
     rows = commands.take(pa.array(index))
     n = rows.num_rows

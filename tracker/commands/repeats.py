@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.schema import OUTCOME_ROWS, REPEAT
-from tracker.messages import BoolArray, Int64Array, int64, typed, where, with_columns
+from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
 # A command under the request id of another one.
@@ -26,7 +26,7 @@ _ENTRY = ["request_id", "subscription", "ledger_id", "entry_id"]
 
 def no_answers(request_ids: Collection[str]) -> pa.Table:
     """Returns no rows: the FirstAnswers where no command has been answered yet."""
-    return ANSWERS.empty_table()
+    return empty_table(ANSWERS)
 
 
 class Repeats:

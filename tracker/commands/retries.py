@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.schema import COMMAND_ROWS, SKIP
-from tracker.messages import Int64Array, attempts_of, int64, is_rejected, typed, where, with_columns
+from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
 from tracker.retry_of import RETRY_OF, RETRY_SUBSCRIPTION, wait_millis, with_reason
 from tracker.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import Subscriptions, by_topic
@@ -86,7 +86,7 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
     """
     is_retry = (attempts_of(messages) > 0) & ~is_rejected(messages)
     if not is_retry.any():
-        return SentBack(messages, COMMAND_ROWS.empty_table())
+        return SentBack(messages, empty_table(COMMAND_ROWS))
     times, reasons = int64(messages, "deliver_at").copy(), messages["reason"].to_pylist()
     others = np.zeros(messages.num_rows, np.int64)
     names = ("topic", "ledger_id", "entry_id", "batch_index", "attempt", "properties")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from tracker.buckets.index_bits import by_ledger
 from tracker.commands.schema import COMMAND_ROWS
-from tracker.messages import BoolArray, Int64Array, concat, int64, pack, typed, unpack, where, with_columns
+from tracker.messages import BoolArray, Int64Array, concat, empty_table, int64, pack, typed, unpack, where, with_columns
 from tracker.store import Store, get_present
 
 _TABLE = "waiting"
@@ -49,7 +49,7 @@ class WaitingCommands:
     def take(self, messages: pa.Table) -> pa.Table:
         """Removes and returns, as WAITING, the commands that name the entries of some messages."""
         if not self._ledgers or not messages.num_rows:
-            return WAITING.empty_table()
+            return empty_table(WAITING)
         taken = []
         for ledger, of_ledger in by_ledger(int64(messages, "ledger_id")):
             if ledger in self._ledgers:
@@ -89,7 +89,7 @@ class WaitingCommands:
 
     def _get(self, ledger: int) -> pa.Table:
         if ledger not in self._ledgers:
-            return WAITING.empty_table()
+            return empty_table(WAITING)
         return typed(unpack(get_present(self._store, _TABLE, (ledger, 0))), WAITING)
 
     def _put(self, ledger: int, rows: pa.Table) -> None:

@@ -12,7 +12,7 @@ from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
 from tracker.keys.live_keys import KeyHash, Live, LiveKeys, positions
-from tracker.messages import BoolArray, Int64Array, int64, typed, where, with_columns
+from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
 from tracker.schedule_key import Mode, key_hash, key_rule
 from tracker.store import Store
 
@@ -147,7 +147,7 @@ class Superseding:
         is_by_key = pc.and_(is_by_key, pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
         chosen = np.flatnonzero(is_by_key.to_numpy(zero_copy_only=False))
         if not len(chosen):
-            return commands, KNOWN.empty_table()
+            return commands, empty_table(KNOWN)
         rows = commands.take(pa.array(chosen))
         pairs = list(zip(rows["topic"].to_pylist(), rows["schedule_key"].to_pylist(), strict=True))
         names = [(*pair, key_hash(*pair)) for pair in sorted(set(pairs))]
@@ -207,7 +207,7 @@ class Superseding:
 
     def _supersede(self, superseded: list[tuple[str, str, _Last, Live]], moment: Moment) -> pa.Table:
         if not superseded:
-            return OUTCOME_ROWS.empty_table()
+            return empty_table(OUTCOME_ROWS)
         rows = _as_known([(topic, key, one.live) for topic, key, one, _ in superseded])
         others = [other for _, _, _, other in superseded]
         yields_to = pa.array([f"{o.ledger_id}:{o.entry_id}:{o.partition}:{o.batch_index}" for o in others])

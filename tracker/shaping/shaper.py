@@ -15,7 +15,17 @@ import pyarrow.compute as pc
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.schema import SEQUENCE_BITS
-from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, subscription_numbers, typed, with_columns
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    concat,
+    empty_table,
+    int64,
+    subscription_numbers,
+    typed,
+    with_columns,
+)
 from tracker.shaping.bucket import Bucket, FloatArray, own_ranks
 from tracker.shaping.open_time import OpenTime
 from tracker.shaping.rule import Rule
@@ -33,6 +43,8 @@ _LATE_MILLIS = 500.0
 
 # After a start it takes about so long until what is in flight can be sent again, ms.
 _START_MILLIS = 3_000
+
+_PLACED = MESSAGES.append(pa.field("subscription_mask", pa.int64()))
 
 _NO_KEY = ""
 
@@ -200,10 +212,10 @@ class Shaper:
             moment: of this tick.
             cutoff: of this tick, ms since the epoch.
         """
-        nothing = MESSAGES.append(pa.field("subscription_mask", pa.int64())).empty_table()
+        nothing = empty_table(_PLACED)
         shaped = masks & self._masks(rows)
         if not shaped.any():
-            return Shaped(masks, nothing, MESSAGES.empty_table())
+            return Shaped(masks, nothing, empty_table(MESSAGES))
         masks = masks.copy()
         placed: list[pa.Table] = []
         waiting: list[pa.Table] = []
