@@ -6,14 +6,15 @@ Linear hashing: https://en.wikipedia.org/wiki/Linear_hashing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from tracker.keys.packed_bucket import KeyHash, Live, PackedBucket
 from tracker.messages import BoolArray
 from tracker.store import Store
+
+__all__ = ["KeyHash", "Live", "LiveKeys", "positions"]
 
 _TABLE = "schedule_keys"
 _META = "schedule_keys_meta"
@@ -23,36 +24,6 @@ _BUCKET_ROWS = 256
 
 # The whole map is swept in so many calls.
 _SWEEPS = 120
-
-_ROW = np.dtype(
-    [
-        ("hash", "<i8"),  # of the topic and key: see `tracker.schedule_key.key_hash`
-        ("check", "<i8"),
-        ("ledger_id", "<i8"),
-        ("entry_id", "<i8"),
-        ("partition", "<i4"),
-        ("batch_index", "<i4"),
-        ("batch_size", "<i4"),
-        ("deliver_at", "<i8"),
-        ("since", "<i8"),
-    ]
-)
-
-_Rows = npt.NDArray[np.void]
-
-KeyHash = tuple[int, int]
-
-
-class Live(NamedTuple):
-    """The last message of a key: its position, and when it is due as it came, ms since the epoch."""
-
-    ledger_id: int
-    entry_id: int
-    partition: int
-    batch_index: int
-    batch_size: int
-    deliver_at: int
-    since: int  # when the first message since the key began anew was published, ms since the epoch
 
 
 class LiveKeys:
@@ -67,7 +38,7 @@ class LiveKeys:
         self._saved = store.get(_META, (0, 0))
         n_rows, n_buckets, swept = np.frombuffer(self._saved, "<i8").tolist() if self._saved else (0, 1, 0)
         self._n_rows, self._n_buckets, self._swept = n_rows, n_buckets, swept
-        self._buckets: dict[int, dict[KeyHash, Live]] = {}
+        self._buckets: dict[int, PackedBucket] = {}
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
@@ -88,12 +59,12 @@ class LiveKeys:
         for key, live in changes.items():
             number = self._bucket_of(key)
             bucket = self._load(number)
-            self._n_rows -= key in bucket
+            before = len(bucket)
             if live is not None:
-                bucket[key] = live
-                self._n_rows += 1
-            elif bucket.pop(key, None) is None:
+                bucket.put(key, live)
+            elif not bucket.remove(key):
                 continue
+            self._n_rows += len(bucket) - before
             self._changed.add(number)
         while self._n_rows > self._n_buckets * _BUCKET_ROWS:
             self._split()
@@ -108,19 +79,19 @@ class LiveKeys:
             number = self._swept % self._n_buckets
             self._swept = (number + 1) % self._n_buckets
             bucket = self._load(number)
-            if bucket:
-                past = is_past(positions(list(bucket.values())))
-                gone = [key for key, goes in zip(bucket, past.tolist(), strict=True) if goes]
-                self.update(dict.fromkeys(gone))
+            past = is_past(bucket.positions()) if len(bucket) else np.zeros(0, np.bool_)
+            if past.any():
+                bucket.remove_where(past)
+                self._n_rows -= int(past.sum())
+                self._changed.add(number)
         if not self._n_rows:
             self._reset()
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
         for number in sorted(self._changed):
-            rows = [(*key, *live) for key, live in self._buckets[number].items()]
-            if rows:
-                self._store.put(_TABLE, (number, 0), np.array(rows, _ROW).tobytes())
+            if len(self._buckets[number]):
+                self._store.put(_TABLE, (number, 0), self._buckets[number].pack())
             else:
                 self._store.remove(_TABLE, (number, 0))
         self._changed.clear()
@@ -139,11 +110,8 @@ class LiveKeys:
         """Adds a bucket, and gives it its part of the one that had its keys."""
         new = self._n_buckets
         old = new & ((1 << new.bit_length() - 1) - 1)
-        rows = self._load(old)
+        self._buckets[new] = self._load(old).split(new.bit_length() - 1)
         self._n_buckets += 1
-        self._buckets[old], self._buckets[new] = {}, {}
-        for key, live in rows.items():
-            self._buckets[self._bucket_of(key)][key] = live
         self._changed |= {old, new}
 
     def _reset(self) -> None:
@@ -153,11 +121,9 @@ class LiveKeys:
         self._changed.clear()
         self._n_buckets, self._swept = 1, 0
 
-    def _load(self, number: int) -> dict[KeyHash, Live]:
+    def _load(self, number: int) -> PackedBucket:
         if number not in self._buckets:
-            data = self._store.get(_TABLE, (number, 0)) or b""
-            rows: _Rows = np.frombuffer(data, _ROW)
-            self._buckets[number] = {(row[0], row[1]): Live(*row[2:]) for row in rows.tolist()}
+            self._buckets[number] = PackedBucket(self._store.get(_TABLE, (number, 0)) or b"")
         return self._buckets[number]
 
 

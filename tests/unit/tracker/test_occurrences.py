@@ -331,7 +331,7 @@ def test_of_what_was_done_before_a_rebuild_nothing_comes_again() -> None:
     job = Job()
     done = [(0, 1, 0, -1, 1, 5 * SECOND), (0, 1, 0, -1, 2, 15 * SECOND), (0, 1, 0, -1, 4, 35 * SECOND)]
     columns = [pa.array(column, pa.int64()) for column in zip(*done, strict=True)]
-    rebuilt = Rebuilt(occurrences=pa.table(columns, names=OCCURRENCES_DONE.names))
+    rebuilt = Rebuilt(occurrences=pa.table(columns, names=OCCURRENCES_DONE.names[:6]))  # as an earlier version has it
     job.step(recurring(0, 5 * SECOND, misfire="all"), later=41 * SECOND, rebuilt=rebuilt)
     job.run(30)
     assert job.numbers("a") == [3, 5, 6, 7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, SKIP, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.keys.live_keys import Live, LiveKeys
+from tracker.keys.packed_bucket import PackedBucket
 from tracker.messages import MESSAGES, concat, int64, where
 from tracker.schedule import BadSchedule
 from tracker.schedule_key import schedule_key
@@ -327,6 +329,41 @@ def test_a_wrong_property_is_named(properties: dict[str, str], name: str) -> Non
 def test_a_key_of_512_bytes_is_taken() -> None:
     assert schedule_key({"scheduleKey": "ö" * 256, "scheduleMode": "debounce", "debounceMax": "1d"}) == "ö" * 256
     assert schedule_key({"scheduleMode": "anything"}) is None
+
+
+NUMBERS = st.integers(-1, 2**40)
+LIVES = st.tuples(NUMBERS, NUMBERS, *[st.integers(-1, 2**31 - 1)] * 3, NUMBERS, NUMBERS).map(Live._make)
+HASHES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
+
+
+@given(
+    old=st.dictionaries(HASHES, LIVES, max_size=6),
+    changes=st.lists(st.tuples(st.one_of(HASHES, st.integers(0, 3).map(lambda n: (n, 0))), LIVES, st.booleans())),
+)
+def test_a_bucket_is_a_map_also_as_an_earlier_version_has_written_it(
+    old: dict[tuple[int, int], Live], changes: list[tuple[tuple[int, int], Live, bool]]
+) -> None:
+    written = b"".join(struct.pack("<4q3i2q", *key, *live) for key, live in old.items())
+    bucket, model = PackedBucket(written), dict(old)
+    for key, live, is_there in changes:
+        if is_there:
+            bucket.put(key, live)
+            model[key] = live
+        else:
+            assert bucket.remove(key) == (model.pop(key, None) is not None)
+        bucket = PackedBucket(bucket.pack())
+        assert len(bucket) == len(model)
+    assert {key: bucket.get(key) for key in [*model, *(key for key, *_ in changes)]} == {
+        key: model.get(key) for key in [*model, *(key for key, *_ in changes)]
+    }
+    assert sorted(rows_of(bucket)) == sorted(model.values())
+    other = bucket.split(0)
+    assert sorted(rows_of(other)) == sorted(live for key, live in model.items() if key[0] & 1)
+    assert sorted(rows_of(bucket)) == sorted(live for key, live in model.items() if not key[0] & 1)
+
+
+def rows_of(bucket: PackedBucket) -> list[tuple[int, ...]]:
+    return [tuple(row.values()) for row in bucket.positions().to_pylist()]
 
 
 @given(
