@@ -63,6 +63,7 @@ SLOWEST = (
     "test_retries",
     "test_recurring",
     "test_shaping",
+    "test_backup",
     "test_what_arrives",
     "test_demo",
     "test_importing",

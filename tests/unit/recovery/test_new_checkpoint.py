@@ -13,6 +13,8 @@ from tests.unit.warehouse.maintenance.test_maintenance import make
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import read_marker
 
+pytestmark = pytest.mark.slow
+
 
 def test_of_the_checkpoints_that_were_moved_aside_only_the_newest_stay(tmp_path: Path) -> None:
     made, _ = make(tmp_path)

@@ -24,6 +24,8 @@ from warehouse.backup.copying import BackupError, back_up
 from warehouse.epoch import FencedError
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 MINUTE = 60_000
 CONTROL = "persistent://public/default/delaylake-control"
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, bucket, make, rows
 from warehouse.backup.copying import back_up
 from warehouse.backup.restoring import restore
 from warehouse.maintenance.maintain import maintain
+
+pytestmark = pytest.mark.slow
 
 
 def test_whatever_is_done_to_the_tables_every_reader_of_version_1_can_read_them(tmp_path: Path) -> None:

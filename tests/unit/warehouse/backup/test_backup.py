@@ -31,6 +31,8 @@ from warehouse.maintenance.maintain import MaintenanceError, maintain
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables, exists
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> tuple[Settings, Tables]:
