@@ -91,11 +91,13 @@ class Remaining:
         masks = by_topic(rows, self._subscriptions.known)
         if "sequence" in rows.column_names and rows["subscription"].null_count < rows.num_rows:
             masks &= self.addressed_to(rows)
-        if not self.has_exceptions or not rows.num_rows:
+        # After a rebuild, messages without a move may have rows of later occurrences: these do not count.
+        are_moved = "sequence" in rows.column_names and rows["sequence"].null_count < rows.num_rows
+        if not (self.has_exceptions or are_moved) or not rows.num_rows:
             return masks
         position = message_ids(rows)
         sequence = np.zeros(rows.num_rows, np.int64)
-        if "sequence" in rows.column_names:
+        if are_moved:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
         for subscription in range(int(masks.max()).bit_length()):
             is_left = self.cancelled.contains(subscription, *position)

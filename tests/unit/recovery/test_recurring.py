@@ -10,7 +10,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
@@ -313,6 +313,7 @@ Move = tuple[str, int, int, list[bool]]
         max_size=16,
     )
 )
+@example(moves=[("new", 0, 4, [False]), ("run", 0, 11, [False]), ("crash", 0, 8, [True]), ("run", 0, 12, [True])])
 def test_whatever_happens_each_occurrence_arrives_once_for_each_subscription(moves: list[Move]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         service = Service(Path(folder))
