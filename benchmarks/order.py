@@ -2,9 +2,10 @@
 
 usage: order.py [RATE [SECONDS [KEYS]]]
 
-Both have the same broker and load, one after the other: RATE (1,000) messages a second for SECONDS (40), 100 bytes
-each, of KEYS (10,000) keys, due 5 to 10 seconds after they are sent; then ten seconds' worth, due at one instant.
-Times are those at which the broker got the messages; the first ten seconds do not count. Prints one JSON object.
+A job has two subscriptions of one topic, one without and one with it, which get the same load at the same time: RATE
+(1,000) messages a second for SECONDS (40), 100 bytes each, of KEYS (10,000) keys, due 5 to 10 seconds after they are
+sent; then ten seconds' worth, due at one instant. Times are those at which the broker got the messages; the first ten
+seconds do not count. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tests.harness import Job
 WARM_UP_SECONDS = 10
 BURST_SECONDS = 10
 BODY = b"x" * 86
+TOPIC = f"{NAMESPACE}/bench_order"
 
 
 def produce(settings: PulsarSettings, topic: str, rate: int, seconds: int, keys: int) -> int:
@@ -49,28 +51,13 @@ def produce(settings: PulsarSettings, topic: str, rate: int, seconds: int, keys:
     return burst
 
 
-def measure(broker: EmbeddedBroker, order: str, rate: int, seconds: int, keys: int) -> dict[str, Any]:
-    topic = f"{NAMESPACE}/bench_order_{order}"
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), broker.settings, [{"source": topic, "subscriptions": [{"name": "a", "order": order}]}])
-        try:
-            job.start()
-            n = rate * (seconds + BURST_SECONDS)
-            results: Any = multiprocessing.Queue()
-            arguments = (broker.settings, f"{topic}-a", n, time.time() + seconds + 180, results)
-            multiprocessing.Process(target=consume, args=arguments, daemon=True).start()
-            results.get()
-            begin = (time.time() + WARM_UP_SECONDS) * 1000
-            burst = produce(broker.settings, topic, rate, seconds, keys)
-            found = results.get()
-        finally:
-            job.stop()
-    steady = found[(found[:, 0] < burst) & (found[:, 0] >= begin)]
+def told(found: Any, begin: float, burst: int) -> dict[str, Any]:
+    """Returns what came of the load to a subscription: `found` has (due, published) of each message, ms."""
     of_burst = found[found[:, 0] == burst]
     took = (int(of_burst[:, 1].max(initial=burst + 1)) - burst) / 1000
     return {
         "received": len(found),
-        **lateness(steady),
+        **lateness(found[(found[:, 0] < burst) & (found[:, 0] >= begin)]),
         "burst_messages": len(of_burst),
         "burst_seconds": round(took, 2),
         "burst_per_second": round(len(of_burst) / took),
@@ -79,12 +66,24 @@ def measure(broker: EmbeddedBroker, order: str, rate: int, seconds: int, keys: i
 
 def main() -> None:
     rate, seconds, keys = (int(text) for text in [*sys.argv[1:], *["1000", "40", "10000"][len(sys.argv) - 1 :]])
+    subscriptions = [{"name": order, "order": order} for order in ("none", "key")]
     with tempfile.TemporaryDirectory() as folder:
-        broker = EmbeddedBroker(Path(folder))
+        broker = EmbeddedBroker(Path(folder) / "broker")
         broker.start(port=0, http_port=0)
+        job = Job(Path(folder), broker.settings, [{"source": TOPIC, "subscriptions": subscriptions}])
         try:
-            off, on = (measure(broker, order, rate, seconds, keys) for order in ("none", "key"))
+            job.start()
+            n, until = rate * (seconds + BURST_SECONDS), time.time() + seconds + 180
+            queues: list[Any] = [multiprocessing.Queue() for _ in subscriptions]
+            for subscription, results in zip(subscriptions, queues, strict=True):
+                arguments = (broker.settings, f"{TOPIC}-{subscription['name']}", n, until, results)
+                multiprocessing.Process(target=consume, args=arguments, daemon=True).start()
+                results.get()
+            begin = (time.time() + WARM_UP_SECONDS) * 1000
+            burst = produce(broker.settings, TOPIC, rate, seconds, keys)
+            off, on = (told(results.get(), begin, burst) for results in queues)
         finally:
+            job.stop()
             broker.kill()
     result = {
         "benchmark": "order",
