@@ -14,7 +14,7 @@ from admin.dashboard import overview, pages
 from admin.dashboard.data import Stats
 from admin.dashboard.responses import error_page
 from admin.errors import answer_errors
-from admin.rest import health_api, index_api, pending_api, schedules_api, topics_api
+from admin.rest import dead_letters_api, health_api, index_api, pending_api, schedules_api, topics_api
 from admin.rest.metrics import ApiMetrics, CountRequests
 from admin.rest.middleware import BodyLimit, PulsarPaths
 from admin.security.hosts import AllowedHosts, host_check
@@ -71,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(index_api.router, tags=["topics"])
     app.include_router(pending_api.router, tags=["pending messages"])
     app.include_router(schedules_api.router, tags=["schedules"])
+    app.include_router(dead_letters_api.router, tags=["dead letters"])
     app.include_router(health_api.router, tags=["health"])
     app.include_router(overview.router)
     app.include_router(pages.router)

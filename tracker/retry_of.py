@@ -14,9 +14,19 @@ RETRY_SUBSCRIPTION = "retrySubscription"
 RETRY_REASON = "retryReason"
 RETRY_AFTER = "retryAfter"
 
+# A dead letter that is sent back by a re-drive has these instead of reason and wait: the id of the re-drive's request,
+# and who asked for it.
+REDRIVE_REQUEST = "redriveRequest"
+REDRIVE_BY = "redriveBy"
+
+# What a message that was sent back is not delivered with: a consumer that sends it back again copies its properties.
+NOT_PASSED_ON = (RETRY_SUBSCRIPTION, RETRY_REASON, RETRY_AFTER, REDRIVE_REQUEST, REDRIVE_BY)
+
 # What a delivered message has, and the one that is sent back still has.
 ATTEMPT = "delaylake.attempt"
 REASONS = "delaylake.reasons"
+DEAD_LETTER_OF = "delaylake.subscription"  # of a dead letter the subscription whose consumers failed
+KEY_ENCODING = "delaylake.keyEncoding"
 
 MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # that a retry may wait
 MAX_REASON = 1_000  # characters of why a retry is asked for; more are cut off
@@ -27,10 +37,13 @@ _NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 class SentBack(NamedTuple):
-    """A message that is sent back: it is a retry of this number, for these reasons, a JSON list."""
+    """A message that is sent back: it is a retry of this number, for these reasons, a JSON list.
+
+    The number of a dead letter that is re-driven is 0, without reasons: its attempts begin anew.
+    """
 
     attempt: int
-    reasons: str
+    reasons: str | None
 
 
 def sent_back(properties: Mapping[str, str]) -> SentBack:
@@ -45,6 +58,8 @@ def sent_back(properties: Mapping[str, str]) -> SentBack:
         )
     if not properties.get(RETRY_SUBSCRIPTION):
         raise BadSchedule(f"{RETRY_SUBSCRIPTION} is missing: the subscription whose consumer failed")
+    if REDRIVE_REQUEST in properties:
+        return SentBack(0, None)
     wait_millis(properties)
     before = properties.get(ATTEMPT, "0")
     attempt = int(before) + 1 if _NUMBER.fullmatch(before) else 1
@@ -52,7 +67,7 @@ def sent_back(properties: Mapping[str, str]) -> SentBack:
 
 
 def wait_millis(properties: Mapping[str, str]) -> int:
-    """Returns how long such a message is to wait, ms; 0: as the subscription's backoff says.
+    """Returns how long a retry that is sent back is to wait, ms; 0: as the subscription's backoff says.
 
     Raises:
         BadSchedule: the property can't be read, or says too long.

@@ -239,6 +239,9 @@ class Shard:
         is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)
         is_new = ~rejected & ~is_done
         outcomes: list[pa.Table] = []
+        if sent_back.outcomes.num_rows:
+            is_first = is_new & ~self._tracker.knows(messages)
+            outcomes.append(where(sent_back.outcomes, is_first[sent_back.row]))
         if has_keys(messages):
             decided = self._keys.take(messages, is_new & ~self._tracker.knows(messages), moment)
             messages, is_new = decided.messages, is_new & ~decided.dropped

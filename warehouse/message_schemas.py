@@ -163,12 +163,24 @@ class DestinationSchemas:
             schema = read(self._warehouse, topic).get((topic, version))
             if schema is None:
                 raise UnknownSchema(f"{topic}: schema version {version_number(version)} is not in the table {TABLE}")
-            if schema.type not in _CARRIED:
-                return _PLAIN
-            # The client can't be told a schema's properties. The broker's registry can, and tells the client.
-            at = self._admin.register_schema(destination, schema.type, schema.definition, schema.properties)
-            self._infos[key] = client._client.get_schema_info(destination, at)
+            self._infos[key] = registered(self._admin, client, destination, schema)
         return self._infos[key]
+
+
+def registered(admin: AdminClient, client: pulsar.Client, topic: str, schema: MessageSchema) -> _pulsar.SchemaInfo:
+    """Registers a schema with a topic, and returns it for a producer.
+
+    Returns:
+        the schema as the client has it; that of plain bytes, unregistered, where the client can't send its type.
+
+    Raises:
+        PulsarError: the broker does not answer, or the topic does not take it.
+    """
+    if schema.type not in _CARRIED:
+        return _PLAIN
+    # The client can't be told a schema's properties. The broker's registry can, and tells the client.
+    at = admin.register_schema(topic, schema.type, schema.definition, schema.properties)
+    return client._client.get_schema_info(topic, at)
 
 
 def producer_with_schema(client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> Any:

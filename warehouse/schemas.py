@@ -57,9 +57,11 @@ OUTCOMES = pa.schema(
         *_POSITION,
         ("result", pa.string()),
         ("reason", pa.string()),
-        ("operation", pa.string()),  # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, PAUSE, RESUME
-        # Of a RESCHEDULE or RETRY the new time; of a CANCEL that waits the time that it names; of what is SUPERSEDED
-        # when the first message of its key was published.
+        # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT, PAUSE, RESUME; SENT_BACK or REDRIVE of a message that was
+        # sent back.
+        ("operation", pa.string()),
+        # Of a RESCHEDULE or RETRY the new time; of what was sent back when it is due; of a CANCEL that waits the time
+        # that it names; of what is SUPERSEDED when the first message of its key was published.
         ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
@@ -68,9 +70,10 @@ OUTCOMES = pa.schema(
         ("batch_id", pa.int64()),
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # of a SUPERSEDED message the position of the one that it yields to
-        ("attempt", pa.int32()),  # of a RETRY that is applied its number, from 1
+        ("attempt", pa.int32()),  # of a RETRY that is applied, or SENT_BACK, its number, from 1
         # Of a recurring message, the occurrence that was rescheduled, skipped or given up.
         ("occurrence", pa.int64()),
+        ("retry_of", pa.string()),  # of what was sent back, the position of the message that a consumer failed on
     ]
 )
 

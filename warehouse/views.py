@@ -100,15 +100,22 @@ LEFT JOIN last_occurrences AS d ON d.subscription = s.subscription
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL AND NOT ({{missed}})
 """,  # noqa: S608
-    # What was delivered again, or is to be: a row for each retry of a message and subscription. `sent_at` is null where
-    # it was not delivered yet.
+    # What was delivered again, or is to be: a row for each retry of a message and subscription, and with attempt 0 for
+    # each dead letter that was re-driven. `sent_at` is null where it was not delivered yet.
     "attempts": """
-SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.position, o.attempt, o.reason,
-       o.request_id, o.issued_by, o.issued_at, o.applied_at, o.deliver_at, d.sent_at, d.destination
-FROM outcomes AS o
+SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.position, o.retry_of, o.attempt,
+       o.reason, o.request_id, o.issued_by, o.issued_at, o.applied_at, o.deliver_at, d.sent_at, d.destination,
+       d.destination LIKE '%-dlq' OR d.destination LIKE '%-dlq-partition-%' AS is_dead_letter
+FROM (
+    SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, position, coalesce(attempt, 0) AS attempt,
+           max(retry_of) AS retry_of, max(reason) AS reason, max(request_id) AS request_id,
+           max(issued_by) AS issued_by, min(issued_at) AS issued_at, min(applied_at) AS applied_at,
+           max(deliver_at) AS deliver_at
+    FROM outcomes WHERE operation IN ('RETRY', 'SENT_BACK', 'REDRIVE') AND result = 'APPLIED'
+    GROUP BY topic, subscription, partition, ledger_id, entry_id, batch_index, position, coalesce(attempt, 0)
+) AS o
 LEFT JOIN deliveries AS d ON d.topic = o.topic AND d.subscription = o.subscription AND d.ledger_id = o.ledger_id
-    AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND d.attempt = o.attempt
-WHERE o.operation = 'RETRY' AND o.result = 'APPLIED'
+    AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND coalesce(d.attempt, 0) = o.attempt
 """,
     # How many messages go out in each minute.
     "schedule": """
@@ -152,7 +159,7 @@ LEFT JOIN (
     SELECT d.topic, d.subscription, count(*) AS delivered FROM deliveries AS d
     LEFT JOIN (
         SELECT subscription, ledger_id, entry_id, batch_index, max(attempt) AS attempt FROM attempts
-        GROUP BY subscription, ledger_id, entry_id, batch_index
+        WHERE attempt > 0 GROUP BY subscription, ledger_id, entry_id, batch_index
     ) AS a ON a.subscription = d.subscription AND a.ledger_id = d.ledger_id AND a.entry_id = d.entry_id
         AND a.batch_index = d.batch_index
     WHERE a.attempt IS NULL OR d.attempt = a.attempt

@@ -268,6 +268,19 @@ class RestClient:
         path = f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{operation}"
         return self._call("POST", path, content, timeout_seconds)
 
+    def redrive(self, topic: str, content: dict[str, Any], request_id: str, timeout_seconds: float) -> dict[str, Any]:
+        """Sends dead letters back that match a filter; returns the counts as the API's JSON.
+
+        Args:
+            content: the body: the filter, and whether it is a dry run.
+
+        Raises:
+            ControlError: as above.
+        """
+        headers = {"Idempotency-Key": request_id}
+        found: dict[str, Any] = self._call("POST", f"{_path(topic)}/dlq/redrive", content, timeout_seconds, headers)
+        return found
+
     def _post(
         self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float, method: str = "POST"
     ) -> Iterator[Outcome]:
@@ -282,14 +295,18 @@ class RestClient:
                         Result.Value(published["result"]) in done,
                     )
 
-    def _call(self, method: str, path: str, content: Any, timeout_seconds: float) -> Any:
+    def _call(
+        self, method: str, path: str, content: Any, timeout_seconds: float, headers: dict[str, str] | None = None
+    ) -> Any:
         """Returns the answer's body; of an error only a body with outcomes.
 
         Raises:
             ControlError: the API can't be reached, or refuses.
         """
         try:
-            response = self._http.request(method, self._url + path, json=content, timeout=timeout_seconds)
+            response = self._http.request(
+                method, self._url + path, json=content, timeout=timeout_seconds, headers=headers
+            )
             found = response.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             reason = one_line(error) or type(error).__name__

@@ -34,6 +34,8 @@ _WORDS = {
     "RESCHEDULE": "rescheduled",
     "RESTORE": "restored",
     "RETRY": "retried",
+    "SENT_BACK": "sent back for a retry",
+    "REDRIVE": "re-driven",
 }
 
 

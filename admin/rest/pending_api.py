@@ -29,6 +29,7 @@ from admin.control.bulk import (
     plan,
     requests,
 )
+from admin.control.redrive import RedriveBusyError
 from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.rest.request_bodies import BadRequest, parse_count
 from admin.rest.target import Target, TargetTopic
@@ -70,6 +71,7 @@ _MOST_MATCHED = 1_000_000
 _CODES: dict[type[PendingError], int] = {
     CursorError: 400,
     UnknownTopicError: 404,
+    RedriveBusyError: 409,
     CumulativeError: 405,
     VersionGoneError: 410,
     TooManyError: 412,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands import by_filter
+from jobs.commands import by_filter, redrive
 from jobs.commands.produce import parse_duration, parse_time
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 
@@ -146,6 +146,7 @@ for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
 app.command("purge")(by_filter.purge)
+app.command("redrive")(redrive.redrive)
 
 
 @app.command("skip-messages")

@@ -8,7 +8,7 @@ from typing import Any
 
 import _pulsar
 
-from tracker.retry_of import ATTEMPT, REASONS
+from tracker.retry_of import ATTEMPT, DEAD_LETTER_OF, KEY_ENCODING, NOT_PASSED_ON, REASONS, RETRY_OF
 
 # A larger rejected message goes without payload, keys and own properties: the table `rejects` has these. A larger one
 # that is retried goes without the reasons, for which there may be no room.
@@ -25,7 +25,9 @@ _POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})
 Columns = Mapping[str, Sequence[Any]]
 
 
-def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar.Message:
+def delivered(
+    columns: Columns, row: int, due: int, sequence_id: int, dead_letter_of: str | None = None
+) -> _pulsar.Message:
     """Builds the message of a row of a release for a subscription's destination.
 
     Args:
@@ -33,9 +35,15 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
         row: the index of the row.
         due: when the message is due, ms since the epoch.
         sequence_id: under which it is sent.
+        dead_letter_of: the subscription for whose dead letters it is; None: it is none.
     """
     properties = _properties(columns, row)
+    if RETRY_OF in properties:
+        for name in NOT_PASSED_ON:
+            properties.pop(name, None)
     properties["delaylake.deliverAt"] = str(due)
+    if dead_letter_of is not None:
+        properties[DEAD_LETTER_OF] = dead_letter_of
     if columns["attempt"][row] is not None:
         properties[ATTEMPT] = str(columns["attempt"][row])
         if _bytes(columns, row) <= MAX_REJECTED_BYTES:
@@ -43,7 +51,7 @@ def delivered(columns: Columns, row: int, due: int, sequence_id: int) -> _pulsar
     if columns["occurrence"][row] is not None:
         properties["delaylake.occurrence"] = str(columns["occurrence"][row])
     if columns["key_encoding"][row] is not None:
-        properties["delaylake.keyEncoding"] = columns["key_encoding"][row]
+        properties[KEY_ENCODING] = columns["key_encoding"][row]
     if columns["shaped_from"][row] is not None:
         properties["delaylake.shapedFrom"] = str(columns["shaped_from"][row])
     return _built(columns, row, properties, sequence_id, columns["payload"][row])

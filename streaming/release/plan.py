@@ -52,6 +52,7 @@ class PlannedSend:
     is_last: bool = True  # of its batch
     key: OrderKey | None = None  # messages with the same one arrive one after another; None: it waits for none
     rank: tuple[int, ...] = ()  # with a key: its place among those of all shards
+    is_dead: bool = False  # it goes to the dead letters of its subscription
     line: Line = None  # type: ignore[assignment]  # set when all are planned
 
 
@@ -133,7 +134,8 @@ def plan_release(
                 n = partitions[destination] = now
             if n:
                 destination = f"{destination}-partition-{_partition(columns, row, n, keys)}"
-            is_batched = batch_millis > 0 and subscription is not None and _may_be_batched(columns, row)
+            # Dead letters are acknowledged one by one, as they are re-driven.
+            is_batched = batch_millis > 0 and subscription is not None and not is_dead and _may_be_batched(columns, row)
             name = producer_name(assignment.app_id, topic, subscription, assignment.shard, lane, is_batched)
             if subscription is not None and (version := columns["schema_version"][row]) is not None:
                 name += schema_suffix(topic, version)
@@ -143,6 +145,7 @@ def plan_release(
             send = PlannedSend(
                 due, sequence_id, destination, name, row, subscription, is_batched, due, was_at, sequence_id
             )
+            send.is_dead = is_dead
             send.is_large = not is_batched and _size(columns, row) >= _BATCH_BYTES
             if keys is not None:
                 send.key, send.rank = (topic, subscription, keys[row]), _rank(columns, row, was_at)

@@ -16,6 +16,7 @@ import pulsar
 import pyarrow as pa
 from pyspark import TaskContext
 
+from broker import dead_letters
 from broker.admin_rest import AdminClient
 from broker.client import close_quietly, connect
 from conf.settings import Settings, rejects_topic
@@ -301,7 +302,9 @@ def _message(settings: Settings, send: PlannedSend, plan: Plan) -> Any:
     if send.subscription is None:
         max_size = max_size_bytes(settings, plan.columns["topic"][send.row])
         return outgoing.rejected(plan.columns, send.row, send.sequence_id, max_size)
-    return outgoing.delivered(plan.columns, send.row, send.due, send.sequence_id)
+    return outgoing.delivered(
+        plan.columns, send.row, send.due, send.sequence_id, send.subscription if send.is_dead else None
+    )
 
 
 def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> pa.Table:
@@ -351,6 +354,9 @@ def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:
 
 def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
     options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
+    if send.is_dead and send.topic not in _kept:
+        dead_letters.keep(client, send.topic)
+        _kept.add(send.topic)
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is None:
         return client.create_producer(send.topic, **options)
@@ -358,6 +364,7 @@ def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan
     return producer_with_schema(client, send.topic, info, **options)
 
 
+_kept: set[str] = set()  # topics of dead letters of which this process has made the subscription that keeps them
 _shared: dict[str, tuple[int, pulsar.Client]] = {}  # by service URL (process id, its client): a fork has another id
 _shared_schemas: dict[tuple[str, str], DestinationSchemas] = {}
 

@@ -143,7 +143,7 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
             assert len(collector.received[f"{topic}-a-dlq"]) == 2
 
             def are_written() -> bool:
-                sql = "SELECT count(*) AS n FROM attempts WHERE sent_at IS NOT NULL"
+                sql = "SELECT count(*) AS n FROM attempts WHERE sent_at IS NOT NULL AND retry_of IS NULL"
                 return bool(Warehouse(job.settings).sql(sql)["n"][0].as_py() == 11 - again)
 
             wait_until(are_written, 60, f"deliveries\n{job.log}")
@@ -160,6 +160,28 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
                 }
                 for n in (1, 2, 3)
             ]
+            # One of the dead letters is re-driven: its attempts begin anew. Then it is dead again.
+            asked = ("redrive", topic, "-s", "a", "--reason", "no dead", "--output", "json")
+            [listed] = json.loads(topics(*asked, "--dry-run"))["messages"]
+            assert (listed["messageId"].rsplit(":", 2)[0], listed["attempt"]) == (names["dead"], 3)
+            assert json.loads(topics(*asked, "--yes", "--request-id", "again"))["redriven"] == 1
+            dead = wait_until(lambda: len(found := collector.received[f"{topic}-a-dlq"]) == 3 and found, 90, job.log)
+            assert come["dead"] == [0, 1, 2, 0, 1, 2]
+            assert dead[-1].properties["delaylake.attempt"] == "3"
+            assert json.loads(topics(*asked, "--dry-run"))["matched"] == 1
+
+            again = n_sent_back(pulsar_client, topic)
+            sql = (
+                "SELECT attempt, is_dead_letter, request_id FROM attempts "
+                "WHERE retry_of IS NOT NULL AND sent_at IS NOT NULL ORDER BY request_id"
+            )
+            told = wait_until(
+                lambda: len(rows := Warehouse(job.settings).sql(sql).to_pylist()) == again and rows, 60, job.log
+            )
+            assert tuple(told[0].values()) == (0, False, "redrive-again")
+            assert {row["request_id"] for row in told[1:]} == {"retryOf"}
+            assert sorted(m.payload.decode() for m in collector.received[f"{topic}-b"]) == sorted(come)
+            wait_until(lambda: run_audit(job.settings).taken_in == 10 + again, 60, f"all entries\n{job.log}")
             audit = run_audit(job.settings)
             assert audit.is_clean, audit.findings
         assert job.terminate() == 0

@@ -6,13 +6,31 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.commands.outcome_rows import ISSUED_BY
-from tracker.commands.schema import COMMAND_ROWS, SKIP
+from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
-from tracker.retry_of import RETRY_OF, RETRY_SUBSCRIPTION, wait_millis, with_reason
+from tracker.retry_of import (
+    MAX_REASON,
+    REDRIVE_BY,
+    REDRIVE_REQUEST,
+    RETRY_OF,
+    RETRY_REASON,
+    RETRY_SUBSCRIPTION,
+    wait_millis,
+    with_reason,
+)
 from tracker.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import Subscriptions, by_topic
+from tracker.wire.delaylake_pb2 import Result
+
+# The operations of the outcomes of messages that were sent back for a retry, and of dead letters that were re-driven.
+SENT_BACK = "SENT_BACK"
+REDRIVE = "REDRIVE"
+
+_REDRIVE_ID = "redrive-"  # begins the request id of these outcomes, which so is no command's
+_TOLD = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
 
 # The clocks of the machines that send and that read may differ by this. A message that is due later than that from now
 # can have reached no consumer, although it may be handed out.
@@ -65,33 +83,40 @@ def retry_rows(
 
 @dataclass(frozen=True)
 class SentBack:
-    """What has been decided of new messages, some of which were sent back for a retry.
+    """What has been decided of new messages, some of which were sent back for a retry, or re-driven.
 
     Attributes:
-        messages: as MESSAGES: those that were sent back have the time of their retry, or a reason to reject them.
+        messages: as MESSAGES: those that were sent back have the time of their retry, or a reason to reject them. What
+            is re-driven has no attempt any more.
         commands: as COMMAND_ROWS: they are for one subscription, so these skip them for all others, later ones too.
+        outcomes: as OUTCOME_ROWS: one for each message that was sent back and not rejected, in the order of `messages`.
+        row: int64, (outcomes,): the index of its message.
     """
 
     messages: pa.Table
     commands: pa.Table
+    outcomes: pa.Table
+    row: Int64Array
 
 
 def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -> SentBack:
     """Decides when messages that were sent back are due, and for whom.
 
     Args:
-        messages: as MESSAGES, new ones; those with an attempt were sent back.
+        messages: as MESSAGES, new ones; those with an attempt, which may be 0, were sent back.
         subscriptions: those of each source topic.
         now: ms since the epoch.
     """
-    is_retry = (attempts_of(messages) > 0) & ~is_rejected(messages)
-    if not is_retry.any():
-        return SentBack(messages, empty_table(COMMAND_ROWS))
+    is_sent_back = pc.is_valid(messages["attempt"]).to_numpy(zero_copy_only=False) & ~is_rejected(messages)
+    if not is_sent_back.any():
+        none = np.zeros(0, np.int64)
+        return SentBack(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), none)
     times, reasons = int64(messages, "deliver_at").copy(), messages["reason"].to_pylist()
     others = np.zeros(messages.num_rows, np.int64)
     names = ("topic", "ledger_id", "entry_id", "batch_index", "attempt", "properties")
     columns = [messages[name].to_pylist() for name in names]
-    for i in np.flatnonzero(is_retry).tolist():
+    told = []
+    for i in np.flatnonzero(is_sent_back).tolist():
         topic, ledger, entry, batch_index, attempt, properties = (column[i] for column in columns)
         given = dict(properties)
         name, known = given[RETRY_SUBSCRIPTION], list(subscriptions.names.get(topic, ()))
@@ -99,13 +124,50 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
         if number < 0 or not subscriptions.wanted(topic) >> number & 1:
             reasons[i] = f"{RETRY_SUBSCRIPTION}: the topic has no subscription {name[:100]!r}"
             continue
-        backoff = subscriptions.backoff(topic, number)
-        wait = wait_millis(given) or backoff.wait_millis(attempt, f"{ledger}:{entry}:{max(batch_index, 0)} {name}")
-        times[i] = min(now + (0 if attempt > backoff.attempts else wait), MAX_TIME_MILLIS - 1)
+        wait = 0
+        if attempt:
+            backoff = subscriptions.backoff(topic, number)
+            wait = wait_millis(given) or backoff.wait_millis(attempt, f"{ledger}:{entry}:{max(batch_index, 0)} {name}")
+            wait = 0 if attempt > backoff.attempts else wait
+        times[i] = min(now + wait, MAX_TIME_MILLIS - 1)
         others[i] = ~(1 << number)
-    decided = with_columns(messages, deliver_at=pa.array(times), reason=pa.array(reasons, pa.string()))
+        told.append(_told(given, attempt))
+    attempts = pa.array(attempts_of(messages), mask=attempts_of(messages) == 0)
+    decided = with_columns(
+        messages,
+        deliver_at=pa.array(times),
+        reason=pa.array(reasons, pa.string()),
+        attempt=attempts.cast(messages["attempt"].type),
+    )
     is_taken = others != 0
-    return SentBack(decided, _skips(where(decided, is_taken), others[is_taken], subscriptions))
+    taken = where(decided, is_taken)
+    return SentBack(
+        decided, _skips(taken, others[is_taken], subscriptions), _outcomes(taken, told), np.flatnonzero(is_taken)
+    )
+
+
+def _told(properties: dict[str, str], attempt: int) -> dict[str, str | None]:
+    """Returns what the outcome of a message says beyond what its row does, by its properties."""
+    told: dict[str, str | None] = {"subscription": properties[RETRY_SUBSCRIPTION], "retry_of": properties[RETRY_OF]}
+    if attempt:
+        reason = properties.get(RETRY_REASON, "")[:MAX_REASON]
+        return told | {"request_id": RETRY_OF, "operation": SENT_BACK, "reason": reason, "issued_by": ISSUED_BY}
+    request_id = f"{_REDRIVE_ID}{properties[REDRIVE_REQUEST]}"
+    issued_by = properties.get(REDRIVE_BY) or ISSUED_BY
+    return told | {"request_id": request_id, "operation": REDRIVE, "reason": "", "issued_by": issued_by}
+
+
+def _outcomes(messages: pa.Table, told: list[dict[str, str | None]]) -> pa.Table:
+    n = messages.num_rows
+    values = {
+        **{name: messages[name] for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index")},
+        **{name: messages[name] for name in ("deliver_at", "attempt")},
+        **{name: pa.array([one[name] for one in told], pa.string()) for name in _TOLD},
+        "result": pa.repeat(int(Result.APPLIED), n),
+        "issued_at": messages["publish_time"],
+        "sum_up": pa.repeat(True, n),
+    }
+    return typed(values, OUTCOME_ROWS)
 
 
 def _skips(messages: pa.Table, masks: Int64Array, subscriptions: Subscriptions) -> pa.Table:

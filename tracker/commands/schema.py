@@ -87,6 +87,7 @@ OUTCOME_ROWS = pa.schema(
         ("attempt", pa.int32()),  # of a retry that is applied its number, from 1
         # Of a recurring message, the occurrence that was rescheduled, skipped or given up; null: the whole message.
         ("occurrence", pa.int64()),
+        ("retry_of", pa.string()),  # of a message that was sent back, the id of the one that a consumer failed on
     ]
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
+from broker.key_encodings import BASE64
 from broker.position import EntrySet, Position, SourceTopic
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
@@ -16,7 +17,7 @@ from streaming.source.receiving.details import MessageDetails, NotKnownYet
 from tracker.messages import MESSAGES
 from tracker.recurrence.recurrence import REPEAT
 from tracker.recurrence.start import first_of
-from tracker.retry_of import RETRY_OF, sent_back
+from tracker.retry_of import KEY_ENCODING, RETRY_OF, sent_back
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.wire.message_id_pb2 import MessageIdData
@@ -203,6 +204,8 @@ class ChunkBuilder:
                     reason = f"the source topic has no version {version_number(version)} of its schema any more"
             if key and len(key) % 4 == 0:  # else it is not base64, as which the client gives a key of bytes
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
+        if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
+            key_encoding = BASE64  # the client that sends it back has the key as text alone
         if RESERVED_PREFIX in texts:
             properties = {k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX)}
         return (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -20,12 +22,15 @@ from delaylake import (
     NoAnswer,
     NotAllowed,
     NotFound,
+    Redriven,
     TooLate,
     Unavailable,
     rest,
 )
 
 URL = "http://api.example"
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+NOON_MILLIS = 1_896_091_200_000
 
 Answers = list[httpx.Response | Exception]
 
@@ -236,3 +241,22 @@ def test_a_client_serves_several_threads() -> None:
         for thread in threads:
             thread.join()
     assert len({request.headers["Idempotency-Key"] for request in api.asked}) == 8
+
+
+def test_a_re_drive_is_one_call_that_can_be_repeated(ask: Ask) -> None:
+    counts = {"matched": 3, "redriven": 1, "alreadyRedriven": 2, "refused": 0, "requestId": "r"}
+    answers: Answers = [httpx.ReadTimeout("slow"), httpx.Response(200, json=counts)]
+    asked = {"subscription": "a", "messages": ["7:0"], "reason": "no", "published_from": NOON, "request_id": "r"}
+    found, api = ask(answers, "redrive", "orders", **asked, properties={"region": "eu"})
+    assert found == Redriven(3, 1, 2, 0)
+    assert {request.headers["Idempotency-Key"] for request in api.asked} == {"r"}
+    assert api.asked[0].url.path == "/admin/v2/persistent/public/default/orders/dlq/redrive"
+    wanted = {"subscription": "a", "properties": {"region": "eu"}, "messageIds": ["7:0:-1"], "reason": "no"}
+    sent = {"filter": wanted | {"publishedFrom": NOON_MILLIS}, "dryRun": False, "max": 10_000}
+    assert json.loads(api.asked[0].content) == sent
+    counted, _ = ask(
+        [httpx.Response(200, json={"matched": 3, "messages": []})], "redrive", "orders", subscription="a", dry_run=True
+    )
+    assert counted == Redriven(3)
+    with pytest.raises(DelayLakeError, match="another"):
+        ask([httpx.Response(409, json={"reason": "another"})], "redrive", "orders", subscription="a")

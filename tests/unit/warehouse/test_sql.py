@@ -252,3 +252,22 @@ def test_a_retry_waits_until_it_is_delivered_and_counts_once(settings: Settings,
     write("deliveries", **at, deliver_at=DUE + 20, sent_at=DUE + 20, attempt=1)
     write("deliveries", **at, deliver_at=DUE + 20, sent_at=DUE + 20, attempt=2)
     assert sorted(run_audit(settings, now=DUE).findings) == ["delivered_although_cancelled", "doubled"]
+
+
+def test_what_was_sent_back_is_an_attempt_also_where_it_was_told_twice(settings: Settings, write: Write) -> None:
+    at = {"entry_id": 7, "position": "1:7:-1:-1", "subscription": "a"}
+    told = {"operation": "SENT_BACK", "result": "APPLIED", "attempt": 3, "reason": "no", "retry_of": "1:2:-1:-1"}
+    for n in range(2):
+        write("outcomes", **at, **told, deliver_at=DUE + n, applied_at=DUE + n)
+    redriven = at | {"entry_id": 8, "position": "1:8:-1:-1", "operation": "REDRIVE", "retry_of": "1:7:-1:-1"}
+    write("outcomes", **redriven, result="APPLIED", issued_by="ops", request_id="redrive-r", applied_at=DUE + 5)
+    write("deliveries", **at, sent_at=DUE + 2, attempt=3, destination="d-dlq-partition-1")
+    write("deliveries", **at | {"entry_id": 8, "position": "1:8:-1:-1"}, sent_at=DUE + 6, destination="d")
+    sql = (
+        "SELECT position, retry_of, attempt, reason, deliver_at, sent_at, is_dead_letter, issued_by "
+        "FROM attempts ORDER BY position"
+    )
+    assert [tuple(row.values()) for row in Warehouse(settings).sql(sql).to_pylist()] == [
+        ("1:7:-1:-1", "1:2:-1:-1", 3, "no", DUE + 1, DUE + 2, True, None),
+        ("1:8:-1:-1", "1:7:-1:-1", 0, None, None, DUE + 6, False, "ops"),
+    ]

@@ -14,7 +14,7 @@ from delaylake.errors import (
     Unavailable,
 )
 from delaylake.listing import MessageState, PendingMessage
-from delaylake.message_ids import MessageId, Outcome
+from delaylake.message_ids import MessageId, Outcome, Redriven
 
 __all__ = [
     "AsyncClient",
@@ -30,6 +30,7 @@ __all__ = [
     "NotFound",
     "Outcome",
     "PendingMessage",
+    "Redriven",
     "TooLate",
     "Unavailable",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import httpx
@@ -13,7 +13,7 @@ from delaylake.commands import Command, Misfire, Repeat
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
 from delaylake.listing import MessageState, PendingMessage
-from delaylake.message_ids import MessageId, Outcome
+from delaylake.message_ids import MessageId, Outcome, Redriven
 
 
 class AsyncClient(Connections[httpx.AsyncClient]):
@@ -108,6 +108,37 @@ class AsyncClient(Connections[httpx.AsyncClient]):
     ) -> list[Outcome]:
         """See `Client.retry`."""
         return await self._do(commands.retry(topic, message, subscription, reason, after, request_id))
+
+    async def redrive(
+        self,
+        topic: str,
+        *,
+        subscription: str,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        messages: Sequence[MessageId | str] | None = None,
+        reason: str | None = None,
+        published_from: datetime | None = None,
+        published_before: datetime | None = None,
+        dry_run: bool = False,
+        limit: int = 10_000,
+        request_id: str | None = None,
+    ) -> Redriven:
+        """See `Client.redrive`."""
+        call = rest.redrive(
+            topic,
+            subscription,
+            key,
+            properties,
+            messages,
+            reason,
+            published_from,
+            published_before,
+            dry_run,
+            limit,
+            request_id,
+        )
+        return rest.redriven(call, await self._call(call))
 
     async def deliver_now(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import httpx
@@ -14,7 +14,7 @@ from delaylake.commands import Command, Misfire, Repeat
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
 from delaylake.listing import MessageState, PendingMessage
-from delaylake.message_ids import MessageId, Outcome
+from delaylake.message_ids import MessageId, Outcome, Redriven
 
 
 class Client(Connections[httpx.Client]):
@@ -164,6 +164,50 @@ class Client(Connections[httpx.Client]):
             NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. NotFound where its payload is not kept, too.
         """
         return self._do(commands.retry(topic, message, subscription, reason, after, request_id))
+
+    def redrive(
+        self,
+        topic: str,
+        *,
+        subscription: str,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        messages: Sequence[MessageId | str] | None = None,
+        reason: str | None = None,
+        published_from: datetime | None = None,
+        published_before: datetime | None = None,
+        dry_run: bool = False,
+        limit: int = 10_000,
+        request_id: str | None = None,
+    ) -> Redriven:
+        """Delivers the dead letters of a subscription once more that match; needs the admin API.
+
+        Args:
+            topic: the source topic.
+            messages: these alone, by their property `delaylake.messageId`.
+            reason: a part of one of the reasons for their retries.
+            published_from, published_before: when they became dead letters.
+            dry_run: only counts them.
+            limit: nothing is done where more match.
+            request_id: of a call that was broken off: what that has sent back is not sent again.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        call = rest.redrive(
+            topic,
+            subscription,
+            key,
+            properties,
+            messages,
+            reason,
+            published_from,
+            published_before,
+            dry_run,
+            limit,
+            request_id,
+        )
+        return rest.redriven(call, self._call(call))
 
     def deliver_now(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None

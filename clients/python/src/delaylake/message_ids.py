@@ -73,3 +73,20 @@ class Outcome:
 
     def __str__(self) -> str:
         return " ".join(filter(None, (str(self.message), self.subscription, self.result, self.reason)))
+
+
+@dataclass(frozen=True)
+class Redriven:
+    """What became of the dead letters that a re-drive was for.
+
+    Attributes:
+        matched: how many there were.
+        redriven: of these, those that will be delivered once more.
+        already_redriven: by an earlier call with the same request id, which was broken off.
+        refused: too large for the topic.
+    """
+
+    matched: int
+    redriven: int = 0
+    already_redriven: int = 0
+    refused: int = 0

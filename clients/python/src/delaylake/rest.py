@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +25,7 @@ from delaylake.errors import (
     Unavailable,
 )
 from delaylake.listing import PAGE, STATES, MessageState, PendingMessage
-from delaylake.message_ids import MessageId, Outcome
+from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.times import millis
 
 _FIRST_PAUSE_SECONDS = 0.1
@@ -58,7 +59,8 @@ class Call:
     Attributes:
         path: from the API's URL on.
         content: the body; None: there is none.
-        command: None: the call changes nothing.
+        command: None: the call changes nothing, or gives none.
+        request_id: of a call that gives no command, and can be repeated.
     """
 
     method: str
@@ -66,12 +68,13 @@ class Call:
     params: Mapping[str, Any]
     content: Any = None
     command: Command | None = None
+    request_id: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of a command: it can be repeated, and tells what became of each message."""
         if self.command is None:
-            return {}
+            return {"Idempotency-Key": self.request_id} if self.request_id else {}
         return {"Prefer": "return=representation", "Idempotency-Key": self.command.request_id}
 
 
@@ -111,6 +114,54 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
     command.check(found)
     _raise_status(response, content, command.request_id)
     return found
+
+
+def redrive(
+    topic: str,
+    subscription: str,
+    key: str | None,
+    properties: Mapping[str, str] | None,
+    messages: Sequence[MessageId | str] | None,
+    reason: str | None,
+    published_from: datetime | None,
+    published_before: datetime | None,
+    dry_run: bool,
+    limit: int,
+    request_id: str | None,
+) -> Call:
+    """Returns the call that re-drives dead letters.
+
+    Raises:
+        ValueError: a time has no zone, or an id is none.
+    """
+    ids = None if messages is None else [MessageId.of(one) for one in messages]
+    wanted = {
+        "subscription": subscription,
+        "key": key,
+        "properties": dict(properties) if properties else None,
+        "messageIds": None if ids is None else [f"{one.ledger_id}:{one.entry_id}:{one.batch_index}" for one in ids],
+        "reason": reason,
+        "publishedFrom": None if published_from is None else millis(published_from),
+        "publishedBefore": None if published_before is None else millis(published_before),
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    content = {"filter": given, "dryRun": dry_run, "max": limit}
+    return Call(
+        "POST", f"{_path(full_name(topic))}/dlq/redrive", {}, content, request_id=request_id or uuid.uuid4().hex
+    )
+
+
+def redriven(call: Call, response: httpx.Response) -> Redriven:
+    """Reads the answer to a re-drive.
+
+    Raises:
+        DelayLakeError: it was not done, or not for all dead letters.
+    """
+    content = _content(response, call.request_id)
+    _raise_status(response, content, call.request_id)
+    return Redriven(
+        content["matched"], content.get("redriven", 0), content.get("alreadyRedriven", 0), content.get("refused", 0)
+    )
 
 
 @dataclass(frozen=True)
@@ -229,7 +280,7 @@ class Attempts:
     """
 
     def __init__(self, call: Call, timeout_seconds: float) -> None:
-        self._request_id = call.command.request_id if call.command else ""
+        self._request_id = call.command.request_id if call.command else call.request_id
         self._deadline = time.monotonic() + timeout_seconds
         self._pause = _FIRST_PAUSE_SECONDS
         self._may_be_done = False

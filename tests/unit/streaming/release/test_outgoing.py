@@ -129,6 +129,24 @@ def test_each_version_of_a_topics_schema_has_producers_of_its_own() -> None:
     assert names[1].startswith(f"{NAME}-batched-schema0-")
 
 
+def test_a_dead_letter_says_whose_it_is() -> None:
+    dead = delivered(columns(attempt=6, retry_reasons="[]"), 0, 5_000, 1, dead_letter_of="a")
+    assert dead.properties()["delaylake.subscription"] == "a"
+    assert "delaylake.subscription" not in delivered(columns(), 0, 5_000, 1).properties()
+
+
+def test_how_a_message_was_sent_back_is_not_passed_on() -> None:
+    asked = ("retrySubscription", "retryReason", "retryAfter", "redriveRequest", "redriveBy")
+    given = [(name, "x") for name in asked] + [("n", "1")]
+    sent_back = columns(properties=[("retryOf", "7:0:-1:-1"), *given])
+    expected = {"retryOf": "7:0:-1:-1", "n": "1", **OWN, "delaylake.deliverAt": "5000"}
+    assert delivered(sent_back, 0, 5_000, 1).properties() == expected
+    # Somebody's own properties of these names, and those of what is rejected.
+    assert delivered(columns(properties=given), 0, 5_000, 1).properties().keys() > set(asked)
+    wrong = columns(properties=[("retryOf", "7"), *given], reason="no id")
+    assert rejected(wrong, 0, 1, MOST).properties().keys() > set(asked)
+
+
 def test_a_retry_has_its_number_and_reasons() -> None:
     first = delivered(columns(), 0, 5_000, 1).properties()
     again = delivered(columns(attempt=2, retry_reasons='["no", "no"]'), 0, 6_000, 2).properties()

@@ -215,3 +215,9 @@ def test_what_was_retried_too_often_goes_to_the_dead_letters() -> None:
     assert sent(BEFORE, what) == expected
     partitioned = {topic for _, _, topic in sent(before, what, partitions=1)}
     assert partitioned == {f"{TOPIC}-a", f"{TOPIC}-b", f"{TOPIC}-a-dlq-partition-0", f"{TOPIC}-b-dlq-partition-0"}
+    # Each alone, so that they can be acknowledged one by one.
+    batched = Offset(batch_millis=5, routes=known_routes(before).to_json()).to_tick().sending
+    what = Assignment("app", 0, 1, True, pack(release_rows(rows, [0b11] * 4, batched)))
+    planned = plan_release(before, what, Attempt()).sends
+    assert {(s.row, s.subscription) for s in planned if not s.is_batched} == dead
+    assert {(s.row, s.subscription) for s in planned if s.is_dead} == dead

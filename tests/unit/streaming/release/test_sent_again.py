@@ -177,7 +177,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(sender, "_client", lambda settings: broker)
     monkeypatch.setattr(sender, "_forget_client", lambda: None)
 
-    def delivered(columns: dict[str, Any], row: int, due: int, sequence_id: int) -> Message:
+    def delivered(columns: dict[str, Any], row: int, due: int, sequence_id: int, dead_letter_of: str | None) -> Message:
         return Message(sequence_id, outgoing._properties(columns, row)["delaylake.messageId"])
 
     monkeypatch.setattr(outgoing, "delivered", delivered)

@@ -204,6 +204,13 @@ def test_what_is_sent_back_is_a_retry_whatever_time_and_key_it_has() -> None:
     assert (row["reason"], row["attempt"], row["schedule_key"]) == (None, 2, None)
     assert json.loads(row["retry_reasons"]) == ["first", "no"]
     assert not any(name.startswith("delaylake.") for name, _ in row["properties"])
+    bytes_key = {"delaylake.keyEncoding": "base64"}
+    assert [rows_of(one(0, key="/wA=", props=p | bytes_key))[0]["key_encoding"] for p in (given, {})] == [
+        "base64",
+        None,
+    ]
+    [anew] = rows_of(one(0, props=given | before | {"redriveRequest": "r"}))
+    assert (anew["reason"], anew["attempt"], anew["retry_reasons"]) == (None, 0, None)
     [wrong] = rows_of(one(0, props=given | {"retryAfter": "soon"}))
     assert (wrong["reason"][:11], wrong["attempt"], wrong["retry_reasons"]) == ("retryAfter ", None, None)
 

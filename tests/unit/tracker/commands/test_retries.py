@@ -191,7 +191,13 @@ def test_what_is_sent_back_comes_after_its_backoff_to_its_subscription_alone() -
     again = {"delaylake.attempt": "1", "delaylake.reasons": '["first"]'}
     effects = job.tick(30_000, messages=concat([sent_back_row(0), sent_back_row(1, **again, retryAfter="9s")]))
     told = {(o["entry_id"], o["subscription"], o["operation"], o["result"]) for o in effects.outcomes.to_pylist()}
-    assert told == {(e, name, "SKIP", Result.APPLIED) for e in (0, 1) for name in ("a", "*")}
+    skipped = {(e, name, "SKIP", Result.APPLIED) for e in (0, 1) for name in ("a", "*")}
+    assert told == skipped | {(e, "b", "SENT_BACK", Result.APPLIED) for e in (0, 1)}
+    names = ("attempt", "reason", "deliver_at", "retry_of", "request_id", "issued_by")
+    assert [tuple(o[name] for name in names) for o in effects.outcomes.to_pylist()[:2]] == [
+        (1, "no", 32_000, "1:7:-1:-1", "retryOf", "delaylake"),
+        (2, "no", 39_000, "1:7:-1:-1", "retryOf", "delaylake"),
+    ]
     assert job.rows(job.tick(32_000)) == [(0b10, 32_000, 1)]
     assert job.rows(job.tick(38_999)) == []
     assert job.rows(job.tick(39_000)) == [(0b10, 39_000, 2)]
@@ -204,6 +210,25 @@ def test_one_that_was_sent_back_too_often_is_a_dead_letter_at_once() -> None:
     job = Job(due=90_000)
     dead = sent_back_row(0, **{"delaylake.attempt": "3"}, retryAfter="1h")
     assert job.rows(job.tick(30_000, messages=dead)) == [(0b10, 30_000, 4)]
+
+
+def test_the_attempts_of_what_is_re_driven_begin_anew() -> None:
+    job = Job(due=90_000)
+    asked = {"redriveRequest": "r1", "redriveBy": "ops", "retryAfter": "no time"}
+    redriven = sent_back_row(0, **asked | {"delaylake.attempt": "4", "delaylake.reasons": '["no"]'})
+    effects = job.tick(30_000, messages=redriven)
+    assert job.rows(effects) == [(0b10, 30_000, None)]
+    assert job.index[-1].num_rows == 0
+    [told] = [o for o in effects.outcomes.to_pylist() if o["operation"] == "REDRIVE"]
+    assert told | {"request_id": "redrive-r1", "issued_by": "ops", "subscription": "b", "attempt": None} == told
+    assert told["retry_of"] == "1:7:-1:-1"
+
+
+def test_what_was_sent_back_and_comes_again_is_told_once() -> None:
+    job = Job()
+    assert "SENT_BACK" in job.tick(30_000, messages=sent_back_row(0)).outcomes["operation"].to_pylist()
+    again = job.tick(30_500, messages=sent_back_row(0))
+    assert "SENT_BACK" not in again.outcomes["operation"].to_pylist()
 
 
 def test_what_is_sent_back_for_nobody_is_rejected() -> None:
@@ -233,4 +258,4 @@ def test_what_is_wrong_with_it_is_named(properties: dict[str, str], reason: str)
 def test_what_else_it_has_is_read_as_far_as_it_can_be(properties: dict[str, str]) -> None:
     read = sent_back(SENT_BACK | properties)
     assert 1 <= read.attempt <= 10_000
-    assert json.loads(read.reasons)[-1] == properties.get("retryReason", "no")[:1_000]
+    assert json.loads(read.reasons or "")[-1] == properties.get("retryReason", "no")[:1_000]

@@ -1,0 +1,220 @@
+"""Dead letters: which of them are meant, and how each is sent back to its source topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import _pulsar
+import pulsar
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.alias_generators import to_camel
+
+from broker.message_ids import MessageIdError, MessageRef, parse_triplet
+from conf.settings import Subscription
+from tracker.retry_of import (
+    ATTEMPT,
+    DEAD_LETTER_OF,
+    KEY_ENCODING,
+    REASONS,
+    REDRIVE_BY,
+    REDRIVE_REQUEST,
+    RETRY_OF,
+    RETRY_SUBSCRIPTION,
+)
+
+_OWN = "delaylake."  # begins the names of properties that the job gives to what it delivers
+
+# A sequence id rises with a dead letter's position in its topic partition:
+#
+#     bit    63   62 ........ 32   31 ......... 10   9 ........ 0
+#          |  0 |   ledger id    |    entry id     | batch index + 1 |
+_LEDGER_BITS, _ENTRY_BITS, _BATCH_BITS = 31, 22, 10
+
+_Int64 = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class DeadLetterFilter(BaseModel):
+    """A filter for dead letters: all conditions given must hold. Times are ms since the epoch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
+
+    subscription: Annotated[str, Field(min_length=1, description="Whose dead letters.")]
+    key: str | None = None
+    properties: dict[str, str] = {}
+    message_ids: Annotated[
+        list[str] | None, Field(max_length=1_000, description="delaylake.messageId: ledger:entry[:batchIndex].")
+    ] = None
+    reason: Annotated[str | None, Field(min_length=1, description="A part of one of the reasons.")] = None
+    published_from: Annotated[_Int64 | None, Field(description="Dead since then or later, ms.")] = None
+    published_before: Annotated[_Int64 | None, Field(description="Dead before, ms.")] = None
+
+    @field_validator("message_ids")
+    @classmethod
+    def _can_be_read(cls, texts: list[str] | None) -> list[str] | None:
+        for text in texts or ():
+            try:
+                parse_triplet(text)
+            except MessageIdError as error:
+                raise ValueError(str(error)) from None
+        return texts
+
+    @property
+    def refs(self) -> dict[tuple[int, int], set[int]]:
+        """By ledger and entry the batch indexes of `message_ids`; -1: the whole entry."""
+        found: dict[tuple[int, int], set[int]] = {}
+        for ref in map(parse_triplet, self.message_ids or ()):
+            found.setdefault((ref.ledger_id, ref.entry_id), set()).add(ref.batch_index)
+        return found
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message in a topic of dead letters, as the job sent it there. Times are ms since the epoch.
+
+    Attributes:
+        ref: the message in its source topic.
+        subscription: whose consumers failed on it; None: the job was older, and did not say.
+        properties: its own, without the service's.
+        ordering_key: bytes; empty: none.
+        payload: None: it has none.
+        schema_version: of the topic of dead letters, as messages carry it; empty: none.
+    """
+
+    source: str
+    ref: MessageRef
+    subscription: str | None
+    attempt: str
+    reasons: list[str]
+    key: str
+    is_key_bytes: bool
+    ordering_key: bytes
+    properties: dict[str, str]
+    payload: bytes | None
+    event_time: int
+    publish_time: int
+    schema_version: bytes
+
+    @classmethod
+    def of(cls, message: Any) -> DeadLetter | None:
+        """Reads a message; None: it is no dead letter of the job's."""
+        try:
+            properties, key = message.properties(), message.partition_key()
+            ref = parse_triplet(properties["delaylake.messageId"])
+            source = properties["delaylake.source"]
+        except (KeyError, MessageIdError, UnicodeDecodeError):
+            return None
+        return cls(
+            source,
+            ref,
+            properties.get(DEAD_LETTER_OF),
+            properties.get(ATTEMPT, ""),
+            _listed(properties.get(REASONS)),
+            key,
+            KEY_ENCODING in properties,
+            _bytes_of(message.ordering_key),
+            {name: value for name, value in properties.items() if not name.startswith(_OWN)},
+            None if message.has_null_value() else message.data(),
+            message.event_timestamp(),
+            message.publish_timestamp(),
+            _bytes_of(message.schema_version),
+        )
+
+    @property
+    def target(self) -> str:
+        """The topic partition of its source to which it is sent back."""
+        return self.source if self.ref.partition < 0 else f"{self.source}-partition-{self.ref.partition}"
+
+    def is_meant(self, wanted: DeadLetterFilter, refs: dict[tuple[int, int], set[int]]) -> bool:
+        """Whether a filter's conditions hold, but for the subscription.
+
+        Args:
+            refs: as `wanted.refs`.
+        """
+        indexes = refs.get((self.ref.ledger_id, self.ref.entry_id), set())
+        return (
+            (wanted.message_ids is None or bool(indexes & {-1, max(self.ref.batch_index, 0), self.ref.batch_index}))
+            and wanted.key in (None, self.key)
+            and all(self.properties.get(name) == value for name, value in wanted.properties.items())
+            and (wanted.reason is None or any(wanted.reason in reason for reason in self.reasons))
+            and (wanted.published_from is None or self.publish_time >= wanted.published_from)
+            and (wanted.published_before is None or self.publish_time < wanted.published_before)
+        )
+
+    def to_json(self, subscription: str) -> dict[str, Any]:
+        """What a dry run shows."""
+        return {
+            "messageId": str(self.ref),
+            "subscription": subscription,
+            "key": self.key or None,
+            "properties": self.properties,
+            "attempt": int(self.attempt) if self.attempt.isdecimal() else None,
+            "reasons": self.reasons,
+            "publishTime": self.publish_time,
+        }
+
+    def sent_back(self, subscription: str, request_id: str, issued_by: str, sequence_id: int) -> _pulsar.Message:
+        """Builds the message that goes back to the source topic."""
+        properties = self.properties | {
+            RETRY_OF: str(self.ref),
+            RETRY_SUBSCRIPTION: subscription,
+            REDRIVE_REQUEST: request_id,
+            REDRIVE_BY: issued_by,
+        }
+        if self.is_key_bytes:
+            properties[KEY_ENCODING] = "base64"
+        builder = _pulsar.MessageBuilder()
+        if self.payload is None:
+            builder.set_null_value()
+        else:
+            builder.content(self.payload)
+        for name, value in properties.items():
+            builder.property(name, value)
+        if self.key:
+            builder.partition_key(self.key)
+        if self.ordering_key:
+            builder.ordering_key(self.ordering_key)
+        if self.event_time:
+            builder.event_timestamp(self.event_time)
+        builder.sequence_id(sequence_id)
+        return builder.build()
+
+
+def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Subscription, ...]) -> bool:
+    """Whether a dead letter is a subscription's. One that does not say may be any's that has the destination.
+
+    Args:
+        others: all subscriptions of its source topic.
+    """
+    if letter.subscription is not None:
+        return letter.subscription == subscription.name
+    return sum(one.destination == subscription.destination for one in others) == 1
+
+
+def sequence_id(message_id: pulsar.MessageId) -> int:
+    """Returns the sequence id of a dead letter that is sent back, which rises with its position.
+
+    Raises:
+        OverflowError: the ids of ledger, entry or batch index are too large.
+    """
+    ledger, entry, index = message_id.ledger_id(), message_id.entry_id(), message_id.batch_index() + 1
+    if ledger >> _LEDGER_BITS or entry >> _ENTRY_BITS or index >> _BATCH_BITS:
+        raise OverflowError(f"{ledger}:{entry}:{index - 1} has too large a number to be re-driven")
+    return int(((ledger << _ENTRY_BITS | entry) << _BATCH_BITS) | index) + 1
+
+
+def _listed(text: str | None) -> list[str]:
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return [str(one) for one in found] if isinstance(found, list) else []
+
+
+def _bytes_of(get: Any) -> bytes:
+    """Returns what a getter gives as text, or, where that is no UTF-8, its bytes."""
+    try:
+        return bytes(get(), "utf-8")
+    except UnicodeDecodeError as error:
+        return error.object

@@ -1,0 +1,284 @@
+"""Re-drives dead letters: each goes back to its source topic, from where the job delivers it once more."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulsar
+
+from admin.control.async_client import ControlUnavailable
+from admin.control.bulk import MAX_MATCHED, TooManyError
+from admin.control.dead_letters import DeadLetter, DeadLetterFilter, belongs_to, sequence_id
+from broker import dead_letters
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError, close_quietly, connect
+from conf.errors import one_line
+from conf.settings import Route, Settings, Subscription
+from tracker.commands.decode import resolve_topic
+from warehouse.message_schemas import MessageSchema, producer_with_schema, registered, version_number
+from warehouse.queries.listing import PendingError, UnknownTopicError
+
+_SHOWN = 100  # dead letters of a dry run
+_AT_ONCE = 100  # dead letters are sent, and then acknowledged, so many at a time
+_POLL_MILLIS = 200
+_SILENT_SECONDS = 5.0  # without a message from a broker that is connected: there is no more
+_GIVE_UP_SECONDS = 30.0
+_BUSY_SECONDS = 5.0  # another re-drive of the same dead letters is waited for
+
+
+class RedriveBusyError(PendingError):
+    """Another re-drive of the same dead letters is at work."""
+
+
+class _Line:
+    """A producer of dead letters to one source topic partition, and how far it had come before it was opened."""
+
+    def __init__(self, producer: Any) -> None:
+        self.producer = producer
+        self.before: int = producer.last_sequence_id()  # the broker has what was sent up to it; -1: nothing
+        self.last = self.before  # the sequence id that was handed over last
+
+
+@dataclass
+class Redrive:
+    """A re-drive of the dead letters of one subscription that match a filter.
+
+    A dead letter that has been sent back is acknowledged; one that was not, because the process ended in between,
+    comes again with the next re-drive. Under the same request id that knows what the broker has already: the producer's
+    name is made of the request, and the sequence id of the dead letter's position (with broker deduplication).
+
+    Attributes:
+        topic: the source topic, or a partition of it.
+        max_matched: nothing is done where more dead letters match.
+        request_id: another re-drive has another one.
+        on_progress: called with how many dead letters have been looked at, or sent back.
+    """
+
+    settings: Settings
+    issued_by: str
+    topic: str
+    wanted: DeadLetterFilter
+    request_id: str
+    max_matched: int = MAX_MATCHED
+    on_progress: Callable[[int], None] = lambda n: None
+    _lines: dict[tuple[str, bytes], _Line] = field(default_factory=dict)
+
+    def dry_run(self) -> dict[str, Any]:
+        """Returns how many dead letters match, and the first of them.
+
+        Raises:
+            UnknownTopicError: there is no such topic or subscription.
+            RedriveBusyError: another re-drive has them.
+            ControlUnavailable: the broker does not answer, or refuses.
+        """
+        shown: list[dict[str, Any]] = []
+        matched = 0
+        with _Broker(self.settings) as broker:
+            for partition in broker.partitions(self._subscription.dead_letter_topic):
+                with broker.consumer(partition) as consumer:
+                    for _, letter in self._matching(broker, consumer, partition):
+                        matched += 1
+                        if len(shown) < _SHOWN:
+                            shown.append(letter.to_json(self.wanted.subscription))
+                        self.on_progress(matched)
+        return {"matched": matched, "messages": shown}
+
+    def run(self) -> dict[str, Any]:
+        """Sends the dead letters that match back, and acknowledges them; returns counts.
+
+        Raises:
+            TooManyError: more match than may: nothing was done.
+            UnknownTopicError, RedriveBusyError, ControlUnavailable: as above. What has been sent back by then is.
+        """
+        matched = self.dry_run()["matched"]
+        if matched > self.max_matched:
+            raise TooManyError(f"{matched:,} dead letters match, and at most {self.max_matched:,} may")
+        counts = {"matched": matched, "redriven": 0, "alreadyRedriven": 0, "refused": 0}
+        with _Broker(self.settings) as broker:
+            for partition in broker.partitions(self._subscription.dead_letter_topic) if matched else ():
+                with broker.consumer(partition) as consumer:
+                    self._redrive(broker, consumer, partition, counts)
+        return counts | {"requestId": self.request_id}
+
+    @property
+    def _subscription(self) -> Subscription:
+        for subscription in self._route.subscriptions:
+            if subscription.name == self.wanted.subscription:
+                return subscription
+        raise UnknownTopicError(f"the topic {self.topic} has no such subscription: {self.wanted.subscription[:300]!r}")
+
+    @property
+    def _route(self) -> Route:
+        source, _ = resolve_topic(self.topic, {route.source for route in self.settings.routes})
+        route = self.settings.route(source) if source else None
+        if route is None:
+            raise UnknownTopicError(f"no route has the topic {self.topic[:300]!r}")
+        return route
+
+    def _matching(
+        self, broker: _Broker, consumer: pulsar.Consumer, partition: str
+    ) -> Iterator[tuple[pulsar.Message, DeadLetter]]:
+        route, subscription, refs = self._route, self._subscription, self.wanted.refs
+        _, of_partition = resolve_topic(self.topic, {route.source})
+        for message in broker.messages(consumer, partition):
+            letter = DeadLetter.of(message)
+            if (
+                letter is not None
+                and letter.source == route.source
+                and of_partition in (-1, letter.ref.partition)
+                and belongs_to(letter, subscription, route.subscriptions)
+                and letter.is_meant(self.wanted, refs)
+            ):
+                yield message, letter
+
+    def _redrive(self, broker: _Broker, consumer: pulsar.Consumer, partition: str, counts: dict[str, int]) -> None:
+        self._lines = {}
+        chunk: list[pulsar.Message] = []
+        try:
+            for message, letter in self._matching(broker, consumer, partition):
+                number = sequence_id(message.message_id())
+                line = self._line(broker, letter, partition)
+                if number <= line.before:
+                    counts["alreadyRedriven"] += 1
+                else:
+                    back = letter.sent_back(self.wanted.subscription, self.request_id, self.issued_by, number)
+                    try:
+                        line.producer.send_async(back, None)
+                    except pulsar.MessageTooBig:
+                        counts["refused"] += 1
+                        continue
+                    line.last = number
+                    counts["redriven"] += 1
+                chunk.append(message)
+                if len(chunk) == _AT_ONCE:
+                    self._settle(broker, consumer, chunk)
+                    self.on_progress(counts["redriven"])
+            self._settle(broker, consumer, chunk)
+            self.on_progress(counts["redriven"])
+        finally:
+            for line in self._lines.values():
+                close_quietly(line.producer)
+
+    def _settle(self, broker: _Broker, consumer: pulsar.Consumer, chunk: list[pulsar.Message]) -> None:
+        """Waits until the broker has what was sent back, and acknowledges these dead letters."""
+        for line in self._lines.values():
+            line.producer.flush()
+            if line.producer.last_sequence_id() < line.last:
+                raise ControlUnavailable("the broker has not taken all: ask again, with the same request id")
+        for message in chunk:
+            consumer.acknowledge(message)
+        broker.acknowledged += len(chunk)
+        chunk.clear()
+
+    def _line(self, broker: _Broker, letter: DeadLetter, partition: str) -> _Line:
+        key = (letter.target, letter.schema_version)
+        if key not in self._lines:
+            asked = (self.request_id, self.topic, self.wanted.model_dump_json(), partition, letter.schema_version.hex())
+            name = f"delaylake-redrive-{hashlib.blake2b(chr(0).join(asked).encode(), digest_size=12).hexdigest()}"
+            self._lines[key] = _Line(broker.producer(letter, self._subscription.dead_letter_topic, name))
+        return self._lines[key]
+
+
+class _Broker:
+    """The broker as a re-drive needs it: a context manager in which Pulsar's errors are ControlUnavailable."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.acknowledged = 0  # messages, by the consumer of this time
+
+    def __enter__(self) -> _Broker:
+        self._admin = AdminClient(self._settings.pulsar)
+        self._client = connect(self._settings.pulsar)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_quietly(self._client)
+        self._admin.close()
+        if isinstance(error, pulsar.ConsumerBusy):
+            raise RedriveBusyError("another re-drive of these dead letters is at work") from error
+        if isinstance(error, (pulsar.PulsarException, PulsarError, OverflowError)):
+            raise ControlUnavailable(f"the dead letters can't be re-driven now: {one_line(error)}") from error
+
+    def partitions(self, topic: str) -> list[str]:
+        """Returns a topic's partitions, or the topic; none where there is no such topic."""
+        if self._admin.partitions(topic) is None:
+            return []
+        found: list[str] = self._client.get_topic_partitions(topic)
+        return found
+
+    def consumer(self, partition: str) -> _Consumer:
+        """Returns a consumer of the dead letters of a topic partition that are not acknowledged."""
+        return _Consumer(dead_letters.subscribe(self._client, partition, _BUSY_SECONDS))
+
+    def messages(self, consumer: pulsar.Consumer, partition: str) -> Iterator[pulsar.Message]:
+        """Yields what is not acknowledged of what is there now, in order, each once.
+
+        Raises:
+            pulsar.Timeout: the broker does not answer.
+        """
+        self.acknowledged = 0
+        end = consumer.get_last_message_id()
+        last = (-1, -1, -1)
+        heard_at, n = time.monotonic(), 0
+        while end.ledger_id() >= 0:
+            try:
+                message = consumer.receive(_POLL_MILLIS)
+            except pulsar.Timeout:
+                silent = time.monotonic() - heard_at
+                if self._backlog(partition) <= n - self.acknowledged or (
+                    silent > _SILENT_SECONDS and consumer.is_connected()
+                ):
+                    return
+                if silent > _GIVE_UP_SECONDS:
+                    raise
+                continue
+            heard_at, message_id = time.monotonic(), message.message_id()
+            at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+            if at <= last:
+                continue  # the connection was lost, and the broker begins again
+            if at[:2] > (end.ledger_id(), end.entry_id()):
+                return
+            n, last = n + (at[:2] != last[:2]), at
+            yield message
+            if at == (end.ledger_id(), end.entry_id(), -1):
+                return
+
+    def producer(self, letter: DeadLetter, topic: str, name: str) -> Any:
+        """Makes a producer for what a dead letter is, at its source.
+
+        Args:
+            topic: of the dead letters.
+            name: the producer's.
+        """
+        # Unbatched: of a batch the broker remembers its first sequence id alone.
+        options = {"producer_name": name, "batching_enabled": False, "max_pending_messages": 0}
+        found = None
+        if letter.schema_version:
+            found = self._admin.schema(topic, version_number(letter.schema_version))
+        if found is None:
+            return self._client.create_producer(letter.target, **options)._producer
+        info = registered(self._admin, self._client, letter.source, MessageSchema(*found))
+        return producer_with_schema(self._client, letter.target, info, **options)._producer
+
+    def _backlog(self, partition: str) -> int:
+        try:
+            return self._admin.backlog(partition, dead_letters.SUBSCRIPTION) or 0
+        except PulsarError:
+            return 2**31  # not known
+
+
+class _Consumer:
+    """Closes a consumer at the end of a context."""
+
+    def __init__(self, consumer: pulsar.Consumer) -> None:
+        self._consumer = consumer
+
+    def __enter__(self) -> pulsar.Consumer:
+        return self._consumer
+
+    def __exit__(self, *_: object) -> None:
+        close_quietly(self._consumer)

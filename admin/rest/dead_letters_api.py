@@ -1,0 +1,71 @@
+"""Dead letters over HTTP: sent back by a filter."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from admin.control.bulk import MAX_MATCHED
+from admin.control.dead_letters import DeadLetterFilter
+from admin.control.redrive import Redrive
+from admin.errors import AdminError, error_responses
+from admin.rest.pending_api import refusal
+from admin.rest.request_bodies import BadRequest, parse_request_id
+from admin.rest.target import TargetTopic
+from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Canceller
+from warehouse.queries.listing import PendingError
+
+_MOST_MATCHED = 1_000_000
+
+router = APIRouter()
+
+
+class RedriveRequest(BaseModel):
+    """Which dead letters are to be delivered once more."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        json_schema_extra={"examples": [{"filter": {"subscription": "billing", "reason": "timeout"}, "dryRun": True}]},
+    )
+
+    filter: DeadLetterFilter
+    dry_run: bool = False
+    max: Annotated[int, Field(ge=1, le=_MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+
+
+@router.post(
+    TOPIC_PATH + "/dlq/redrive",
+    summary="Deliver dead letters once more",
+    description="Sends the dead letters of a subscription that match the filter back to the topic, from where they are"
+    " delivered to that subscription at once; their attempts begin anew. Answers when all have been sent back, with"
+    " `matched`, `redriven`, `alreadyRedriven`, `refused` and `requestId`; `outcomes` has them under the request id"
+    " `redrive-` and that, as REDRIVE. With `dryRun` nothing is done: `matched`, and `messages`, the first 100."
+    f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, the call can be made again where it was"
+    " broken off: what was sent back is not sent again.",
+    responses=error_responses(
+        **CHANGE_ERRORS,
+        _400="The body or the request id is not understood.",
+        _404="No such topic or subscription.",
+        _405="The topic is not persistent.",
+        _409="Another re-drive of the same dead letters is at work.",
+        _412="More dead letters match than `max`: nothing was done.",
+    ),
+)
+async def redrive(request: Request, role: Canceller, target: TargetTopic, body: RedriveRequest) -> dict[str, Any]:
+    target.check_subscriptions([body.filter.subscription])
+    try:
+        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY)) or uuid.uuid4().hex
+    except BadRequest as error:
+        raise AdminError(400, str(error)) from error
+    asked = Redrive(request.app.state.settings, role, target.name, body.filter, request_id, body.max)
+    try:
+        return await asyncio.to_thread(asked.dry_run if body.dry_run else asked.run)
+    except PendingError as error:
+        raise refusal(error) from error

@@ -1,0 +1,149 @@
+"""Which dead letters a re-drive is for, held against a naive reading, and what goes back of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from admin.control.dead_letters import DeadLetter, DeadLetterFilter, belongs_to, sequence_id
+from conf.settings import Route
+from tests.fake_pulsar import FakeId, FakeMessage, NoUtf8
+
+SOURCE = "persistent://public/default/t"
+PROPERTIES = {
+    "color": "red",
+    "delaylake.source": SOURCE,
+    "delaylake.messageId": "7:3:2:1",
+    "delaylake.deliverAt": "1000",
+    "delaylake.attempt": "6",
+    "delaylake.reasons": '["no"]',
+    "delaylake.subscription": "a",
+}
+
+
+def letter(**values: Any) -> DeadLetter:
+    read = DeadLetter.of(FakeMessage(FakeId(9, 0), props=PROPERTIES | values.pop("props", {}), **values))
+    assert read is not None
+    return read
+
+
+few = st.sampled_from(["x", "y", "xy"])
+times = st.integers(0, 5)
+
+
+@given(
+    wanted=st.fixed_dictionaries(
+        {},
+        optional={
+            "key": few,
+            "properties": st.dictionaries(few, few, max_size=2),
+            "messageIds": st.lists(st.sampled_from(["7:0", "7:0:1", "7:1:0", "7:1", "8:0", "7:0:5:1"]), max_size=3),
+            "reason": few,
+            "publishedFrom": times,
+            "publishedBefore": times,
+        },
+    ),
+    entry=st.integers(0, 1),
+    index=st.integers(-1, 1),
+    key=few,
+    properties=st.dictionaries(few, few, max_size=2),
+    reasons=st.lists(few, max_size=2),
+    published=times,
+)
+def test_all_conditions_hold_for_what_matches(
+    wanted: dict[str, Any],
+    entry: int,
+    index: int,
+    key: str,
+    properties: dict[str, str],
+    reasons: list[str],
+    published: int,
+) -> None:
+    own = {"delaylake.messageId": f"7:{entry}:-1:{index}", "delaylake.reasons": json.dumps(reasons)}
+    one = letter(props=own | properties, key=key, published=published)
+    asked = DeadLetterFilter.model_validate_json(json.dumps({"subscription": "a"} | wanted))
+    is_meant = True
+    if "key" in wanted:
+        is_meant &= wanted["key"] == key
+    for name, value in wanted.get("properties", {}).items():
+        is_meant &= properties.get(name) == value
+    if "messageIds" in wanted:
+        named = []
+        for text in wanted["messageIds"]:
+            ledger, of_entry, *others = map(int, text.split(":"))
+            named.append((ledger, of_entry) == (7, entry) and (not others or others[-1] == max(index, 0)))
+        is_meant &= any(named)
+    if "reason" in wanted:
+        is_meant &= any(wanted["reason"] in reason for reason in reasons)
+    is_meant &= wanted.get("publishedFrom", 0) <= published < wanted.get("publishedBefore", 9)
+    assert one.is_meant(asked, asked.refs) == is_meant
+
+
+def test_it_goes_back_as_it_was_sent_at_first() -> None:
+    given = letter(props={"delaylake.keyEncoding": "base64"}, key="/wA=", ordering=NoUtf8, happened=5, payload=None)
+    back = given.sent_back("a", "r", "ops", 12)
+    assert back.properties() == {
+        "color": "red",
+        "delaylake.keyEncoding": "base64",
+        "retryOf": "7:3:2:1",
+        "retrySubscription": "a",
+        "redriveRequest": "r",
+        "redriveBy": "ops",
+    }
+    assert (back.partition_key(), back.event_timestamp(), back.has_null_value()) == ("/wA=", 5, True)
+    assert given.target == f"{SOURCE}-partition-2"
+    assert given.to_json("a")["messageId"] == "7:3:2:1"
+
+
+@pytest.mark.parametrize("name", ["delaylake.source", "delaylake.messageId"])
+def test_what_the_job_has_not_sent_is_no_dead_letter(name: str) -> None:
+    others = {key: value for key, value in PROPERTIES.items() if key != name}
+    assert DeadLetter.of(FakeMessage(FakeId(9, 0), props=others)) is None
+    assert DeadLetter.of(FakeMessage(FakeId(9, 0), props=NoUtf8)) is None
+
+
+def test_it_is_of_the_subscription_that_it_names() -> None:
+    subscriptions = [
+        {"name": "a", "destination": f"{SOURCE}-d"},
+        {"name": "b", "destination": f"{SOURCE}-d"},
+        {"name": "c"},
+    ]
+    route = Route.model_validate({"source": SOURCE, "subscriptions": subscriptions})
+    a, b, c = route.subscriptions
+    named, older = letter(), letter(props={})
+    older = DeadLetter(**vars(older) | {"subscription": None})
+    assert [belongs_to(named, one, route.subscriptions) for one in (a, b, c)] == [True, False, False]
+    assert [belongs_to(older, one, route.subscriptions) for one in (a, b, c)] == [False, False, True]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**22 - 1), st.integers(-1, 1_000)), max_size=5))
+def test_sequence_ids_rise_as_positions_do(positions: list[tuple[int, int, int]]) -> None:
+    by_id = sorted(set(positions), key=lambda at: sequence_id(pulsar.MessageId(-1, at[0], at[1], at[2])))
+    assert by_id == sorted(set(positions))
+    assert all(0 < sequence_id(pulsar.MessageId(-1, *at)) < 2**63 for at in positions)
+
+
+def test_what_has_no_place_in_them_is_refused() -> None:
+    with pytest.raises(OverflowError, match="2147483648:0:-1"):
+        sequence_id(pulsar.MessageId(-1, 2**31, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"subscription": ""}, "at least 1 character"),
+        ({"messageIds": ["seven"]}, "no message id"),
+        ({"reason": ""}, "at least 1 character"),
+        ({"publishedFrom": -1}, "greater than or equal to 0"),
+        ({"publishedfrom": 1}, "Extra inputs"),
+    ],
+)
+def test_a_wrong_filter_is_refused(wrong: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        DeadLetterFilter.model_validate({"subscription": "a"} | wrong)
