@@ -21,6 +21,7 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
 from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import last_published
+from tracker.dead_letters import dead_letters_of
 from warehouse.backup.marker import read_marker
 from warehouse.known_routes import known_routes
 from warehouse.schemas import SCHEMAS
@@ -149,10 +150,14 @@ def _require_empty(tables: Tables) -> None:
 
 
 def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
-    """Returns (source topic, subscription) of all that may have been sent to; the subscription "" is the rejects."""
+    """Returns (source topic, subscription) of all that may have been sent to; the subscription "" is the rejects.
+
+    The dead letters of a subscription are a target of their own.
+    """
     recorded = {} if newest is None else newest.known_routes.routes
     routes = [*known_routes(settings).routes.items(), *recorded.items()]
-    return {(topic, name) for topic, route in routes for name in ("", *(s.name for s in route.subscriptions))}
+    names = {(topic, s.name) for topic, route in routes for s in route.subscriptions}
+    return names | {(topic, dead_letters_of(name)) for topic, name in names} | {(topic, "") for topic, _ in routes}
 
 
 def _written(tables: Tables, app_id: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import MESSAGES, concat, int64, is_rejected, pack, unpack, where, with_columns
+from tracker.dead_letters import dead_letters_of
+from tracker.messages import MESSAGES, attempts_of, concat, int64, is_rejected, pack, unpack, where, with_columns
 from tracker.store import Store, get_present
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
@@ -22,7 +23,8 @@ PLACE = "place"
 PLANNED = 1  # its messages waited in the tracker; else they came in too late for that, and are sent at once
 IN_ORDER = 2  # its messages have keys, and are for subscriptions that get those of a key in order
 
-# By release (tick, kind) and topic the subscriptions at which it has not arrived, as bits; REJECTED is one.
+# By release (tick, kind) and topic the subscriptions at which it has not arrived, as bits; REJECTED is one. Under
+# `dead_letters_of` the topic, those whose dead letters have not.
 OpenReleases = Mapping[tuple[int, int], Mapping[str, int]]
 
 REJECTED = -(1 << 63)  # the bit of the topic for rejects
@@ -177,13 +179,18 @@ def _open_rows(rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
 
     Args:
         rows: as `Release.rows`.
-        wanted: by topic the subscriptions, as bits, with REJECTED where rejected rows are wanted.
+        wanted: by topic the subscriptions, as bits, with REJECTED where rejected rows are wanted. Of those whose dead
+            letters are wanted the retries are: some may be none.
     """
     if PLACE not in rows.column_names:
         rows = rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
     topics = rows["topic"].combine_chunks().dictionary_encode()
-    masks = np.array([wanted.get(topic, 0) for topic in topics.dictionary.to_pylist()], np.int64)
-    mask = masks[topics.indices.to_numpy()]
+    masks, dead = (
+        np.array([wanted.get(name(topic), 0) for topic in topics.dictionary.to_pylist()], np.int64)
+        for name in (str, dead_letters_of)
+    )
+    indices = topics.indices.to_numpy()
+    mask = masks[indices] | np.where(attempts_of(rows) > 0, dead[indices], 0)
     rejected = is_rejected(rows)
     left = np.where(rejected, 0, int64(rows, SUBSCRIPTION_MASK) & mask & ~REJECTED)
     return where(with_columns(rows, subscription_mask=pa.array(left)), (left != 0) | (rejected & (mask < 0)))

@@ -37,6 +37,7 @@ from tracker.commands.schema import (
     SKIP_NEXT,
     PauseChange,
 )
+from tracker.dead_letters import dead_letters_of, without_dead_letters
 from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA, EntryLog
 from tracker.in_flight import PLANNED, REJECTED, SENDING, InFlight, OpenReleases, Release
 from tracker.key_order import KeyOrder
@@ -484,10 +485,12 @@ class Shard:
         found: dict[tuple[int, int], dict[str, int]] = {}
         for topic, names in tick.unwritable.items():
             for name, unwritable in names.items():
-                bit = self._bit(topic, name) if name else REJECTED
+                subscription, is_dead = without_dead_letters(name)
+                bit = self._bit(topic, subscription) if name else REJECTED
+                of = dead_letters_of(topic) if is_dead else topic
                 for of_tick, kind in unwritable["open"]:
                     release = found.setdefault((of_tick, kind), {})
-                    release[topic] = release.get(topic, 0) | bit
+                    release[of] = release.get(of, 0) | bit
         return found
 
     def _bit(self, topic: str, name: str) -> int:

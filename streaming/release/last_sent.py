@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pulsar
@@ -19,7 +19,7 @@ import pulsar
 from broker.admin_rest import AdminClient, BrokerEntry, TopicLedgers
 from broker.client import PulsarError, connect
 from conf.errors import one_line
-from conf.settings import Settings, rejects_topic
+from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation, lane_name
@@ -225,9 +225,11 @@ def last_sent(
 
 def _ask(settings: Settings, client: pulsar.Client, names: Names) -> int:
     with AdminClient(settings.pulsar) as admin:
-        if admin.internal_stats(names.topic) is None:
-            return -1  # a producer would create the topic
-        return names.last_tick(client, admin)
+        if admin.internal_stats(names.topic) is not None:
+            return names.last_tick(client, admin)
+        # A producer would create the topic. Of one for dead letters the offset does not say how many partitions it has.
+        partitions = [f"{names.topic}-partition-{i}" for i in range(admin.partitions(names.topic) or 0)]
+        return max((replace(names, topic=name).last_tick(client, admin) for name in partitions), default=-1)
 
 
 def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, list[tuple[str, str]]]:
@@ -241,6 +243,7 @@ def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, lis
         to: list[tuple[str | None, str, bool]] = [
             (None, rejects_topic(topic), False),
             *((s.name, s.destination, s.is_in_order) for s in route.left),
+            *((s.name, dead_letter_topic(s.destination), s.is_in_order) for s in route.left),
         ]
         for subscription, destination, is_in_order in to:
             names = [

@@ -25,7 +25,8 @@ OWN_BYTES = 2_048
 # The most messages of a producer batch. The client is told of far more, so that it never cuts a batch itself.
 BATCH_MESSAGES = 500
 
-# (source topic, subscription); the subscription "" stands for the source topic's rejects topic.
+# (source topic, subscription); the subscription "" stands for the source topic's rejects topic, and what
+# `tracker.dead_letters.dead_letters_of` gives for its dead letters.
 Target = tuple[str, str]
 
 

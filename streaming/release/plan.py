@@ -21,6 +21,7 @@ from streaming.release.attempt import Assignment, Attempt, Failed
 from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, ROW_BITS, Target, producer_name, schema_suffix
 from streaming.release.producer_line import REFUSALS, Line
 from tracker.backoff import DEFAULT_BACKOFF
+from tracker.dead_letters import dead_letters_of
 from tracker.in_flight import IN_ORDER, PLACE, SENDING
 from tracker.key_order import order_keys
 from tracker.messages import MESSAGES, unpack
@@ -115,16 +116,16 @@ def plan_release(
             if destination is None:
                 dropped[topic, str(subscription)] += 1
                 continue
-            target = (topic, subscription or "")
+            is_dead = False
+            if (attempt_of := retries[row]) is not None and subscription is not None:
+                is_dead = attempt_of > most_retries.get(topic, {}).get(subscription, DEFAULT_BACKOFF.attempts)
+                destination = dead_letter_topic(destination) if is_dead else destination
+            target = target_of(topic, subscription, is_dead)
             if target in attempt.skipped:
                 skipped.add(target)
                 continue
             if attempt.only is not None and target not in attempt.only:
                 continue
-            is_dead = False
-            if (attempt_of := retries[row]) is not None and subscription is not None:
-                is_dead = attempt_of > most_retries.get(topic, {}).get(subscription, DEFAULT_BACKOFF.attempts)
-                destination = dead_letter_topic(destination) if is_dead else destination
             n = partitions.get(destination, UNKNOWN if is_new or is_dead else 0)
             if n == UNKNOWN:
                 now = partitions_now(destination)
@@ -147,7 +148,7 @@ def plan_release(
             )
             send.is_dead = is_dead
             send.is_large = not is_batched and _size(columns, row) >= _BATCH_BYTES
-            if keys is not None:
+            if keys is not None and not is_dead:
                 send.key, send.rank = (topic, subscription, keys[row]), _rank(columns, row, was_at)
             sends.append(send)
     for (topic, name), n in dropped.items():
@@ -163,6 +164,11 @@ def plan_release(
         _put_off(sends, columns["topic"], by_name, sending.get(SHAPED, {}).get("now", 0))
     has_held = any(time is not None for time in was_due)
     return Plan(assignment.tick, assignment.kind, rows, columns, sends, skipped, tuple(failed.values()), has_held)
+
+
+def target_of(topic: str, subscription: str | None, is_dead: bool) -> Target:
+    """Returns the target of a source topic's message; None: it is rejected. Dead letters are one of their own."""
+    return topic, dead_letters_of(subscription) if subscription and is_dead else subscription or ""
 
 
 class _Target(NamedTuple):

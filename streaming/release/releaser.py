@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from broker.admin_rest import AdminClient
 from broker.client import PulsarError
-from conf.settings import Settings, rejects_topic
+from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.troubles import Troubles
 from streaming.release.attempt import Assignment, Attempt, Failed, Sent, merged, note_arrived, note_done
 from streaming.release.feedback import Feedback, FeedbackFile
@@ -32,6 +32,7 @@ from streaming.release.spark_jobs import SparkJobs
 from streaming.release.turns import Turns
 from streaming.release.unwritable import Part, Unwritable
 from streaming.release.written_down import WrittenDown, of_target
+from tracker.dead_letters import dead_letters_of
 from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import MESSAGES, concat, unpack
 from warehouse.known_routes import KnownRoutes
@@ -122,7 +123,7 @@ class Releaser:
             troubles,
             self._stopped,
             settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None,
-            routes.gone,
+            routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
         )
         self._recorded: Mapping[str, Any] | None = None  # `unwritable` of the last batch's offset; None: no batch yet
         self._held_since: dict[Target, int] = {}  # by target in `_recorded` the first tick whose offset has it
@@ -503,8 +504,9 @@ def _refused(sent: Iterable[Sent], release: tuple[int, int]) -> pa.Table:
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:
-    """Returns by target the destination, or the source's rejects topic."""
+    """Returns by target the destination, its topic of dead letters, or the source's rejects topic."""
     found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
+    found |= {(topic, dead_letters_of(name)): dead_letter_topic(to) for (topic, name), to in found.items()}
     return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}
 
 

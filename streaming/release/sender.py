@@ -23,7 +23,7 @@ from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, Failed, Generation, Sent
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
-from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release
+from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release, target_of
 from streaming.release.producer_line import Line, send_on_time
 from streaming.release.traces import Delivery, are_traced, trace
 from streaming.release.turns import wait_for_turn
@@ -201,7 +201,7 @@ def _lines(
                 attempt.patience_seconds,
                 is_first_attempt=attempt.is_first,
                 wake=wake,
-                target=(plan.columns["topic"][send.row], send.subscription or ""),
+                target=target_of(plan.columns["topic"][send.row], send.subscription, send.is_dead),
                 find=None
                 if plan.tick > generation.tick
                 else functools.partial(_arrived, client, *key, send.at - _MARGIN_MILLIS),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from status.troubles import UNWRITABLE, Troubles
 from streaming.release.naming import Target
+from tracker.dead_letters import without_dead_letters
 
 if TYPE_CHECKING:
     from streaming.release.job import Job
@@ -72,7 +73,7 @@ class Unwritable:
         troubles: is told of each destination that can't be written.
         stopped: set when the job stops: then the threads end.
         reject_after_millis: what is due for a subscription is rejected when its destination could not be written for so
-            long; None: it waits. Rejects always wait for their topic.
+            long; None: it waits. Rejects and dead letters always wait for their topic.
         gone: targets that the settings no longer have: they are forgotten as soon as nothing is open for them.
     """
 
@@ -189,7 +190,7 @@ class Unwritable:
 
         If not yet, the next attempt is made at that time at the latest.
         """
-        if self._reject_after_millis is None or stuck.rejects or not target[1]:
+        if self._reject_after_millis is None or stuck.rejects or not target[1] or without_dead_letters(target[1])[1]:
             return
         left = stuck.since + self._reject_after_millis - time.time_ns() // 1_000_000
         if left > 0:

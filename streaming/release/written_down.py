@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from streaming.release.naming import Target
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
 from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
+from tracker.dead_letters import without_dead_letters
 from tracker.messages import concat, is_among, where
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 from warehouse.tables import Tables, literal
@@ -67,7 +68,7 @@ class WrittenDown:
         cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
         if resumed is not None:
             of_topic, of_subscription = of_target(resumed)
-            reason = literal(f"{NOT_DELIVERED}{resumed[1]}{NOT_TAKEN}")
+            reason = literal(f"{NOT_DELIVERED}{without_dead_letters(resumed[1])[0]}{NOT_TAKEN}")
             rejects = self.missing("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
             request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
             cancels = self.missing("outcomes", cancels, [tick], of_topic, of_subscription, request)
@@ -94,4 +95,4 @@ class WrittenDown:
 
 def of_target(target: Target) -> tuple[str, str]:
     """SQL conditions: a row is of a target's topic, and of its subscription."""
-    return f"topic = {literal(target[0])}", f"subscription = {literal(target[1])}"
+    return f"topic = {literal(target[0])}", f"subscription = {literal(without_dead_letters(target[1])[0])}"

@@ -39,6 +39,7 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.dead_letters import without_dead_letters
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
@@ -482,8 +483,16 @@ class Intake:
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Returns (source topic, subscription) of destinations that can't be written where what is due waits for them."""
-    return {(topic, name) for topic, names in unwritable.items() for name, one in names.items() if "rejects" not in one}
+    """Returns (source topic, subscription) of destinations that can't be written where what is due waits for them.
+
+    Dead letters do not wait: they are handed out, and open.
+    """
+    return {
+        (topic, name)
+        for topic, names in unwritable.items()
+        for name, one in names.items()
+        if "rejects" not in one and not without_dead_letters(name)[1]
+    }
 
 
 def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import pulsar
@@ -188,6 +188,31 @@ def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_u
     for destination in (refused, well):
         found = [payload for payload in received(cluster.client, destination) if payload != b"before"]
         assert found == [f"{i}".encode() for i in range(ROWS)]
+
+
+def test_dead_letters_are_refused_alone_and_are_kept_when_they_have_arrived(cluster: Cluster, topic: str) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
+    )
+    for name in "ab":
+        cluster.make(f"{topic}-{name}")
+    dead = {name: cluster.make(f"{topic}-{name}-dlq") for name in "ab"}
+    what = release(topic, [f"{i}".encode() for i in range(4)])
+    attempts = {"attempt": pa.array([None, 6, 6, 1], pa.int32())}
+    what = replace(what, body=pack(with_columns(unpack(what.body), **attempts)))
+    cluster.terminate(dead["a"])
+    sent = send(settings, Attempt(), what)
+    assert delivered(sent) == {"a": 2, "b": 4}
+    assert {(one.target, one.reason.partition(":")[0]) for one in sent.failed} == {
+        ((topic, "a dlq"), "TopicTerminated")
+    }
+    cluster.make_anew(dead["a"])
+    again = send(settings, Attempt(only=frozenset({(topic, "a dlq")}), done=frozenset(sent.done)), what)
+    assert (delivered(again), again.failed) == ({"a": 2}, ())
+    for name in "ab":
+        assert received(cluster.client, f"{topic}-{name}") == [b"0", b"3"]
+        stats = cluster.admin.get(f"{cluster.path(dead[name])}/stats").json()["subscriptions"]
+        assert {name: one["msgBacklog"] for name, one in stats.items()} == {"delaylake-redrive": 2}
 
 
 def test_a_destination_that_is_terminated_amid_a_release_and_made_anew_gets_the_rest_only(

@@ -32,6 +32,7 @@ class FakeAdmin:
 
     def __init__(self, ledgers: list[tuple[int, int, int]], added: int | None = None) -> None:
         self.ledgers = ledgers
+        self.topics: set[str] = set()
         self.added = sum(n for _, n, _ in ledgers) if added is None else added
 
     def internal_stats(self, partition: str) -> TopicLedgers | None:
@@ -45,6 +46,9 @@ class FakeAdmin:
         [(n, made_at)] = [(n, at) for ledger, n, at in self.ledgers if ledger == ledger_id]
         assert n, "an empty ledger has no entry"
         return BrokerEntry(1, made_at, None, None, {}, False, False, False)
+
+    def partitions(self, topic: str) -> int | None:
+        return 0 if topic in self.topics else None
 
     def close(self) -> None:
         pass
@@ -192,3 +196,22 @@ def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_
         write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append)
     assert [warning.startswith(f"{BILLING}: the broker still has it from") for warning in warnings] == [True]
     assert caplog.messages == warnings
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_dead_letters_are_read_wherever_there_are_any(tables: Tables, tmp_path: Path, is_there: bool) -> None:
+    """Also where no outcome says so yet: that is written after they have been sent. To read none makes the topic."""
+    route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}]}
+    settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
+    client, admin = mock.Mock(), FakeAdmin([])
+    admin.topics = {f"{BILLING}-dlq"} if is_there else set()
+    client.get_topic_partitions.side_effect = lambda name: [name]
+    client.create_reader.return_value.has_message_available.return_value = False
+    known = Delivered({ORDERS: ["billing"]}, {ORDERS: Position(1, 0)})
+    with (
+        mock.patch("recovery.delivered.connect", return_value=client),
+        mock.patch("recovery.delivered.AdminClient", return_value=admin),
+    ):
+        write_missing_deliveries(settings, tables, known, known.durable, {(ORDERS, 0): NEEDED}, lambda *_: None)
+    read = {call.args[0] for call in client.create_reader.call_args_list}
+    assert read == {ORDERS, BILLING} | admin.topics

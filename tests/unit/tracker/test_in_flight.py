@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tests.messages import TOPIC, messages, release_rows
-from tracker.in_flight import PLACE, REJECTED, SENDING, InFlight, Release
-from tracker.messages import MESSAGES, unpack
+from tracker.in_flight import PLACE, PLANNED, REJECTED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
+from tracker.messages import MESSAGES, unpack, with_columns
 from tracker.store import MemoryStore
 
 
@@ -120,3 +120,20 @@ def test_the_store_has_the_column_names_that_checkpoints_have() -> None:
     assert stored.column_names == [*MESSAGES.names, "wants"]
     assert stored.schema.metadata == {b"sending": b'{"lanes": 4}'}
     assert in_flight.all()[0].rows["subscription_mask"].to_pylist() == [0, 1]
+
+
+def test_of_dead_letters_that_have_not_arrived_the_retries_are_kept() -> None:
+    in_flight = InFlight(MemoryStore())
+    rows = with_columns(messages([(1, entry, 5) for entry in range(3)]), attempt=pa.array([None, 1, 9], pa.int32()))
+    rows = rows.append_column(SUBSCRIPTION_MASK, pa.array([0b11, 0b11, 0b11]))
+    in_flight.add(Release(1, PLANNED, rows))
+    open_releases = {(1, PLANNED): {TOPIC: 0b01, f"{TOPIC} dlq": 0b10}}
+    [opened] = in_flight.confirm(1, open_releases)
+    assert opened.rows[SUBSCRIPTION_MASK].to_pylist() == [0b01, 0b11, 0b11]
+    assert in_flight.confirm(2, open_releases) == []
+    in_flight.confirm(3, {(1, PLANNED): {f"{TOPIC} dlq": 0b10}})
+    [left] = in_flight.all()
+    assert (left.rows["entry_id"].to_pylist(), left.rows[SUBSCRIPTION_MASK].to_pylist()) == ([1, 2], [0b10, 0b10])
+    assert left.rows["place"].to_pylist() == [1, 2]
+    in_flight.confirm(4, {})
+    assert in_flight.all() == []

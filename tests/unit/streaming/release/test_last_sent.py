@@ -10,9 +10,13 @@ import pytest
 
 from broker.admin_rest import BrokerEntry, TopicLedgers
 from broker.client import PulsarError
+from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
+from streaming.release import last_sent
 from streaming.release.last_sent import Names
 from streaming.release.naming import ROW_BITS
 from tests.fake_pulsar import FakeId, FakeMessage
+from warehouse.known_routes import known_routes
 
 SOURCE, DESTINATION, OWN = "persistent://p/d/orders", "persistent://p/d/orders-a", "app-a-planned0"
 NEWEST, MOST = 6, 1_000
@@ -130,3 +134,36 @@ def test_of_a_long_topic_the_end_is_looked_at() -> None:
     destination.send(9, properties={})
     assert last_tick(destination) == -1
     assert destination.read <= 1_001
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_topics_of_dead_letters_are_asked_too(monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
+    settings = Settings.model_validate({"routes": [{"source": SOURCE, "subscriptions": [{"name": "a"}]}]})
+    offset = Offset(tick=NEWEST, routes=known_routes(settings).to_json())
+    asked = last_sent._producers(settings, "app", offset)
+    assert asked.keys() == {f"{SOURCE}-rejects", DESTINATION, f"{DESTINATION}-dlq"}
+    assert asked[f"{DESTINATION}-dlq"] == asked[DESTINATION]
+
+    dead = f"{DESTINATION}-dlq"
+    there = {f"{dead}-partition-{i}" for i in range(partitions)} or {dead}
+
+    class Admin:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> Admin:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def internal_stats(self, topic: str) -> TopicLedgers | None:
+            return TopicLedgers({}, {}, {}, (-1, -1)) if topic in there else None
+
+        def partitions(self, topic: str) -> int | None:
+            return {dead: partitions}.get(topic)
+
+    destination = Destination()
+    destination.send(NEWEST - 1)
+    monkeypatch.setattr(last_sent, "AdminClient", Admin)
+    names = Names(dead, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 5)
+    assert last_sent._ask(settings, destination, names) == NEWEST - 1
+    nowhere = Names(f"{DESTINATION}-none", ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 5)
+    assert last_sent._ask(settings, destination, nowhere) == -1

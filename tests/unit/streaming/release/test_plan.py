@@ -221,3 +221,13 @@ def test_what_was_retried_too_often_goes_to_the_dead_letters() -> None:
     planned = plan_release(before, what, Attempt()).sends
     assert {(s.row, s.subscription) for s in planned if not s.is_batched} == dead
     assert {(s.row, s.subscription) for s in planned if s.is_dead} == dead
+
+    # They can be left out, or sent alone: their topic is a destination of its own.
+    def chosen(**attempt: Any) -> set[tuple[int, str | None]]:
+        return {(s.row, s.subscription) for s in plan_release(before, what, Attempt(**attempt)).sends}
+
+    every = {(row, s) for row in range(4) for s in "ab"}
+    of_a = frozenset({(TOPIC, "a dlq")})
+    assert chosen(only=of_a) == {(2, "a"), (3, "a")}
+    assert chosen(skipped=of_a) == every - {(2, "a"), (3, "a")}
+    assert chosen(only=frozenset({(TOPIC, "a")})) == {(0, "a"), (1, "a")}

@@ -164,9 +164,11 @@ class Job:
                 self.releaser._stopped.wait(2.5)
             rows = unpack(assignment.body)
             delivered, failed, done, skipped, refused = [], [], [], set(), []
-            for number, name in enumerate(NAMES):
-                target, line = (TOPIC, name), (f"{TOPIC}-{name}", assignment.lane(2))
-                chosen = [row for row in rows.to_pylist() if row["subscription_mask"] >> number & 1]
+            for number, name, is_dead in [(n, name, dead) for n, name in enumerate(NAMES) for dead in (False, True)]:
+                bit, name = 1 << number, f"{name} dlq" if is_dead else name
+                target, line = (TOPIC, name), (f"{TOPIC}-{name.replace(' ', '-')}", assignment.lane(2))
+                chosen = [row for row in rows.to_pylist() if row["subscription_mask"] & bit]
+                chosen = [row for row in chosen if ((row["attempt"] or 0) > 5) == is_dead]
                 done_line = (assignment.tick, *line)
                 if not chosen or done_line in attempt.done or (attempt.only is not None and target not in attempt.only):
                     continue
@@ -180,7 +182,8 @@ class Job:
                     refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
                 else:
                     done.append(done_line)
-                    delivered += [{**row, "subscription": name, "batch_id": assignment.tick} for row in chosen]
+                    of = name.removesuffix(" dlq")
+                    delivered += [{**row, "subscription": of, "batch_id": assignment.tick} for row in chosen]
             with self.lock:
                 self.attempts.append((assignment.tick, frozenset(name for _, name in skipped)))
             table = pa.Table.from_pylist(delivered, schema=DELIVERIES)
@@ -191,10 +194,16 @@ class Job:
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
         for topic in topics:
             self.probed.append(topic)
-            yield self.broken.get(topic.rpartition("-")[2], "")
+            yield self.broken.get(topic.removeprefix(f"{TOPIC}-").replace("-dlq", " dlq"), "")
 
     def submit(
-        self, tick: int, releases: Iterable[int] = (), unwritable: Any = None, masks: Any = None, due: int = 1
+        self,
+        tick: int,
+        releases: Iterable[int] = (),
+        unwritable: Any = None,
+        masks: Any = None,
+        due: int = 1,
+        attempt: int | None = None,
     ) -> None:
         """A batch that hands out releases, and whose offset has what the feedback had, if nothing else is said.
 
@@ -205,7 +214,7 @@ class Job:
         bodies = []
         for of_tick in releases:
             bits = (masks or {}).get(of_tick, 3)
-            rows = messages([(1, of_tick, due)])
+            rows = messages([(1, of_tick, due)], attempt=attempt)
             bodies.append((0, of_tick, True, pack(release_rows(rows, bits, SENDING))))
         recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
         self.releaser.submit(tick, 1, 1, 1, bodies, recorded)
@@ -254,6 +263,34 @@ def test_one_that_refuses_leaves_the_others_alone_and_gets_its_own_in_order_late
     job.submit(7, [7])
     job.has_confirmed(7)
     assert sorted(name for tick, name, _ in job.tables.delivered if tick == 7) == NAMES
+
+
+def test_dead_letters_that_can_not_be_written_wait_alone_also_for_another_run(make: Callable[..., Job]) -> None:
+    job = make(unwritable="reject", unwritable_after_millis=1)
+    job.broken["a dlq"] = "TopicTerminated"
+    job.submit(1, [1], attempt=6)
+    wait_until(lambda: job.open("a dlq") == [1], 5, "it is open")
+    for tick in (2, 3):
+        job.submit(tick, [tick], attempt=None if tick == 2 else 6)
+    wait_until(lambda: job.open("a dlq") == [1, 3], 5, "they are open")
+    job.submit(4)
+    job.has_confirmed(4)
+    assert sorted(job.tables.delivered) == [(1, "b", 1), (2, "a", 2), (2, "b", 2), (3, "b", 3)]
+    assert [(t.kind, t.name) for t in job.troubles.current()] == [("unwritable", f"{TOPIC}-a-dlq")]
+    recorded = job.feedback.last.unwritable
+    assert recorded is not None
+    assert recorded[TOPIC].keys() == {"a dlq"}
+    wait_until(lambda: job.known.count(-1) > 3, 10, "it is tried again")
+    assert "rejects" not in (job.feedback.last.unwritable or {})[TOPIC]["a dlq"]
+    job.releaser.stop()
+
+    again = make(job.tables)
+    again.submit(5, [1, 3], unwritable=recorded, masks={1: 1, 3: 1}, attempt=6)
+    wait_until(lambda: again.open("a dlq") is None, 10, "it can be written")
+    again.has_confirmed(5)
+    rows = [(1, "b", 1), (2, "a", 2), (2, "b", 2), (3, "b", 3), (1, "a", 1), (3, "a", 3)]
+    assert sorted(again.tables.delivered) == sorted(rows)
+    assert again.troubles.current() == []
 
 
 def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence_id(make: Callable[..., Job]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -259,3 +260,23 @@ def test_what_else_it_has_is_read_as_far_as_it_can_be(properties: dict[str, str]
     read = sent_back(SENT_BACK | properties)
     assert 1 <= read.attempt <= 10_000
     assert json.loads(read.reasons or "")[-1] == properties.get("retryReason", "no")[:1_000]
+
+
+def test_dead_letters_that_can_not_be_written_are_open_and_hold_nothing_back() -> None:
+    job = Job(due=90_000)
+    dead = sent_back_row(0, **{"delaylake.attempt": "3"})
+    assert job.rows(job.tick(30_000, messages=dead)) == [(0b10, 30_000, 4)]
+
+    def tick(now: int, given: TickInput, **others: Any) -> Effects:
+        job.number += 1
+        unwritable = {TOPIC: {"b dlq": {"since": 1, "open": [[2, False]]}}}
+        at = tick_at(job.number, now, load_horizon=now + 6_000, near_until=now + 2_000, ingested_through=job.number)
+        return job.shard.apply(replace(at, confirmed=2, unwritable=unwritable, **others), given)
+
+    at_once = messages([(3, 0, 30_000)])
+    again = tick(31_000, TickInput(messages=concat([at_once, sent_back_row(1, retryAfter="1ms")])))
+    assert job.rows(again) == [(0b11, 30_000, None)]
+    assert job.rows(tick(31_500, TickInput())) == [(0b10, 31_001, 1)]
+    # Another run hands out again what is open of it.
+    [first, *_] = tick(32_000, TickInput(), run_id="another").releases
+    assert [(row["attempt"], row["place"]) for row in first.rows.to_pylist()] == [(4, 0)]
