@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from status.job_status import StatusWriter
+from warehouse.schemas import DELIVERIES
 
 
 def test_the_most_that_was_sent_a_second_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +17,7 @@ def test_the_most_that_was_sent_a_second_is_kept(tmp_path: Path, monkeypatch: py
     status = StatusWriter(str(tmp_path), 1)
     told = []
     for n in (100, 500, 50):
-        rows = pa.table({"sent_at": [1] * n, "deliver_at": [1] * n, "short_notice": [False] * n})
+        rows = pa.Table.from_pylist([{"sent_at": 1, "deliver_at": 1, "short_notice": False}] * n, schema=DELIVERIES)
         status.deliveries(rows)
         found = status.status()
         told.append((found.history[-1].delivered_per_second, found.most_per_second))
