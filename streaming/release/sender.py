@@ -354,9 +354,8 @@ def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:
 
 def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
     options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
-    if send.is_dead and send.topic not in _kept:
-        dead_letters.keep(client, send.topic)
-        _kept.add(send.topic)
+    if send.is_dead:
+        dead_letters.keep(client, send.topic)  # each time: the topic may have been made anew
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is None:
         return client.create_producer(send.topic, **options)
@@ -364,7 +363,6 @@ def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan
     return producer_with_schema(client, send.topic, info, **options)
 
 
-_kept: set[str] = set()  # topics of dead letters of which this process has made the subscription that keeps them
 _shared: dict[str, tuple[int, pulsar.Client]] = {}  # by service URL (process id, its client): a fork has another id
 _shared_schemas: dict[tuple[str, str], DestinationSchemas] = {}
 
