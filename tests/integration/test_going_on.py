@@ -221,7 +221,8 @@ def test_destinations_that_do_not_answer_hold_up_no_start(
         offset = Offset(tick=6, now=now(), lanes=4, routes=known_routes(settings).to_json())
         assert last_sent(settings, checkpoint, offset, seconds=1) == {}
         assert time.monotonic() - started < 5
-    assert f"is not known of 3 topics: {topic}-a (no answer)" in caplog.text
+    # Two destinations, their topics of dead letters, and the rejects topic.
+    assert f"is not known of 5 topics: {topic}-a (no answer)" in caplog.text
 
 
 def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(
