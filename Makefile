@@ -33,7 +33,7 @@ test: setup browser ## the test suite; WORKERS=n, each with about 4 GB
 	@$(PY) -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-fast: setup ## what is quick and needs no broker and no Spark, with few examples of each property
-	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow" -n 2 --dist loadfile -p no:schemathesis -p no:anyio
+	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow" -n 2 --dist worksteal -p no:schemathesis -p no:anyio
 
 lint: setup docs ## ruff, mypy, who imports whom, and the docs
 	@$(PY) -m ruff check .

@@ -223,6 +223,7 @@ def test_the_description_is_a_page_that_loads_nothing_from_elsewhere(client: htt
     assert "deliverAt" in shown.text
 
 
+@pytest.mark.slow
 def test_a_topic_without_a_route_is_404_whatever_the_call(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, methods in described.items() if path.startswith(TOPIC_PATH) for method in methods]

@@ -30,6 +30,8 @@ from warehouse import tables as warehouse
 from warehouse.known_routes import KnownRoutes, known_routes
 from warehouse.schemas import DELIVERIES
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["a", "b"]
 SENDING = '{"lanes": 2}'
 

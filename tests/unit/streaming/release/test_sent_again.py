@@ -25,6 +25,8 @@ from tests.messages import TOPIC, messages, release_rows
 from tests.unit.streaming.release.test_releaser import Recorded, Spark, Tables
 from tracker.messages import pack
 
+pytestmark = pytest.mark.slow
+
 DESTINATION = f"{TOPIC}-a"
 N = 6
 
