@@ -24,7 +24,7 @@ from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, Failed, Generation, Sent
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
 from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release, target_of
-from streaming.release.producer_line import Line, send_on_time
+from streaming.release.producer_line import REFUSALS, Line, send_on_time
 from streaming.release.traces import Delivery, are_traced, trace
 from streaming.release.turns import wait_for_turn
 from tracker.commands.giving_up import NOT_DELIVERED, NOT_TAKEN
@@ -92,7 +92,8 @@ def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
                 client.create_producer(partition).close()
             yield ""
         except Exception as error:
-            _forget_client()
+            if not isinstance(error, REFUSALS):
+                _forget_client()  # it may hang; after a refusal the next release needs it, and a new one takes time
             yield f"{type(error).__name__}: {error}"
 
 
