@@ -396,7 +396,12 @@ def _digest(topic: str, path: Path) -> int:
         length = int.from_bytes(file.read(4), "little")
         file.seek(max(0, end - length))
         footer = file.read(length)
-    return int.from_bytes(hashlib.sha256(f"{topic} {path.name} {end} ".encode() + footer).digest()[:6], "big")
+    return hash48(f"{topic} {path.name} {end} ".encode() + footer)
+
+
+def hash48(content: bytes) -> int:
+    """Returns a hash of 48 bits, of which the ledger ids of what is imported are made."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big")
 
 
 def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:

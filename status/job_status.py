@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 
 from conf.errors import one_line
+from conf.files import replace_file
 from conf.settings import is_object_storage, local_path
 from status.clock_steps import ClockSteps
 from status.troubles import Trouble
@@ -188,9 +189,7 @@ def _write(warehouse: str, content: bytes) -> None:
         return
     file = Path(local_path(warehouse)) / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(file)
+    replace_file(file, content)
 
 
 @functools.lru_cache

@@ -8,6 +8,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from conf.files import replace_file
+
 # Kinds of trouble.
 STANDING = "standing"  # a source topic that is not read although it has messages, or may have
 NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
@@ -100,9 +102,7 @@ class Troubles:
     def _write(self) -> None:
         """Replaces the file: a reader sees the old troubles or the new ones, whole."""
         if self._file is not None:
-            temporary = self._file.with_suffix(".tmp")
-            temporary.write_text(json.dumps([asdict(trouble) for trouble in self._own.values()]))
-            temporary.replace(self._file)
+            replace_file(self._file, json.dumps([asdict(trouble) for trouble in self._own.values()]).encode())
 
 
 def _merged(known: dict[tuple[str, str], Trouble], trouble: Trouble) -> Trouble:

@@ -82,7 +82,7 @@ class InFlight:
 
     def add(self, release: Release) -> None:
         """Keeps a release until it is confirmed."""
-        entry = _Entry(release.tick, int(release.kind), release.rows.num_rows)
+        entry = _Entry(release.tick, release.kind, release.rows.num_rows)
         self._put(entry, release.rows)
         self._releases.append(entry)
 

@@ -22,6 +22,8 @@ REDRIVE_BY = "redriveBy"
 # What a message that was sent back is not delivered with: a consumer that sends it back again copies its properties.
 NOT_PASSED_ON = (RETRY_SUBSCRIPTION, RETRY_REASON, RETRY_AFTER, REDRIVE_REQUEST, REDRIVE_BY)
 
+RESERVED_PREFIX = "delaylake."  # of the properties that the job gives to a delivered message
+
 # What a delivered message has, and the one that is sent back still has.
 ATTEMPT = "delaylake.attempt"
 REASONS = "delaylake.reasons"

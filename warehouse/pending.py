@@ -33,6 +33,10 @@ IS_RESTORE = "(result = 'APPLIED' AND operation IN ('RESTORE', 'RETRY'))"
 # or its destination did not take it.
 IS_SKIPPED_OCCURRENCE = "result = 'APPLIED' AND operation = 'SKIP_NEXT'"
 
+# A recurring message's next occurrence is in the tables by so long after the last one, unless there is none: one that
+# recurs more often than every few seconds has no row for it, but has just been delivered.
+NEXT_IS_THERE_MILLIS = 60_000
+
 # A row for each subscription and recurring message: the last occurrence that has been delivered, or is not to be, when
 # it was due by the rule, how many have been delivered, and when the last thing was done.
 LAST_OCCURRENCES = f"""

@@ -12,15 +12,20 @@ from conf.settings import Settings, local_path
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.commands.moves import HELD_DELIVER_AT
-from warehouse.pending import IS_CANCEL, LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands
+from warehouse.pending import (
+    IS_CANCEL,
+    LAST_COMMANDS,
+    LAST_OCCURRENCES,
+    NEXT_IS_THERE_MILLIS,
+    is_cancelled,
+    is_moved_on,
+    join_commands,
+)
 from warehouse.schemas import MESSAGE_SCHEMAS, SCHEMAS
 from warehouse.tables import exists, literal, query_builder, run_sql
 from warehouse.tenure import Tenures
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
-
-# A recurring message's next occurrence is in the tables by so long after the last one, unless there is none.
-_NEXT_IS_THERE_MILLIS = 60_000
 
 # Views are made in this order, each of the tables and of those before it. Times are ms since the epoch in columns
 # named like deliver_at, and timestamps in others.
@@ -79,7 +84,7 @@ SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_in
        CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_held THEN 'held'
             WHEN p.occurrence IS NOT NULL THEN 'waiting'
             WHEN d.occurrence >= TRY_CAST(i.properties['repeatTimes'] AS BIGINT) THEN 'ended'
-            WHEN d.done_at < {{now}} - {_NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
+            WHEN d.done_at < {{now}} - {NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
        i.properties['repeat'] AS repeat, coalesce(i.properties['timeZone'], 'UTC') AS time_zone,
        TRY_CAST(i.properties['repeatUntil'] AS BIGINT) AS until_time,
        TRY_CAST(i.properties['repeatTimes'] AS BIGINT) AS times,

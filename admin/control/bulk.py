@@ -32,6 +32,7 @@ NAMED = pa.schema(
 )
 
 MAX_MATCHED = 10_000  # unless more are asked for
+MOST_MATCHED = 1_000_000  # that may be asked for
 
 
 class TooManyError(PendingError):

@@ -11,6 +11,7 @@ import pulsar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
+from broker.key_encodings import BASE64
 from broker.message_ids import MessageIdError, MessageRef, parse_triplet
 from conf.settings import Subscription
 from tracker.retry_of import (
@@ -20,11 +21,10 @@ from tracker.retry_of import (
     REASONS,
     REDRIVE_BY,
     REDRIVE_REQUEST,
+    RESERVED_PREFIX,
     RETRY_OF,
     RETRY_SUBSCRIPTION,
 )
-
-_OWN = "delaylake."  # begins the names of properties that the job gives to what it delivers
 
 # A sequence id rises with a dead letter's position in its topic partition:
 #
@@ -114,7 +114,7 @@ class DeadLetter:
             key,
             KEY_ENCODING in properties,
             _bytes_of(message.ordering_key),
-            {name: value for name, value in properties.items() if not name.startswith(_OWN)},
+            {name: value for name, value in properties.items() if not name.startswith(RESERVED_PREFIX)},
             None if message.has_null_value() else message.data(),
             message.event_timestamp(),
             message.publish_timestamp(),
@@ -163,7 +163,7 @@ class DeadLetter:
             REDRIVE_BY: issued_by,
         }
         if self.is_key_bytes:
-            properties[KEY_ENCODING] = "base64"
+            properties[KEY_ENCODING] = BASE64
         builder = _pulsar.MessageBuilder()
         if self.payload is None:
             builder.set_null_value()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,9 +211,14 @@ class _Broker:
         found: list[str] = self._client.get_topic_partitions(topic)
         return found
 
-    def consumer(self, partition: str) -> _Consumer:
-        """Returns a consumer of the dead letters of a topic partition that are not acknowledged."""
-        return _Consumer(dead_letters.subscribe(self._client, partition, _BUSY_SECONDS))
+    @contextmanager
+    def consumer(self, partition: str) -> Iterator[pulsar.Consumer]:
+        """Has a consumer of the dead letters of a topic partition that are not acknowledged, while the block runs."""
+        consumer = dead_letters.subscribe(self._client, partition, _BUSY_SECONDS)
+        try:
+            yield consumer
+        finally:
+            close_quietly(consumer)
 
     def messages(self, consumer: pulsar.Consumer, partition: str) -> Iterator[pulsar.Message]:
         """Yields what is not acknowledged of what is there now, in order, each once.
@@ -269,16 +275,3 @@ class _Broker:
             return self._admin.backlog(partition, dead_letters.SUBSCRIPTION) or 0
         except PulsarError:
             return 2**31  # not known
-
-
-class _Consumer:
-    """Closes a consumer at the end of a context."""
-
-    def __init__(self, consumer: pulsar.Consumer) -> None:
-        self._consumer = consumer
-
-    def __enter__(self) -> pulsar.Consumer:
-        return self._consumer
-
-    def __exit__(self, *_: object) -> None:
-        close_quietly(self._consumer)

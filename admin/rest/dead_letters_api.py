@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from admin.control.bulk import MAX_MATCHED
+from admin.control.bulk import MAX_MATCHED, MOST_MATCHED
 from admin.control.dead_letters import DeadLetterFilter
 from admin.control.redrive import Redrive
 from admin.errors import AdminError, error_responses
@@ -19,8 +19,6 @@ from admin.rest.request_bodies import BadRequest, parse_request_id
 from admin.rest.target import TargetTopic
 from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Canceller
 from warehouse.queries.listing import PendingError
-
-_MOST_MATCHED = 1_000_000
 
 router = APIRouter()
 
@@ -37,7 +35,7 @@ class RedriveRequest(BaseModel):
 
     filter: DeadLetterFilter
     dry_run: bool = False
-    max: Annotated[int, Field(ge=1, le=_MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+    max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
 
 
 @router.post(

@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from admin.control.async_client import AsyncControlClient
 from admin.control.bulk import (
     MAX_MATCHED,
+    MOST_MATCHED,
     NAMED,
     Action,
     Change,
@@ -66,7 +67,6 @@ _PAGE = 100  # messages, where no limit is given
 _SHOWN = 100  # messages of a dry run
 _STREAMED_AT_ONCE = 100_000
 PROTOBUF = "application/x-protobuf"
-_MOST_MATCHED = 1_000_000
 
 _CODES: dict[type[PendingError], int] = {
     CursorError: 400,
@@ -92,7 +92,7 @@ class BulkRequest(BaseModel):
 
     filter: PendingFilter
     dry_run: bool = False
-    max: Annotated[int, Field(ge=1, le=_MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+    max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
 
 
 class BulkReschedule(BulkRequest):
@@ -361,7 +361,7 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
     tried = 0
     deadline = time.monotonic() + timeout_seconds
     while (left := n - tally.results["APPLIED"]) > 0:
-        rows = (await asyncio.to_thread(question.rows, tried + min(left, _MOST_MATCHED), NAMED.names)).slice(tried)
+        rows = (await asyncio.to_thread(question.rows, tried + min(left, MOST_MATCHED), NAMED.names)).slice(tried)
         if not rows.num_rows:
             break
         _check_partition(target, rows)

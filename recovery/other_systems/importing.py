@@ -6,14 +6,13 @@ So each item is imported once, however often an import is repeated, and wherever
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from recovery.importing import FIRST_LEDGER_OF_FILES, Importer
+from recovery.importing import FIRST_LEDGER_OF_FILES, Importer, hash48
 from recovery.other_systems.item import Item, Source
 from tracker.messages import int64
 from warehouse.schemas import IMPORTED
@@ -108,7 +107,7 @@ def import_items(importer: Importer, source: Source) -> None:
         read.update(rows["item"].to_pylist())
         _finish(importer, rows)
     for items in _in_parts(source, known, read, importer):
-        ledger = _FIRST_LEDGER + _digest(f"{topic} {number}")
+        ledger = _FIRST_LEDGER + hash48(f"{topic} {number}".encode())
         rows = _rows(topic, ledger, items)
         tables.append(TABLE, rows, {f"import-{ledger}": 1})
         _finish(importer, rows)
@@ -184,8 +183,3 @@ def _parts(tables: Tables, topic: str) -> int:
 
 def _select(tables: Tables, topic: str, columns: str, condition: str = "true") -> pa.Table:
     return tables.query(TABLE, f"SELECT {columns} FROM {TABLE} WHERE topic = {literal(topic)} AND {condition}")  # noqa: S608
-
-
-def _digest(text: str) -> int:
-    """Returns a hash of 48 bits."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")

@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from conf.errors import one_line
 from recovery.other_systems.item import SourceError
+from tracker.retry_of import RESERVED_PREFIX
 
 _FOLDER = Path(__file__).parent / "mappings"
-
-RESERVED_PREFIX = "delaylake."
 
 
 class TableMapping(BaseModel):

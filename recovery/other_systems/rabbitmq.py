@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import one_line
 from recovery.other_systems.item import Item, SourceError, bad, item
-from recovery.other_systems.mapping import RESERVED_PREFIX
+from tracker.retry_of import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from pika.spec import Basic, BasicProperties

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from conf.files import replace_file
 from streaming.checkpoint.offset import Offset
 from tracker.messages import pack, unpack
 
@@ -57,10 +58,7 @@ class BatchInput:
         """Keeps the messages and commands of the batch that ends with an offset, in a file that is complete at once."""
         messages, commands = map(pack, received)
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._file(end)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_bytes(len(messages).to_bytes(_LENGTH_BYTES, "big") + messages + commands)
-        temporary.replace(file)
+        replace_file(self._file(end), len(messages).to_bytes(_LENGTH_BYTES, "big") + messages + commands)
 
     def forget(self, end: Offset) -> None:
         """Removes the files of the batch that ends with an offset and of those before: Spark has committed it."""

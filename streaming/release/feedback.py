@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.files import replace_file
+
 
 @dataclass(frozen=True)
 class Feedback:
@@ -41,9 +43,7 @@ class FeedbackFile:
 
     def write(self, feedback: Feedback) -> None:
         """Replaces the feedback in the file."""
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(feedback)))
-        temporary.replace(self._path)
+        replace_file(self._path, json.dumps(asdict(feedback)).encode())
 
     def read(self) -> Feedback:
         """Returns the feedback in the file; the defaults where there is no file."""

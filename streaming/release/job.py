@@ -33,6 +33,11 @@ class Job:
     # Of messages that come in the order of their keys: by topic and key when the first and the last is due, ms.
     keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
 
+    @property
+    def release(self) -> tuple[int, int]:
+        """The tick and the kind, by which a release is known."""
+        return self.tick, self.kind
+
     def __lt__(self, other: Job) -> bool:
         return self.tick < other.tick
 

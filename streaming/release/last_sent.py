@@ -228,8 +228,9 @@ def _ask(settings: Settings, client: pulsar.Client, names: Names) -> int:
         if admin.internal_stats(names.topic) is not None:
             return names.last_tick(client, admin)
         # A producer would create the topic. Of one for dead letters the offset does not say how many partitions it has.
-        partitions = [f"{names.topic}-partition-{i}" for i in range(admin.partitions(names.topic) or 0)]
-        return max((replace(names, topic=name).last_tick(client, admin) for name in partitions), default=-1)
+        if not (n := admin.partitions(names.topic)):
+            return -1
+        return max(replace(names, topic=name).last_tick(client, admin) for name in _partitions(names.topic, n))
 
 
 def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, list[tuple[str, str]]]:

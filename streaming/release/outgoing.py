@@ -8,7 +8,7 @@ from typing import Any
 
 import _pulsar
 
-from tracker.retry_of import ATTEMPT, DEAD_LETTER_OF, KEY_ENCODING, NOT_PASSED_ON, REASONS, RETRY_OF
+from tracker.retry_of import ATTEMPT, DEAD_LETTER_OF, KEY_ENCODING, NOT_PASSED_ON, REASONS, RESERVED_PREFIX, RETRY_OF
 
 # A larger rejected message goes without payload, keys and own properties: the table `rejects` has these. A larger one
 # that is retried goes without the reasons, for which there may be no room.
@@ -71,7 +71,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
     properties["delaylake.reason"] = reason
     if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
         return _built(columns, row, properties, sequence_id, columns["payload"][row])
-    own = {name: value for name, value in properties.items() if name.startswith("delaylake.")}
+    own = {name: value for name, value in properties.items() if name.startswith(RESERVED_PREFIX)}
     return _built(columns, row, own, sequence_id, None, has_keys=False)
 
 

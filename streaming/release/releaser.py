@@ -212,7 +212,7 @@ class Releaser:
             self._lock.notify_all()
 
     def _enqueue(self, job: Job) -> None:
-        self._outstanding[job.tick, job.kind] = job
+        self._outstanding[job.release] = job
         self._turns.add(job)
         if job.lane not in self._lanes:
             self._lanes[job.lane] = []
@@ -289,7 +289,7 @@ class Releaser:
                 continue
             arrived |= {line for one in sent for line in one.done}
             result.deliveries = concat([result.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
-            result.refused = concat([result.refused, _refused(sent, (job.tick, job.kind))])
+            result.refused = concat([result.refused, _refused(sent, job.release)])
             failed = [one for s in sent for one in s.failed]
             note_arrived(arrived_to, failed)
             others = self._names.renew(failed, max(job.tick, job.sent_to))
@@ -441,8 +441,8 @@ class Releaser:
             }
         for done in finished:
             is_unknown = any(
-                (*part.target, done.job.tick, done.job.kind) not in recorded
-                and self._unwritable.has((done.job.tick, done.job.kind), part.target)
+                (*part.target, *done.job.release) not in recorded
+                and self._unwritable.has(done.job.release, part.target)
                 for part in done.parts
             )
             is_behind = any(other.job.lane == done.job.lane for other in left)
@@ -465,7 +465,7 @@ class Releaser:
             self._on_deliveries(rows)
         with self._lock:
             for one in done:
-                self._outstanding.pop((one.job.tick, one.job.kind), None)
+                self._outstanding.pop(one.job.release, None)
             self._confirm()
             self._lock.notify_all()
 

@@ -330,18 +330,18 @@ def _deliveries(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> 
 
 
 def _traced(send: PlannedSend, plan: Plan, sent_at: int) -> Delivery:
-    column = {name: values[send.row] for name, values in plan.columns.items()}
+    columns, row = plan.columns, send.row
     return Delivery(
-        properties=column["properties"] or (),
-        message_id=_position(plan.columns, send.row),
-        source=column["topic"],
+        properties=columns["properties"][row] or (),
+        message_id=_position(columns, row),
+        source=columns["topic"][row],
         subscription=str(send.subscription),
         destination=send.topic,
-        published_at=column["publish_time"],
-        due=column["deliver_at"],
+        published_at=columns["publish_time"][row],
+        due=columns["deliver_at"][row],
         sent_at=sent_at,
-        attempt=column["attempt"],
-        occurrence=column["occurrence"],
+        attempt=columns["attempt"][row],
+        occurrence=columns["occurrence"][row],
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from conf.files import replace_file
 from streaming.release.job import Job
 from streaming.release.naming import Target
 
@@ -55,9 +56,8 @@ class Turns:
         """Adds a job; jobs come by tick, and on short notice before planned ones. One without keys waits for none."""
         if job.keys:
             with self._lock:
-                release = job.tick, job.kind
-                self._waits_for[release] = {other for other, its in self._left.items() if _comes_before(its, job)}
-                self._left[release] = job
+                self._waits_for[job.release] = {other for other, its in self._left.items() if _comes_before(its, job)}
+                self._left[job.release] = job
 
     def begin(self, job: Job) -> str:
         """Lets a job begin, or waits until it may, or the stop.
@@ -69,7 +69,7 @@ class Turns:
             # When a shaped one begins decides when its messages go: it does not begin before its turn.
             if self._folder is not None and not job.shaped and self.must_wait(job):
                 file = self._folder / f"turn-{job.tick}-{job.kind}"
-                self._files[job.tick, job.kind] = file
+                self._files[job.release] = file
                 return str(file)
             while self.must_wait(job) and not self._stopped.is_set():
                 self._lock.wait(1)
@@ -77,19 +77,16 @@ class Turns:
 
     def must_wait(self, job: Job) -> bool:
         """Whether any job has not ended that has to end before another one begins."""
-        return self._is_waiting((job.tick, job.kind))
+        return self._is_waiting(job.release)
 
     def end(self, job: Job) -> None:
         """Lets those begin that wait for a job: its messages have arrived, or are left to `Unwritable`."""
         if job.keys:
             with self._lock:
-                self._left.pop((job.tick, job.kind), None)
-                self._waits_for.pop((job.tick, job.kind), None)
+                self._left.pop(job.release, None)
+                self._waits_for.pop(job.release, None)
                 for release in [one for one in self._files if not self._is_waiting(one)]:
-                    file = self._files.pop(release)
-                    temporary = file.with_suffix(".tmp")
-                    temporary.write_text(json.dumps(sorted(self._unwritable())))
-                    temporary.replace(file)
+                    replace_file(self._files.pop(release), json.dumps(sorted(self._unwritable())).encode())
                 self._lock.notify_all()
 
     def _is_waiting(self, release: _Release) -> bool:

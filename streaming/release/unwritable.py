@@ -40,7 +40,7 @@ class Part:
     @property
     def release(self) -> Release:
         """The release of which it is a part."""
-        return self.job.tick, self.job.kind
+        return self.job.release
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Unwritable:
         with self._lock:
             found: dict[str, dict[str, Any]] = {}
             for (source, subscription), stuck in sorted(self._stuck.items()):
-                open_releases = sorted([tick, int(kind)] for tick, kind in stuck.parts)
+                open_releases = sorted([tick, kind] for tick, kind in stuck.parts)
                 one: dict[str, Any] = {"since": stuck.since, "open": open_releases}
                 found.setdefault(source, {})[subscription] = one | ({"rejects": stuck.rejects} if stuck.rejects else {})
             return found

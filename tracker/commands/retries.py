@@ -132,7 +132,8 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
         times[i] = min(now + wait, MAX_TIME_MILLIS - 1)
         others[i] = ~(1 << number)
         told.append(_told(given, attempt))
-    attempts = pa.array(attempts_of(messages), mask=attempts_of(messages) == 0)
+    numbers = attempts_of(messages)
+    attempts = pa.array(numbers, mask=numbers == 0)
     decided = with_columns(
         messages,
         deliver_at=pa.array(times),

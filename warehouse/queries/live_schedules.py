@@ -5,11 +5,8 @@ from __future__ import annotations
 from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings
-from warehouse.pending import IS_CANCEL, IS_RESTORE, is_cancelled, join_commands
+from warehouse.pending import IS_CANCEL, IS_RESTORE, NEXT_IS_THERE_MILLIS, is_cancelled, join_commands
 from warehouse.tables import Snapshot, literal
-
-# One that recurs more often than every few seconds has no row for its next occurrence, but has just been delivered.
-_RECENT_MILLIS = 60_000
 
 _LIVE = f"""
 WITH live AS (
@@ -46,7 +43,7 @@ def live_schedules(settings: Settings, now: int) -> dict[tuple[str, str], int]:
     if not found:
         return found
     values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in found)
-    sql = _LIVE.replace("{now}", str(now)).replace("{since}", str(now - _RECENT_MILLIS))
+    sql = _LIVE.replace("{now}", str(now)).replace("{since}", str(now - NEXT_IS_THERE_MILLIS))
     try:
         tables = Snapshot(settings.warehouse, dict.fromkeys(("delayed_index", "deliveries", "outcomes")))
     except DeltaError:

@@ -17,13 +17,11 @@ from streaming.source.receiving.details import MessageDetails, NotKnownYet
 from tracker.messages import MESSAGES
 from tracker.recurrence.recurrence import REPEAT
 from tracker.recurrence.start import first_of
-from tracker.retry_of import KEY_ENCODING, RETRY_OF, sent_back
+from tracker.retry_of import KEY_ENCODING, RESERVED_PREFIX, RETRY_OF, sent_back
 from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
 from tracker.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.message_schemas import version_number
-
-RESERVED_PREFIX = "delaylake."  # of the properties that the job gives to a delivered message
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
