@@ -364,7 +364,7 @@ class StatusWriter:
             if key not in self._logged_troubles:
                 _log.warning("%s: %s: %s", trouble.kind.replace("_", " "), trouble.name, trouble.text)
         for kind, name in self._logged_troubles - current.keys():
-            _log.info("no longer %s: %s", kind.replace("_", " "), name)
+            _log.info("over: %s: %s", kind.replace("_", " "), name)
         self._logged_troubles = set(current)
 
     def _write(self) -> None:

@@ -85,7 +85,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 
 
 def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.Event) -> None:
-    """Waits until the broker answers, or the job is told to stop; a trouble says so meanwhile.
+    """Waits until the broker answers, or the job is told to stop; a trouble says so meanwhile, and after a stop, too.
 
     Any other answer than what was asked for, such as that rights are missing, is left to whoever needs it.
     """
@@ -102,10 +102,10 @@ def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.
                 continue
             except pulsar.PulsarException as error:
                 _log.debug("asking the broker: %s", error)
+            troubles.end(NO_BROKER, url)
             break
     finally:
         client.close()
-    troubles.end(NO_BROKER, url)
 
 
 def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:

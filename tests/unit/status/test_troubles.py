@@ -94,7 +94,7 @@ def test_status_names_each_trouble_and_exits_with_1(
     logged = [record.getMessage() for record in caplog.records if record.name == "status.job_status"]
     assert logged == [
         f"standing: {ORDERS}: nothing was taken in: the senders are behind",
-        f"no longer standing: {ORDERS}",
+        f"over: standing: {ORDERS}",
     ]
 
 
