@@ -137,6 +137,7 @@ class Job:
         command = [str(PROGRAM), "--config", str(self.file), "rebuild", "--discard-checkpoint"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
         assert done.returncode == 0, done.stderr
+        print(done.stderr, flush=True)  # its warnings
 
     def kill9(self) -> None:
         """Kills the driver alone, as the kernel would."""

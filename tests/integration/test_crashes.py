@@ -101,6 +101,12 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
     """
     chance = random.Random(seed)
     topic, parts = "persistent://public/default/crash", "persistent://public/default/crash_parts"
+    # What was sent and is not written down when the checkpoint is lost, is found as long as the broker has it: without
+    # a retention it trims at its own restart what is consumed.
+    retention = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
+    http.post(
+        f"{broker.settings.admin_url}/admin/v2/namespaces/public/default/retention", json=retention
+    ).raise_for_status()
     with AdminClient(broker.settings) as admin:
         admin.create_partitioned_topic(parts, 3)
     routes = [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b", "destination": parts}]}]
