@@ -35,12 +35,12 @@ from tracker import MemoryStore
 from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
-from tracker.commands.request_log import KEPT_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.missing_routes import with_missing_routes
+from warehouse.queries.first_answers import find_bodies
 from warehouse.tables import OnProgress, Tables
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
@@ -122,7 +122,6 @@ def rebuild(
     # Of a message that is to be retried a move says which row is delivered.
     done = where(done, ~is_among(done, changes.retried, ["subscription", "ledger_id", "entry_id", "batch_index"]))
     done = not_to_deliver(done, now)
-    request_ids = tables.sql(f"SELECT DISTINCT request_id FROM outcomes WHERE applied_at > {now - KEPT_MILLIS}")  # noqa: S608
 
     folder = checkpoint / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +152,7 @@ def rebuild(
         "offset": offset.to_json(),
         "sealed": found.sealed.tolist(),
         "unwanted": found.unwanted.tolist(),
-        "request_ids": request_ids["request_id"].to_pylist(),
+        "request_ids": find_bodies(tables, now),
         "paused": _paused(tables.sql(_PAUSE_CHANGES), names),
         "released": found.first - 1,
         "shaped_until": _shaped_until(tables, now),

@@ -74,6 +74,7 @@ OUTCOMES = pa.schema(
         # Of a recurring message, the occurrence that was rescheduled, skipped or given up.
         ("occurrence", pa.int64()),
         ("retry_of", pa.string()),  # of what was sent back, the position of the message that a consumer failed on
+        ("command_hash", pa.int64()),  # of what the command said: another one under its request id has another one
     ]
 )
 

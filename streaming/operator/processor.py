@@ -123,10 +123,11 @@ class Operator:
             raise AssertionError(f"a batch without a tick for the shard of key {key}")
         rebuilt = None
         if rebuilt_meta is not None:
+            bodies = rebuilt_meta["request_ids"]
             rebuilt = Rebuilt(
                 rebuilt_meta["sealed"],
                 rebuilt_meta["unwanted"],
-                request_ids=rebuilt_meta["request_ids"],
+                request_ids=bodies if isinstance(bodies, dict) else dict.fromkeys(bodies, 0),  # an earlier version's
                 paused=rebuilt_meta["paused"],
                 shaped_until=rebuilt_meta.get("shaped_until", {}),  # an earlier version prepared none
                 released=rebuilt_meta["released"],

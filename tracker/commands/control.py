@@ -374,7 +374,7 @@ class Control:
         self._holding.paused = dict(rebuilt.paused)
         self.occurrences.rebuild(rebuilt.occurrences)
         self._waiting.add(rebuilt.waiting, REBUILT_TICK)
-        self._requests.add(dict.fromkeys(rebuilt.request_ids, 0), now)
+        self._requests.add(rebuilt.request_ids, now)
 
     def drop_expired(self, cutoff: int) -> None:
         """Forgets messages cancelled, delivered or moved whose time is past at the cutoff, ms since the epoch."""

@@ -63,7 +63,7 @@ def outcomes_of(
     # A client counts an entry that it named whole as one: its messages are not summed up where their results differ.
     is_named = is_shared[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
     values = {
-        **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at")},
+        **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at", "body")},
         "schedule_key": of_command["schedule_key"],
         "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
         "subscription": subscriptions.names_of(of_command["topic"], subscription),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,7 +89,8 @@ class Rebuilt:
     unwanted: int = 0  # number of those that go to no subscription, because of commands
     cancelled: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # cancelled or skipped messages
     delivered: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # messages that were delivered or given up
-    request_ids: Sequence[str] = ()  # of commands that were applied
+    # Of commands that were answered, by request id the hash of the body, as COMMAND_ROWS; 0: not known.
+    request_ids: Mapping[str, int] = field(default_factory=dict)
     moved: pa.Table = field(default_factory=MOVED.empty_table)  # messages with another time than they came with
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic the mask of its paused subscriptions
     waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands for messages that come in again

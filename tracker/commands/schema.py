@@ -88,6 +88,7 @@ OUTCOME_ROWS = pa.schema(
         # Of a recurring message, the occurrence that was rescheduled, skipped or given up; null: the whole message.
         ("occurrence", pa.int64()),
         ("retry_of", pa.string()),  # of a message that was sent back, the id of the one that a consumer failed on
+        ("body", pa.int64()),  # of its command, as COMMAND_ROWS; null: no command asked for it
     ]
 )
 

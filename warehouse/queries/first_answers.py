@@ -8,13 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
+from tracker.commands.request_log import ANSWERS_KEPT_MILLIS, KEPT_MILLIS
 from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.tables import Tables, literal
 
 # The reason that version 0.1.0 wrote for a repeat: such a row is no first answer.
 _REPEATED = "the request id has been applied"
+
+_IS_FIRST = f"coalesce(reason, '') NOT IN ({literal(OTHER_BODY)}, {literal(_REPEATED)})"
 
 
 def find_first_answers(tables: Tables, version: int | None, request_ids: Collection[str], now: int) -> pa.Table:
@@ -38,9 +40,24 @@ def find_first_answers(tables: Tables, version: int | None, request_ids: Collect
         f"SELECT {', '.join(names)}, result AS name, reason, deliver_at, batch_id AS tick FROM outcomes "  # noqa: S608
         f"WHERE request_id IN ({', '.join(map(literal, sorted(request_ids)))}) "
         f"AND applied_at > {now - ANSWERS_KEPT_MILLIS} "
-        f"AND coalesce(reason, '') NOT IN ({literal(OTHER_BODY)}, {literal(_REPEATED)}) "
-        "ORDER BY tick, ledger_id, entry_id, batch_index, subscription, result",
+        f"AND {_IS_FIRST} ORDER BY tick, ledger_id, entry_id, batch_index, subscription, result",
         version,
     )
     number = pc.index_in(rows["name"], pa.array(Result.keys()))
     return typed(rows.append_column("result", pc.cast(number, pa.int32())), ANSWERS)
+
+
+def find_bodies(tables: Tables, now: int) -> dict[str, int]:
+    """Finds the request ids that have been answered within the last KEPT_MILLIS, for the request log.
+
+    Args:
+        now: ms since the epoch.
+
+    Returns:
+        by id the hash of its first command's body; 0: an earlier version has answered it, and wrote none.
+    """
+    rows = tables.sql(
+        "SELECT request_id, coalesce(max(command_hash), 0) AS body FROM outcomes "  # noqa: S608
+        f"WHERE applied_at > {now - KEPT_MILLIS} AND {_IS_FIRST} GROUP BY request_id ORDER BY request_id"
+    )
+    return dict(zip(rows["request_id"].to_pylist(), rows["body"].to_pylist(), strict=True))

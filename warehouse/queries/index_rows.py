@@ -244,6 +244,7 @@ def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
         **{name: outcomes[name] for name in outcomes.column_names},
         "position": positions(outcomes),
         "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "command_hash": outcomes["body"],
         "applied_at": pa.array([now] * n, pa.int64()),
         "batch_id": pa.array([tick] * n, pa.int64()),
     }

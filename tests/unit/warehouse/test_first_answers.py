@@ -10,7 +10,7 @@ from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, ro
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.queries.first_answers import find_first_answers
+from warehouse.queries.first_answers import find_bodies, find_first_answers
 from warehouse.queries.index_rows import outcomes_to_rows
 from warehouse.tables import Tables
 
@@ -56,6 +56,20 @@ def test_answers_are_found_by_request_id(tmp_path: Path) -> None:
     ]
     assert find_first_answers(tables, None, ["it's"], NOW).num_rows == 4
     assert find_first_answers(tables, version, [], NOW).schema == ANSWERS
+
+
+def test_bodies_are_those_of_first_commands(tmp_path: Path) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    published = [
+        outcome("r", 1, result="WAITING", command_hash=-7),
+        outcome("r", 1, command_hash=None),  # it waited: its command is not known any more
+        outcome("r", 2, result="INVALID", reason=OTHER_BODY, command_hash=8),
+        outcome("of an earlier version", 3),
+        outcome("old", 4, command_hash=9, applied_at=NOW - DAY),
+    ]
+    tables.append("outcomes", rows("outcomes", published), {})
+    assert find_bodies(tables, NOW) == {"of an earlier version": 0, "r": -7}
 
 
 def test_what_is_published_again_is_not_written_down_again() -> None:

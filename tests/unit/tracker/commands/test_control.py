@@ -305,11 +305,21 @@ def test_an_id_whose_hash_is_that_of_another_is_a_request_of_its_own(
         assert desk.apply(again, known=ALONE) == [(name, Result.APPLIED)]
 
 
+def test_after_a_rebuild_another_command_under_a_request_id_is_told_from_the_first(desk: Desk) -> None:
+    published = desk.outcomes(command("r", 1, 7, [0], body=7), known=ALONE)
+    assert published["body"].to_pylist() == [7]
+    desk.at(2, 1_100)
+    desk.control = Control(MemoryStore(), SUBSCRIPTIONS, TICK_MILLIS)
+    desk.control.rebuild(Rebuilt(request_ids={"r": 7}), 1_000)
+    assert desk.apply(command("r", 1, 7, [0], body=8), known=ALONE) == [("a", Result.INVALID)]
+    assert desk.apply(command("r", 1, 7, [0], body=7), known=ALONE) == [("a", Result.APPLIED)]
+
+
 def test_after_a_rebuild_a_request_is_known_by_its_answers(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     desk.store.values.clear()
     desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
-    desk.control.rebuild(Rebuilt(request_ids=["r"]), 1_000)
+    desk.control.rebuild(Rebuilt(request_ids={"r": 0}), 1_000)
     desk.at(2, 1_000)
     assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
     assert desk.apply(command("r", 1, 8, [0]), known=BATCH) == [("a", Result.INVALID)]
@@ -331,7 +341,7 @@ def test_a_repeat_is_answered_for_the_subscriptions_of_the_first_time(
         desk.store.values.clear()
     desk.control = Control(desk.store, names, TICK_MILLIS)
     if is_rebuilt:
-        desk.control.rebuild(Rebuilt(request_ids=["r", "p"]), 1_000)
+        desk.control.rebuild(Rebuilt(request_ids={"r": 0, "p": 0}), 1_000)
     desk.at(2, 1_000)
     known = both if not is_rebuilt else [pair for pair in both if pair[0] in now]  # what it said is not known any more
     assert sorted(desk.apply(command("r", 1, 7, ["abc".index(s) for s in now]), known=ALONE)) == known
