@@ -195,7 +195,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
                 row["publish_time"],
                 "kept until it is due",
                 row["producer_name"] or "",
-                detail=f"bucket {row['bucket_id']}",
+                detail="" if row["bucket_id"] is None else f"bucket {row['bucket_id']}",
             )
         elif row["deliver_at"] >= HELD_DELIVER_AT:
             add(_held_at(row, rows, outcomes), "held back", subscription=row["subscription"] or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mimetypes
 import time
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
 from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -17,6 +19,7 @@ from markupsafe import Markup
 from admin.dashboard.topic_names import short_names, shown
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
+from conf.settings import Subscription
 from tracker.commands.moves import HELD_DELIVER_AT
 
 COOKIE = TOKEN_COOKIE
@@ -130,7 +133,25 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes} B"
 
 
+def _code(text: str | None) -> Markup:
+    """Shows what is between backticks as code."""
+    parts = (text or "").split("`")
+    return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _rules(subscription: Subscription) -> list[str]:
+    """Returns what is set of when and how often the subscription gets messages, as in a settings file; times in ms."""
+    values = subscription.model_dump(mode="json", include={"rate", "windows", "order", "backoff"})
+    return [
+        yaml.safe_dump({name: value}, default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
+        for name, value in values.items()
+        if value not in (None, [], "none")
+    ]
+
+
 _environment.filters |= {
+    "code": _code,
+    "rules": _rules,
     "time": _time,
     "topic": shown,
     "span": _span,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Status(StatusWriter):
         self._state, self._most_per_second = "running", 4.0
         self._values |= {"pending": 123, "last_batch_at": 2**52}
         self.now = time.time_ns() // 1_000_000
+        self._point_began = math.inf  # the past is all there is, however long the browser takes to start
         self._history.extend(Point(self.now - 60_000 + 5_000 * i, 30.0, 20.0 + i, 1.0, 9.0 + i) for i in range(12))
 
     def set(self, **values: object) -> None:
@@ -87,7 +89,7 @@ def page(status: Status) -> Iterator[Page]:
             "routes": [
                 {"source": ORDERS, "subscriptions": [{"name": "billing"}, {"name": "audit"}]},
                 {"source": MAIL, "subscriptions": [{"name": "mail"}]},
-                {"source": REPORTS, "subscriptions": [{"name": "desk"}]},
+                {"source": REPORTS, "subscriptions": [{"name": "desk", "rate": {"messages_per_second": 2.5}}]},
             ],
         }
     )
@@ -144,11 +146,36 @@ def test_tables_fit_and_topics_are_called_by_what_differs(page: Page) -> None:
     page.goto("/")
     waits = page.get_by_role("region", name="What waits")
     expect(waits.get_by_text("reminders-by-mail", exact=True)).to_have_attribute("title", MAIL)
-    for path in PAGES:
-        page.set_viewport_size({"width": 390, "height": 844})
+
+
+def test_on_a_phone_a_row_is_a_card_that_says_what_each_of_its_cells_is(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    cards = 0
+    for path in [*PAGES, f"/ui/recurring?topic={REPORTS}", f"/ui/message?topic={ORDERS}&id=7:11", "/docs", "/ui/login"]:
         page.goto(path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        page.wait_for_load_state("networkidle")
+        wide = "[document.documentElement, ...document.querySelectorAll('.scroll')].map(e => e.scrollWidth)"
+        assert max(page.evaluate(wide)) <= 390, path
+        found = page.evaluate(
+            "[...document.querySelectorAll('.scroll td:not(:empty)')].filter(e => e.checkVisibility()).map(e =>"
+            " [e.dataset.name, e.getBoundingClientRect().right, e.innerHTML])"
+        )
+        cards += len(found)
+        unnamed = [cell for cell in found if not cell[0] and "checkbox" not in cell[2]]
+        assert unnamed == [], path
+        assert all(right <= 390 for _, right, _ in found), path
+    assert cards > 100
+    page.goto(f"/ui/messages?topic={ORDERS}")
+    first = page.locator("#messages tbody tr").first
+    assert first.locator("td").nth(1).get_attribute("data-name") == "Due"
+    page.get_by_label("Select all on this page").check()
+    expect(page.locator("#picked")).to_have_text("50")
+    page.goto("/ui/control")
+    page.get_by_role("button", name="10 messages").click()
+    expect(page.locator(".parts a").first).to_be_visible()
     page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/ui/settings")
+    expect(page.locator("main")).to_contain_text("rate: {messages_per_second: 2.5, burst: null, per: subscription}")
 
 
 def test_times_are_utc_or_local_as_the_switch_says_and_it_is_remembered(page: Page, status: Status) -> None:

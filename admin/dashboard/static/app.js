@@ -26,6 +26,16 @@ $("theme").addEventListener("click", () => {
   dispatchEvent(new Event("drawn-anew"));
 });
 
+// ---- tables: on a narrow screen a row is a card, in which each cell has its column's name before it (app.css)
+function nameCells(root = document) {
+  for (const table of root.querySelectorAll(".scroll table")) {
+    const names = [...table.tHead.querySelectorAll("th")].map((head) => head.firstChild?.textContent.replace(/, $/, "") ?? "");
+    for (const row of table.tBodies[0].rows)
+      if (row.cells.length === names.length) [...row.cells].forEach((cell, i) => { cell.dataset.name = names[i]; });
+  }
+}
+nameCells();
+
 // ---- parts that are loaded by themselves
 async function loadPart(place, path) {
   try {
@@ -35,6 +45,7 @@ async function loadPart(place, path) {
     else place.textContent = JSON.parse(text).reason;
   } catch { place.textContent = "no answer from the API: is it running?"; }
   showTimes(place);
+  nameCells(place);
   place.dispatchEvent(new Event("loaded", { bubbles: true }));
 }
 for (const place of document.querySelectorAll("[data-load]")) {

@@ -90,6 +90,7 @@ function asTable() {
     for (const n of bar.slice(1)) Object.assign(row.insertCell(), { className: "n", textContent: count(n) });
   }
   showTimes(table);
+  nameCells(schedule);
 }
 
 function note() {

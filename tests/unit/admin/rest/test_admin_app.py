@@ -221,6 +221,8 @@ def test_the_description_is_a_page_that_loads_nothing_from_elsewhere(client: htt
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", shown.text)
     assert f"POST {TOPIC_PATH}/cancelDelayedMessage" in shown.text
     assert "deliverAt" in shown.text
+    assert "With the header <code>Idempotency-Key</code>" in shown.text
+    assert "`" not in shown.text.split("<main")[1]
 
 
 @pytest.mark.slow
