@@ -253,6 +253,11 @@ class AdminClient:
             int(found.get("entriesAddedCounter", 0)),
         )
 
+    def made_at(self, topic: str) -> int | None:
+        """Returns when a topic partition was made, ms since the epoch; None: the broker does not say."""
+        response = self._request("GET", f"{_path(topic)}/internal-info")
+        return _millis(response.json().get("creationDate") or "") if response.status_code == 200 else None
+
     def reset_to_entry(self, topic: str, subscription: str, ledger_id: int, entry_id: int) -> None:
         """Has a subscription of a topic partition go on with the entry after this one, as far as it is still there.
 

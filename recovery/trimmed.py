@@ -12,6 +12,9 @@ from warehouse.tables import Tables, literal
 # How far a sender's clock and the broker's may differ, with the time from a message's sending to its storing, ms.
 _MARGIN_MILLIS = 60_000
 
+# A topic's first ledger is made within this time after the topic, ms.
+_FIRST_LEDGER_MILLIS = 5_000
+
 _MEANS = "what was sent before then and not written down may come twice; give the namespace a retention"
 
 
@@ -35,11 +38,11 @@ def warn_of_trimmed(
         try:
             stats = admin.internal_stats(partition)
             first = None if stats is None else _first_time(admin, partition, stats)
+            if stats is None or first is None or first <= since:
+                continue
+            is_trimmed = stats.added > sum(stats.ledgers.values()) or _is_later_ledger(admin, partition, stats)
         except PulsarError as error:
             return f"{partition}: the broker does not say from when it still has it ({error}); {_MEANS}"
-        if stats is None or first is None or first <= since:
-            continue
-        is_trimmed = stats.added > sum(stats.ledgers.values())
         if is_trimmed or _has_had(tables, partition, first - _MARGIN_MILLIS, topic, subscription):
             latest = max(latest or (first, partition), (first, partition))
     if latest is None:
@@ -54,11 +57,27 @@ def _first_time(admin: AdminClient, partition: str, stats: TopicLedgers) -> int 
     That is when its first entry was published. Ledgers are trimmed as a whole, so where only the open one is left, it
     is when that was made. None: not known.
     """
-    closed = [ledger for ledger, n in sorted(stats.ledgers.items())[:-1] if n]
-    if not closed:
+    if not (closed := _closed(stats)):
         return stats.last_made_at
     entry = admin.entry_metadata(partition, closed[0], 0)
     return None if entry is None else entry.publish_time
+
+
+def _closed(stats: TopicLedgers) -> list[int]:
+    """Returns the ledgers before the open one that have entries, in order."""
+    return [ledger for ledger, n in sorted(stats.ledgers.items())[:-1] if n]
+
+
+def _is_later_ledger(admin: AdminClient, partition: str, stats: TopicLedgers) -> bool:
+    """Whether only the open ledger is left, and it was not the topic's first.
+
+    So it is after a restart of the broker where consumers had all that came before, and a new destination has not been
+    written down yet.
+    """
+    if _closed(stats) or stats.last_made_at is None:
+        return False
+    made_at = admin.made_at(partition)
+    return made_at is not None and stats.last_made_at > made_at + _FIRST_LEDGER_MILLIS
 
 
 def _has_had(tables: Tables, partition: str, before: int, topic: str, subscription: str) -> bool:

@@ -30,8 +30,11 @@ NEEDED = 1_700_000_000_000  # 22:13:20
 class FakeAdmin:
     """Topics by their ledgers: (number, entries, when it was made), and how many entries were added since an unload."""
 
-    def __init__(self, ledgers: list[tuple[int, int, int]], added: int | None = None) -> None:
+    def __init__(
+        self, ledgers: list[tuple[int, int, int]], added: int | None = None, made_at: int | None = None
+    ) -> None:
         self.ledgers = ledgers
+        self.topic_made_at = made_at
         self.topics: set[str] = set()
         self.added = sum(n for _, n, _ in ledgers) if added is None else added
 
@@ -46,6 +49,9 @@ class FakeAdmin:
         [(n, made_at)] = [(n, at) for ledger, n, at in self.ledgers if ledger == ledger_id]
         assert n, "an empty ledger has no entry"
         return BrokerEntry(1, made_at, None, None, {}, False, False, False)
+
+    def made_at(self, partition: str) -> int | None:
+        return self.topic_made_at
 
     def partitions(self, topic: str) -> int | None:
         return 0 if topic in self.topics else None
@@ -118,6 +124,13 @@ def test_what_nobody_wrote_down_is_missed_by_the_entries_that_the_broker_counts(
     assert "from 2023-11-14 22:14:20" in str(told(tables, FakeAdmin([(9, 3, NEEDED + MINUTE)], added=4)))
 
 
+def test_an_open_ledger_that_is_not_the_first_tells_that_there_was_more(tables: Tables) -> None:
+    # A broker that was killed counts anew what it adds, and trims at its start what consumers had.
+    ledgers = [(9, 3, NEEDED + MINUTE)]
+    assert "from 2023-11-14 22:14:20" in str(told(tables, FakeAdmin(ledgers, made_at=NEEDED)))
+    assert told(tables, FakeAdmin(ledgers, made_at=NEEDED + MINUTE - 100)) is None
+
+
 def test_the_partition_that_reaches_back_least_is_named(tables: Tables) -> None:
     first, second = f"{BILLING}-partition-0", f"{BILLING}-partition-1"
     for partition in (first, second):
@@ -127,7 +140,7 @@ def test_the_partition_that_reaches_back_least_is_named(tables: Tables) -> None:
         second: FakeAdmin([(12, 1, NEEDED + MINUTE)]),
         f"{BILLING}-partition-2": FakeAdmin([(15, 0, NEEDED + 2 * HOUR)]),  # added meanwhile
     }
-    admin = mock.Mock(internal_stats=lambda name: topics[name].internal_stats(name))
+    admin = mock.Mock(internal_stats=lambda name: topics[name].internal_stats(name), made_at=lambda name: None)
     assert str(told(tables, admin, *topics)).startswith(f"{first}: the broker still has it from 2023-11-14 23:13:20")
 
 
