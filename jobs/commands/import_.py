@@ -78,7 +78,9 @@ def import_messages(
     A file, another topic's message, or another system's job that was imported before is passed over: after an
     interruption give the same command again. Of another system's nothing is changed there: let its workers stand still.
     """
-    from recovery.importing import SUBSCRIPTION, Importer
+    from recovery.importing.files import check_files, import_file
+    from recovery.importing.importer import Importer
+    from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
     from recovery.new_checkpoint import import_and_rebuild
     from recovery.other_systems.importing import import_items, look
 
@@ -94,7 +96,9 @@ def import_messages(
     warnings: list[str] = []
     with ProgressLine(output) as progress:
         importer = Importer(settings, topic, progress.show)
-        importer.check(files or (), from_topic)
+        check_files(files or ())
+        if from_topic is not None:
+            check_topic(settings, from_topic)
         if dry_run and source is not None:
             found = look(settings.warehouse, importer.source_topic, source)
             show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
@@ -106,9 +110,9 @@ def import_messages(
         def bring_in(tables: Tables) -> None:
             importer.tables = tables
             for file in files or ():
-                importer.file(file)
+                import_file(importer, file)
             if from_topic is not None:
-                importer.topic(from_topic, subscription or SUBSCRIPTION)
+                import_topic(importer, from_topic, subscription or SUBSCRIPTION)
             if source is not None:
                 import_items(importer, source)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from recovery.importing import FIRST_LEDGER_OF_FILES, Importer, hash48
+from recovery.importing.files import FIRST_LEDGER_OF_FILES, hash48, import_rows
+from recovery.importing.importer import Importer
 from recovery.other_systems.item import Item, Source
 from tracker.messages import int64
 from warehouse.schemas import IMPORTED
@@ -156,7 +157,7 @@ def _rows(topic: str, ledger: int, items: list[Item]) -> pa.Table:
 def _finish(importer: Importer, rows: pa.Table) -> None:
     """Brings the rows of a part, in the order of their entry ids, to the job's tables; of the part ids alone stay."""
     ledger = int(int64(rows, "ledger_id")[0])
-    importer.rows(rows.drop_columns([*_IDS, "imported_at"]), ledger)
+    import_rows(importer, rows.drop_columns([*_IDS, "imported_at"]), ledger)
     now = pa.repeat(time.time_ns() // 1_000_000, rows.num_rows)
     done = [
         rows[f.name] if f.name in _IDS else now if f.name == "imported_at" else pa.nulls(rows.num_rows, f.type)

@@ -15,8 +15,10 @@ import pytest
 from broker.admin_rest import BrokerEntry, TopicLedgers
 from broker.position import START, Position
 from conf.settings import Settings
-from recovery import importing
-from recovery.importing import Importer, ImportFailedError
+from recovery.importing import files, topics
+from recovery.importing.files import check_files, import_file
+from recovery.importing.importer import Importer, ImportFailedError, number_of
+from recovery.importing.topics import check_topic
 from tests.fake_pulsar import FakeConsumer, batch, one
 from tests.messages import TOPIC, messages
 from tracker.messages import FIRST_IMPORTED_LEDGER
@@ -49,7 +51,9 @@ def rows(settings: Settings, table: str, columns: str = "*") -> list[dict[str, A
 
 def test_a_row_without_a_time_is_due_at_once_and_the_rest_has_defaults(settings: Settings, tmp_path: Path) -> None:
     importer = Importer(settings, TOPIC)
-    importer.file(write(tmp_path / "a.parquet", deliver_at=pa.array([None, NOW], pa.int64()), payload=[b"x", None]))
+    import_file(
+        importer, write(tmp_path / "a.parquet", deliver_at=pa.array([None, NOW], pa.int64()), payload=[b"x", None])
+    )
     first, second = rows(settings, "delayed_index")
     assert first["deliver_at"] == first["publish_time"] > NOW - 10**12
     assert (second["deliver_at"], second["payload"], second["key"], second["event_time"]) == (NOW, None, None, 0)
@@ -69,7 +73,7 @@ def test_what_cannot_be_delivered_is_rejected_with_the_reason(settings: Settings
         properties=pa.array([*[None] * 5, [("k", "v" * 40_000)], None, None, [("", "")] * 6_000], kind),
     )
     importer = Importer(settings, TOPIC)
-    importer.file(file)
+    import_file(importer, file)
     assert (importer.done.messages, importer.done.rejected) == (9, 8)
     size = "too many bytes to be delivered with their delaylake properties"
     assert [(row["entry_id"], row["reason"]) for row in rows(settings, "rejects")] == [
@@ -82,7 +86,6 @@ def test_what_cannot_be_delivered_is_rejected_with_the_reason(settings: Settings
 
 
 def test_a_file_that_is_none_or_has_other_columns_is_one_clear_line(settings: Settings, tmp_path: Path) -> None:
-    importer = Importer(settings, TOPIC)
     (tmp_path / "text.parquet").write_text("no")
     for file, message in (
         (tmp_path / "none.parquet", "none.parquet"),
@@ -95,10 +98,10 @@ def test_a_file_that_is_none_or_has_other_columns_is_one_clear_line(settings: Se
         (write(tmp_path / "d.parquet", deliver_at=["tomorrow"]), "d.parquet: .*tomorrow"),
     ):
         with pytest.raises(ImportFailedError, match=message) as raised:
-            importer.check([file], None)
+            check_files([file])
         assert "\n" not in str(raised.value)
     with pytest.raises(ImportFailedError, match="is the source of a route"):
-        importer.check([], f"{TOPIC.rpartition('/')[2]}-partition-3")
+        check_topic(settings, f"{TOPIC.rpartition('/')[2]}-partition-3")
     with pytest.raises(ImportFailedError, match="no route with the source"):
         Importer(settings, "persistent://public/default/other")
 
@@ -106,7 +109,7 @@ def test_a_file_that_is_none_or_has_other_columns_is_one_clear_line(settings: Se
 def test_an_interrupted_import_goes_on_where_it_was(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(files, "_ROWS_AT_ONCE", 10)
     file = write(tmp_path / "a.parquet", deliver_at=list(range(NOW, NOW + 35)))
     append = Tables.append
     calls = []
@@ -119,9 +122,9 @@ def test_an_interrupted_import_goes_on_where_it_was(
 
     monkeypatch.setattr(Tables, "append", fail_in_the_middle)
     with pytest.raises(OSError, match="no space"):
-        Importer(settings, TOPIC).file(file)
+        import_file(Importer(settings, TOPIC), file)
     again = Importer(settings, TOPIC)
-    again.file(file)
+    import_file(again, file)
     assert (again.done.messages, again.done.already_there) == (25, 10)
     for table in ("delayed_index", "entries"):
         assert [row["entry_id"] for row in rows(settings, table)] == list(range(35))
@@ -129,11 +132,11 @@ def test_an_interrupted_import_goes_on_where_it_was(
 
 def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: Settings) -> None:
     def imported(last: int) -> pa.Table:
-        return importing._as_imported(messages([(5, entry, NOW + entry) for entry in range(last + 1)]))
+        return topics._as_imported(messages([(5, entry, NOW + entry) for entry in range(last + 1)]))
 
     importer = Importer(settings, TOPIC)
-    importer.tables.append("delayed_index", to_index(imported(3), 0), {"x": importing._number(Position(5, 3))})
-    importer._append(imported(7), "x", importing._number(Position(5, 7)), is_by_position=True)
+    importer.tables.append("delayed_index", to_index(imported(3), 0), {"x": number_of(Position(5, 3))})
+    importer.append(imported(7), "x", number_of(Position(5, 7)), is_by_position=True)
     for table in ("delayed_index", "entries"):
         assert [row["entry_id"] for row in rows(settings, table)] == list(range(8))
 
@@ -141,19 +144,19 @@ def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: S
 def test_a_file_is_known_by_what_is_in_it_and_large_ones_are_taken_in_parts(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_FILE_BYTES_AT_ONCE", 40_000)
-    files = []
+    monkeypatch.setattr(files, "_FILE_BYTES_AT_ONCE", 40_000)
+    paths = []
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
         payload = [random.Random(100 * number + i).randbytes(1_000) for i in range(100)]
-        files.append(write(folder / "a.parquet", deliver_at=[NOW + number] * 100, payload=payload))
-    assert files[0].stat().st_size == files[1].stat().st_size
+        paths.append(write(folder / "a.parquet", deliver_at=[NOW + number] * 100, payload=payload))
+    assert paths[0].stat().st_size == paths[1].stat().st_size
     importer = Importer(settings, TOPIC)
     parts = []
     monkeypatch.setattr(importer, "_on_progress", lambda table, step, n: parts.append(n))
-    for file in (*files, files[0]):
-        importer.file(file)
+    for file in (*paths, paths[0]):
+        import_file(importer, file)
     assert (importer.done.messages, importer.done.already_there) == (200, 100)
     assert len(parts) >= 6
 
@@ -188,10 +191,10 @@ def chunks(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, admin: FakeAdmin, script: list[Any], written: Position = START
 ) -> list[tuple[list[int], Position]]:
     """The entries of what is imported of a topic that ends with 5:9, in parts, each with up to which entry it is."""
-    monkeypatch.setattr(importing, "AdminClient", lambda _: admin)
+    monkeypatch.setattr(topics, "AdminClient", lambda _: admin)
     consumer: Any = FakeConsumer(script, Position(5, 9))
     details: Any = None
-    parts = Importer(settings, TOPIC)._chunks(consumer, OTHER, importing.SUBSCRIPTION, written, details)
+    parts = topics._chunks(Importer(settings, TOPIC), consumer, OTHER, topics.SUBSCRIPTION, written, details)
     return [(messages["entry_id"].to_pylist(), last) for messages, last in parts]
 
 

@@ -12,7 +12,7 @@ from broker.admin_rest import AdminClient, BrokerEntry, NotToldError
 from broker.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position
 from conf.settings import PulsarSettings
-from recovery.native_delays import not_acknowledged, with_native_times
+from recovery.importing.native_delays import not_acknowledged, with_native_times
 from tests.messages import messages
 from tracker.messages import with_columns
 

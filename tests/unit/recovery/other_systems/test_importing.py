@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conf.settings import Settings
-from recovery.importing import Importer
+from recovery.importing.importer import Importer
 from recovery.other_systems import importing
 from recovery.other_systems.importing import import_items, look
 from recovery.other_systems.item import Item, SourceError, bad, item
@@ -139,11 +139,10 @@ def test_an_item_that_is_gone_from_the_other_system_is_brought_in_if_it_was_writ
     def killed(*_: Any) -> None:
         raise Killed
 
-    finish = Importer.rows
-    monkeypatch.setattr(Importer, "rows", killed)
-    with pytest.raises(Killed):
-        run(settings, job(1))
-    monkeypatch.setattr(Importer, "rows", finish)
+    with monkeypatch.context() as killing:
+        killing.setattr(importing, "import_rows", killed)
+        with pytest.raises(Killed):
+            run(settings, job(1))
     assert run(settings) == (1, 0, 0)
     assert [row["payload"] for row in rows(settings, "delayed_index")] == [b"payload 1"]
 

@@ -1,0 +1,198 @@
+"""Imports messages from Parquet files, or rows like theirs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from conf.errors import one_line
+from recovery.importing.importer import Importer, ImportFailedError
+from streaming.release.outgoing import FIELD_BYTES
+from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
+from tracker.schedule import MAX_TIME_MILLIS, TOO_FAR
+
+_ROWS_AT_ONCE = 1_000_000
+_FILE_BYTES_AT_ONCE = 256 << 20
+
+# The first ledger id of files. Those from FIRST_IMPORTED_LEDGER up to here are of messages from other topics.
+FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
+
+# A file's columns. `deliver_at` must be there, and a message with null there is due at once. Any other may be missing
+# or null: the message does not have it.
+COLUMNS = {
+    "deliver_at": pa.int64(),  # ms since the epoch, or a timestamp
+    "payload": pa.binary(),  # or text
+    "key": pa.string(),
+    "ordering_key": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "event_time": pa.int64(),  # as deliver_at
+    "producer_name": pa.string(),
+}
+
+
+def check_files(files: Iterable[Path]) -> None:
+    """Checks that files can be imported, so that nothing is written unless all of it can be.
+
+    Raises:
+        ImportFailedError: a file can't be read, or has other columns.
+    """
+    for path in files:
+        with _errors_of(path):
+            schema = pq.read_schema(path)
+            unknown = [name for name in schema.names if name not in COLUMNS]
+            if unknown:
+                raise ImportFailedError(f"{path}: unknown column {unknown[0]}; there may be {', '.join(COLUMNS)}")
+            if "deliver_at" not in schema.names:
+                raise ImportFailedError(f"{path}: no column deliver_at")
+            if others := [field.name for field in schema if field.type != COLUMNS[field.name]]:
+                for rows in _batches(path, _ROWS_AT_ONCE, others):
+                    _own_columns(rows)
+
+
+def import_file(importer: Importer, path: Path) -> None:
+    """Imports a Parquet file with the columns of COLUMNS. Importing it again does nothing.
+
+    A file is known by its name, size and footer, of which its ledger id is made; a row's number is the entry id.
+
+    Raises:
+        ImportFailedError: the file can't be read.
+        FencedError: somebody else has taken the warehouse over.
+    """
+    with _errors_of(path):
+        ledger = FIRST_LEDGER_OF_FILES + _digest(importer.source_topic, path)
+        metadata = pq.read_metadata(path)
+    size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    # The same for a file each time, for the writes of a file are known by the numbers of its parts.
+    rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
+    first = 0
+    for number, rows in enumerate(_batches(path, rows_at_once), 1):
+        importer.append(_messages(importer, rows, ledger, first), f"import-{ledger}", number)
+        first += rows.num_rows
+
+
+def import_rows(importer: Importer, rows: pa.Table, ledger: int) -> None:
+    """Imports rows as all messages of a ledger, unless an earlier import did.
+
+    Args:
+        rows: with columns of COLUMNS, and `reason`, string: why a row is rejected; null: nothing is known yet.
+        ledger: from FIRST_LEDGER_OF_FILES on.
+
+    Raises:
+        FencedError: somebody else has taken the warehouse over.
+    """
+    importer.append(_messages(importer, rows, ledger, 0), f"import-{ledger}", 1)
+
+
+def _messages(importer: Importer, rows: pa.Table, ledger: int, first: int) -> pa.Table:
+    """Returns a file's rows as MESSAGES of a ledger, with entry ids from `first` on."""
+    n, now = rows.num_rows, time.time_ns() // 1_000_000
+    own = _own_columns(rows)
+    due = pc.fill_null(own["deliver_at"], now)
+    reasons = _reasons(importer, due, own, now)
+    columns = {
+        **own,
+        "topic": pa.repeat(importer.source_topic, n),
+        "partition": pa.repeat(-1, n),
+        "ledger_id": pa.repeat(ledger, n),
+        "entry_id": pa.array(np.arange(first, first + n)),
+        "batch_index": pa.repeat(-1, n),
+        "batch_size": pa.repeat(1, n),
+        "deliver_at": due,
+        "publish_time": pa.repeat(now, n),
+        "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
+        "reason": pc.coalesce(rows["reason"], reasons) if "reason" in rows.column_names else reasons,
+    }
+    return typed(columns, MESSAGES)
+
+
+def _reasons(importer: Importer, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
+    """Returns why each row is rejected: string, (rows,); null: it is not."""
+    times = due.to_numpy()
+    delay = importer.settings.tracker.max_delay_millis
+    cases: list[tuple[BoolArray, str]] = [
+        (times < 0, "deliver_at is negative"),
+        (times > MAX_TIME_MILLIS, "deliver_at is beyond the year 9999"),
+        (
+            _sizes(own, len(times)) > importer.max_size,
+            "too many bytes to be delivered with their delaylake properties",
+        ),
+    ]
+    if delay:
+        cases.append((times - now > delay, TOO_FAR.format(delay)))
+    reasons = np.full(len(times), None, dtype=object)
+    for is_wrong, reason in reversed(cases):
+        reasons[is_wrong] = reason
+    return pa.array(reasons, pa.string())
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns the errors of reading a file into an ImportFailedError with one line."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ImportFailedError(f"{path}: {one_line(error)}") from None
+
+
+def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Yields a file's rows in parts; `columns`: these alone.
+
+    Raises:
+        ImportFailedError: it can't be read.
+    """
+    with _errors_of(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(rows_at_once, columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def _digest(topic: str, path: Path) -> int:
+    """Returns a hash of 48 bits of a topic and a file: of its name, its size and its footer."""
+    with path.open("rb") as file:
+        end = file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, end - length))
+        footer = file.read(length)
+    return hash48(f"{topic} {path.name} {end} ".encode() + footer)
+
+
+def hash48(content: bytes) -> int:
+    """Returns a hash of 48 bits, of which the ledger ids of what is imported are made."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big")
+
+
+def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Returns a file's columns in the types of COLUMNS, those that it has."""
+    return {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False)
+    return column.cast(kind)
+
+
+def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
+    """Returns the bytes of each row's payload, keys and properties: int64, (n,)."""
+    sizes = np.zeros(n, np.int64)
+    for name in ("payload", "key", "ordering_key"):
+        if name in own:
+            sizes += pc.fill_null(pc.binary_length(own[name]), 0).to_numpy()
+    if "properties" in own:
+        properties = own["properties"].combine_chunks()
+        lengths = sum(
+            pc.fill_null(pc.binary_length(part), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+            for part in (properties.keys, properties.items)
+        )
+        offsets = properties.offsets.to_numpy() - properties.offsets[0].as_py()
+        total = np.concatenate([[0], np.cumsum(lengths + FIELD_BYTES)])
+        sizes += total[offsets[1:]] - total[offsets[:-1]]
+    return sizes

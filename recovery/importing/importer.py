@@ -1,0 +1,125 @@
+"""Appends many messages at once to the Delta tables, unless an earlier import did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import START, Position
+from conf.errors import DelayLakeError
+from conf.settings import Settings
+from status.troubles import NOT_SEEN_REASON
+from streaming.release.naming import max_size_bytes
+from tracker.commands.decode import resolve_topic
+from tracker.entry_log import ENTRY_COLUMNS
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where
+from warehouse.queries.index_rows import to_index, to_rejects
+from warehouse.tables import OnProgress, Tables
+
+_ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
+
+
+class ImportFailedError(DelayLakeError):
+    """Messages can't be imported. The message is one line."""
+
+
+@dataclass
+class Imported:
+    """Counts of messages.
+
+    Attributes:
+        messages: written to the tables now.
+        rejected: those of them that went to `rejects`.
+        already_there: passed over, because an earlier import has written them.
+    """
+
+    messages: int = 0
+    rejected: int = 0
+    already_there: int = 0
+
+
+class Importer:
+    """Appends messages to the tables, which must exist, as if they were of a source topic. A rebuild has to follow.
+
+    Attributes:
+        settings: as given.
+        source_topic: the route's, as it names it.
+        tables: to which messages are appended; set to those that took the warehouse over before messages are imported.
+        max_size: the most bytes of payload, keys and properties that a message of it may have to be sent on.
+        done: counts of what was imported so far.
+
+    Args:
+        topic: a source topic or a partition of it, complete or not.
+
+    Raises:
+        ImportFailedError: there is no such route.
+    """
+
+    def __init__(
+        self, settings: Settings, topic: str, on_progress: OnProgress = lambda table, step, rows: None
+    ) -> None:
+        self.settings = settings
+        source = source_of(settings, topic)
+        if source is None:
+            raise ImportFailedError(f"no route with the source {topic}: see routes in the settings")
+        self.source_topic = source
+        self._on_progress = on_progress
+        self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
+        self.max_size = max_size_bytes(settings, source)
+        self.done = Imported()
+
+    def append(self, messages: pa.Table, app_id: str, number: int, is_by_position: bool = False) -> None:
+        """Appends messages to the tables, unless an earlier import did; to `entries` last, when the others have them.
+
+        Args:
+            messages: MESSAGES.
+            app_id: of the transactions.
+            number: of the write; rises from write to write.
+            is_by_position: the number is that of the last message's position, so that an interrupted import may have
+                written some of the messages to some of the tables: those are left out.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        rejected = is_rejected(messages)
+        was_seen = ~pc.fill_null(pc.starts_with(messages["reason"], NOT_SEEN_REASON), False).to_numpy()
+        taken = in_order(where(messages, ~rejected))
+        parts = (
+            ("rejects", to_rejects(where(messages, rejected), 0)),
+            ("delayed_index", to_index(taken, 0)),
+            ("entries", where(messages, (int64(messages, "batch_index") <= 0) & was_seen).select(ENTRY_COLUMNS)),
+        )
+        is_new = False
+        for table, rows in parts:
+            if is_by_position:
+                rows = where(rows, _numbers(rows) > self.tables.written(table, app_id))
+            if rows.num_rows:
+                is_new = self.tables.append(table, rows, {app_id: number})
+        if is_new:
+            self.done.messages += messages.num_rows
+            self.done.rejected += int(rejected.sum())
+        else:
+            self.done.already_there += messages.num_rows
+        self._on_progress("delayed_index", "messages imported", self.done.messages)
+
+
+def source_of(settings: Settings, topic: str) -> str | None:
+    """Returns the source topic of the route that a topic, or a partition, belongs to; None: no route has it."""
+    return resolve_topic(topic, {route.source for route in settings.routes})[0]
+
+
+def number_of(position: Position) -> int:
+    """Returns the number of a position: it rises with the position."""
+    return (position.ledger_id << _ENTRY_BITS) + position.entry_id
+
+
+def position_of(number: int) -> Position:
+    """Returns the position whose `number_of` it is; START for -1."""
+    return START if number < 0 else Position(number >> _ENTRY_BITS, number & ((1 << _ENTRY_BITS) - 1))
+
+
+def _numbers(imported: pa.Table) -> Int64Array:
+    """Returns the `number_of` of each imported message's original position: int64, (messages,)."""
+    return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << _ENTRY_BITS) + int64(imported, "entry_id")
