@@ -182,15 +182,23 @@ class Commands:
 
     asked: dict[str, tuple[int, list[str]]] = field(default_factory=dict)  # by request id the message, and for which
     answers: dict[tuple[str, str], int] = field(default_factory=dict)  # by request id and subscription
+    not_stored: int = 0  # commands that were sent, and that the broker does not have
 
     def take(self, data: bytes) -> None:
         published = ControlOutcome.FromString(data)
         if published.request_id in self.asked and published.result != Result.WAITING:
             self.answers[published.request_id, published.subscription] = published.result
 
-    def unanswered(self) -> int:
+    def unanswered(self) -> set[str]:
+        """The request ids of commands that were not answered for each subscription."""
         asked = list(self.asked.items())
-        return sum((request, name) not in self.answers for request, (_, names) in asked for name in names)
+        return {request for request, (_, names) in asked for name in names if (request, name) not in self.answers}
+
+    def were_not_stored(self, request_ids: set[str]) -> None:
+        """The broker does not have these commands."""
+        self.not_stored += len(request_ids)
+        for request_id in request_ids:
+            del self.asked[request_id]
 
     def settle(self, ledger: Ledger) -> None:
         """What was answered APPLIED must not come; what was not answered may have been done."""

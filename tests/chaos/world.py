@@ -10,9 +10,9 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -41,6 +41,9 @@ _TICK_SECONDS = 0.05
 _MOST_BEHIND_SECONDS = 90  # messages wait 13 s in the mean, some go to two subscriptions, and each 14th is skipped
 _TMPFS_BYTES = 3 << 30
 _RETENTION = {"retentionTimeInMinutes": 600, "retentionSizeInMB": -1}
+
+
+T = TypeVar("T", int, str)
 
 
 class World:
@@ -264,33 +267,39 @@ class World:
             return condition()
 
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: running(lambda: self.commands.unanswered() == 0), seconds, "answers")
+            wait_until(lambda: running(lambda: not self.commands.unanswered()), seconds, "answers")
+        if unanswered := self.commands.unanswered():
+            self.commands.were_not_stored(unanswered - self._stored(unanswered, [CONTROL], _request_id))
         self.commands.settle(self.ledger)
         with contextlib.suppress(AssertionError):
             wait_until(lambda: running(lambda: self.ledger.missing(self.number) == 0), seconds, "deliveries")
         if lost := self.ledger.lost(self.number):
-            self.ledger.was_not_stored(lost - self._stored(lost))
+            self.ledger.was_not_stored(lost - self._stored(lost, _OF_SOURCE, number_of))
         time.sleep(3)  # for what would come twice
         with contextlib.suppress(AssertionError):
             wait_until(lambda: run_audit(self.job.settings).taken_in >= self.ledger.sent, seconds / 2, "entries")
         return run_audit(self.job.settings)
 
-    def _stored(self, numbers: set[int]) -> set[int]:
-        """Those of some messages that the broker has stored."""
+    def _stored(self, ids: set[T], topics: Iterable[str], id_of: Callable[[pulsar.Message], T]) -> set[T]:
+        """Those of some messages of topics that the broker has stored."""
         found = set()
-        for topic in _OF_SOURCE:
+        for topic in topics:
             for partition in self.client.get_topic_partitions(topic):
                 reader = self.client.create_reader(partition, pulsar.MessageId.earliest)
                 while reader.has_message_available():
-                    found.add(number_of(reader.read_next(30_000)))
+                    found.add(id_of(reader.read_next(30_000)))
                 reader.close()
-        return found & numbers
+        return found & ids
 
     def _children(self) -> list[psutil.Process]:
         try:
             return self.job.children()
         except psutil.NoSuchProcess:
             return []
+
+
+def _request_id(message: pulsar.Message) -> str:
+    return ControlCommand.FromString(message.data()).request_id
 
 
 def _mount(folder: Path) -> bool:
