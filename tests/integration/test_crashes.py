@@ -134,8 +134,9 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
         producing = threading.Thread(target=produce, daemon=True)
         producing.start()
         tables = Tables(job.settings.warehouse)
-        for name in ("delayed_index", "deliveries"):
-            wait_until(lambda name=name: tables.written(name, MERGES) > 0, 60, f"{name} merged\n{job.log}")  # type: ignore[misc]
+        # Not each of them: on a slow machine rows may be removed before there are enough files to merge.
+        merged = ("delayed_index", "deliveries")
+        wait_until(lambda: any(tables.written(name, MERGES) > 0 for name in merged), 60, f"a merge\n{job.log}")
         for kill in kills:
             time.sleep(chance.uniform(1, pause))
             started = time.monotonic()
