@@ -75,6 +75,7 @@ class Attempt:
     # By source topic and subscription's number: how much later than planned its messages are sent, ms.
     put_off: Mapping[tuple[str, int], int] = field(default_factory=dict)
     patience_seconds: float = 10.0  # how long a broker that does not answer is waited for
+    pace_file: str = ""  # of the rates: see `Paces`; empty: this task is not kept to them, but by `put_off`
     turn_file: str = ""  # nothing is sent before this file is there: see `Turns`; empty: it is the job's turn
 
 

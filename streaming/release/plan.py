@@ -19,6 +19,7 @@ from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Assignment, Attempt, Failed
 from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, ROW_BITS, Target, producer_name, schema_suffix
+from streaming.release.pace import Pace, RateLimit
 from streaming.release.producer_line import REFUSALS, Line
 from tracker.backoff import DEFAULT_BACKOFF
 from tracker.dead_letters import dead_letters_of
@@ -54,6 +55,8 @@ class PlannedSend:
     key: OrderKey | None = None  # messages with the same one arrive one after another; None: it waits for none
     rank: tuple[int, ...] = ()  # with a key: its place among those of all shards
     is_dead: bool = False  # it goes to the dead letters of its subscription
+    pace: Pace | None = None  # where its batch takes places before it is handed over; set when all are planned
+    n_places: int = 1  # of its batch
     line: Line = None  # type: ignore[assignment]  # set when all are planned
 
 
@@ -69,6 +72,7 @@ class Plan:
     skipped: set[Target]  # destinations of `Attempt.skipped` for which it has messages
     failed: Sequence[Failed]  # destinations that can't be looked up
     has_held: bool  # whether it has messages that were held back
+    limits: Mapping[tuple[str, str | None], RateLimit]  # by source topic and subscription, of those with a rate
 
 
 def plan_release(
@@ -102,6 +106,7 @@ def plan_release(
     was_due, retries = columns["was_due"], columns["attempt"]
     keys = order_keys(rows).to_pylist() if assignment.kind & IN_ORDER else None
     most_retries = sending.get("attempts", {})
+    limits = _limits(sending.get(SHAPED, {}).get("rates", {}), by_number)
     sends = []
     skipped = set()
     failed: dict[Target, Failed] = {}
@@ -154,7 +159,7 @@ def plan_release(
     for (topic, name), n in dropped.items():
         _log.warning("%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name)
     if batch_millis:
-        _cut_batches(sends, columns, batch_millis)
+        _cut_batches(sends, columns, batch_millis, limits)
     if attempt.put_off:
         by_name = {
             (topic, by_number[topic][number].subscription): millis
@@ -163,7 +168,8 @@ def plan_release(
         }
         _put_off(sends, columns["topic"], by_name, sending.get(SHAPED, {}).get("now", 0))
     has_held = any(time is not None for time in was_due)
-    return Plan(assignment.tick, assignment.kind, rows, columns, sends, skipped, tuple(failed.values()), has_held)
+    not_found = tuple(failed.values())
+    return Plan(assignment.tick, assignment.kind, rows, columns, sends, skipped, not_found, has_held, limits)
 
 
 def target_of(topic: str, subscription: str | None, is_dead: bool) -> Target:
@@ -204,6 +210,18 @@ def _destinations(settings: Settings, recorded: Mapping[str, Sequence[Sequence[s
     return by_number
 
 
+def _limits(
+    recorded: Mapping[str, Mapping[str, Sequence[Any]]], by_number: Mapping[str, Sequence[_Target]]
+) -> dict[tuple[str, str | None], RateLimit]:
+    """Returns the rates by source topic and subscription, of those recorded by source topic and number."""
+    return {
+        (topic, by_number[topic][int(number)].subscription): RateLimit(*rate)
+        for topic, rates in recorded.items()
+        for number, rate in rates.items()
+        if int(number) < len(by_number.get(topic, ()))
+    }
+
+
 def _put_off(
     sends: list[PlannedSend], topics: list[str], by: Mapping[tuple[str, str | None], int], handed_out: int
 ) -> None:
@@ -236,10 +254,16 @@ def _size(columns: dict[str, list[Any]], row: int) -> int:
     return OWN_BYTES // 8 + len(columns["payload"][row] or b"") + sum(len(k) + len(v or "") for k, v in properties)
 
 
-def _cut_batches(sends: list[PlannedSend], columns: dict[str, list[Any]], batch_millis: int) -> None:
+def _cut_batches(
+    sends: list[PlannedSend],
+    columns: dict[str, list[Any]],
+    batch_millis: int,
+    limits: Mapping[tuple[str, str | None], RateLimit],
+) -> None:
     """Puts messages that are due within the same few milliseconds into a batch, which goes when the last one is due.
 
-    For messages that were held back, and are all due now, it is when they were due before that counts.
+    For messages that were held back, and are all due now, it is when they were due before that counts. A batch has no
+    more messages than the burst of their rate.
 
     The broker remembers of a batch only its first sequence id. So where one ends must follow from the release alone:
     then a release that is sent again has the same batches, and each of them is there wholly or not at all.
@@ -250,17 +274,18 @@ def _cut_batches(sends: list[PlannedSend], columns: dict[str, list[Any]], batch_
     def end(batch: list[PlannedSend]) -> None:
         for send in batch:
             send.at, send.first_id, send.is_last = batch[-1].due, batch[0].sequence_id, send is batch[-1]
-            send.was_at = batch[-1].was_at
+            send.was_at, send.n_places = batch[-1].was_at, len(batch)
 
     for send in sends:
         if not send.is_batched:
             continue
         key, size = (send.topic, send.producer), _size(columns, send.row)
         batch = batches.setdefault(key, [])
+        limit = limits.get((columns["topic"][send.row], send.subscription))
         if batch and (
             send.due // batch_millis != batch[0].due // batch_millis
             or send.was_at // batch_millis != batch[0].was_at // batch_millis
-            or len(batch) == BATCH_MESSAGES
+            or len(batch) == (BATCH_MESSAGES if limit is None else min(BATCH_MESSAGES, limit.burst))
             or sizes[key] + size > _BATCH_BYTES
         ):
             end(batch)

@@ -17,6 +17,7 @@ import pulsar
 
 from broker.client import close_quietly
 from streaming.release.naming import ROW_BITS
+from streaming.release.pace import Pace
 from warehouse.epoch import PauseWatch
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Send(Protocol):
     is_batched: bool
     is_last: bool  # of its batch
     is_large: bool  # the client may refuse it
+    pace: Pace | None  # where it takes places before it is handed over, for all of its batch; None: it needs none
+    n_places: int
     line: Line
 
 
@@ -348,8 +351,16 @@ def send_on_time(
             sends[i].line.fail(f"what has to arrive before has not: {before.line.error}")
         return False
 
+    def has_place(i: int) -> bool:
+        """Takes the places of a message and the others of its batch; only what has come before needs none."""
+        pace, line = sends[i].pace, sends[i].line
+        return pace is None or sends[i].first_id <= line.before or pace.take(sends[i].n_places)
+
     def is_ready(line: Line) -> bool:
-        return bool(line.waiting) and line.takes_messages and may_go(line.waiting[0])
+        if not line.waiting or not line.takes_messages:
+            return False
+        pace = sends[line.waiting[0]].pace
+        return (pace is None or not pace.wait_seconds) and may_go(line.waiting[0])
 
     def build_to(end: int) -> int:
         for i in range(n_built, end):
@@ -373,6 +384,8 @@ def send_on_time(
             gone.add(i)
         built[i] = None
         sent_at[i] = now
+        if (pace := sends[i].pace) is not None and message is not None:
+            pace.note_taken(sends[i].n_places)
 
     while done < len(sends) or any(not line.has_failed and (line.waiting or not _has_ended(line)) for line in lines):
         watch.check()
@@ -388,8 +401,9 @@ def send_on_time(
             if not ready:
                 break
             i, n = heapq.heappop(ready)
-            send(i, now)
-            lines[n].waiting.popleft()
+            if has_place(i):
+                send(i, now)
+                lines[n].waiting.popleft()
             if is_ready(lines[n]):
                 heapq.heappush(ready, (lines[n].waiting[0], n))
         end = min(bisect_right(due, now), done + _SENT_AT_ONCE) if done < len(sends) else done
@@ -400,7 +414,7 @@ def send_on_time(
                 line = sends[i].line
                 if line.error:
                     continue
-                if line.takes_messages and line.topic not in behind and may_go(i):
+                if line.takes_messages and line.topic not in behind and may_go(i) and has_place(i):
                     send(i, now)
                 else:
                     line.waiting.append(i)
@@ -416,7 +430,8 @@ def send_on_time(
             if is_quiet:
                 time.sleep(left)
             else:
-                wake.wait(min(left, _POLL_SECONDS))
+                paces = [pace for line in lines if line.waiting and (pace := sends[line.waiting[0]].pace) is not None]
+                wake.wait(min([left, _POLL_SECONDS, *(pace.wait_seconds or _POLL_SECONDS for pace in paces)]))
                 wake.clear()
     return sent_at
 

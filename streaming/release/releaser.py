@@ -110,6 +110,8 @@ class Releaser:
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
         self._admin = AdminClient(settings.pulsar)
         self._names = ProducerNames(settings, troubles)
+        # On one machine tasks keep to the rates themselves, with a file.
+        self._pace_file = str(folder / "paces") if folder is not None else ""
         self._spacing = Spacing()
         self._turns = Turns(self._lock, self._stopped, lambda: self._unwritable.targets, folder)
         self._unwritable = Unwritable(
@@ -263,7 +265,7 @@ class Releaser:
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
         turn_file = self._turns.begin(job)
-        put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
+        put_off = self._put_off(job.shaped)
         while not self._stopped.is_set():
             checked_at = self._spark_jobs.check_epoch()
             attempt = Attempt(
@@ -274,6 +276,7 @@ class Releaser:
                 is_first=is_first,
                 sent_to=job.sent_to,
                 put_off=put_off,
+                pace_file=self._pace_file,
                 patience_seconds=_PATIENCE_SECONDS,
                 turn_file=turn_file,
             )
@@ -307,6 +310,10 @@ class Releaser:
             elif len(others) == len(failed):
                 return result
         return None
+
+    def _put_off(self, shaped: Mapping[tuple[str, int], tuple[int, int]]) -> Mapping[tuple[str, int], int]:
+        """Returns by how much messages of tasks that don't share a file are sent later, as `Attempt.put_off`."""
+        return {} if self._pace_file else self._spacing.put_off(shaped, time.time_ns() // 1_000_000)
 
     def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
         """Returns the destinations that are not waited for any more, and why; none while the broker is away."""
@@ -360,7 +367,8 @@ class Releaser:
             arrived_to=merged(part.arrived_to for part in parts),
             generations=self._names.generations,
             sent_to=sent_to,
-            put_off=self._spacing.put_off(shaped_of(part.job for part in parts), time.time_ns() // 1_000_000),
+            put_off=self._put_off(shaped_of(part.job for part in parts)),
+            pace_file=self._pace_file,
         )
         sent = self._spark_jobs.run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]

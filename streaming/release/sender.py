@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -23,6 +24,7 @@ from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, Failed, Generation, Sent
 from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS, max_size_bytes
+from streaming.release.pace import Pace, Paces
 from streaming.release.plan import OrderKey, Plan, PlannedSend, by_time, plan_release, target_of
 from streaming.release.producer_line import REFUSALS, Line, send_on_time
 from streaming.release.traces import Delivery, are_traced, trace
@@ -109,6 +111,8 @@ def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarExcept
 def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseWatch) -> Sent:
     pending = by_time(plans)
     lines = _lines(settings, attempt, pending)
+    if attempt.pace_file:
+        _set_paces(_paces(attempt.pace_file), pending)
     refused: dict[int, str] = {}
 
     def build(i: int) -> Any | None:
@@ -183,6 +187,27 @@ def _after(pending: list[tuple[PlannedSend, Plan]]) -> list[int]:
                 after[i] = before
             last[send.key] = i
     return after if last else []
+
+
+def _set_paces(paces: Paces, pending: list[tuple[PlannedSend, Plan]]) -> None:
+    """Sets in the first message of each batch where it takes places, as far as the messages have a rate."""
+    of_name: dict[tuple[str, ...], Pace] = {}
+    for send, plan in pending:
+        topic = plan.columns["topic"][send.row]
+        limit = plan.limits.get((topic, send.subscription))
+        # Dead letters go elsewhere, at the places that they have been given.
+        if limit is not None and not send.is_dead and send.first_id == send.sequence_id:
+            key = (plan.columns["key"][send.row] or "") if limit.is_per_key else ""
+            name = (topic, str(send.subscription), key)
+            if name not in of_name:
+                of_name[name] = Pace(paces, limit, *name)
+            send.pace = of_name[name]
+
+
+@functools.lru_cache(maxsize=1)
+def _paces(file: str) -> Paces:
+    """Returns the rates' buckets: the file stays open in this process, for its next tasks."""
+    return Paces(Path(file))
 
 
 def _lines(

@@ -17,6 +17,8 @@ Target = tuple[str, int]  # source topic, subscription's number
 class Spacing:
     """Puts off what releases have for shaped subscriptions, where it can't be sent when it is due.
 
+    It is for tasks on several machines, which don't share a file: see `streaming/release/pace.py`.
+
     After a start, or when the job or the broker stood still, several releases are late at once, and their lanes would
     send them side by side, faster than the subscription's rate. Used by several threads.
     """

@@ -79,11 +79,11 @@ def test_never_above_rate_and_burst_whatever_is_killed(tmp_path: Path, broker: E
             check_exactly_once(sent, received(name))
         places = [int(m.properties["delaylake.deliverAt"]) for m in received("slow")]
         assert most_within(places, 1_000) <= RATE + BURST
-        # The broker gets them at their places, or later by as much as the machine is slow.
+        # They are sent at their places, or later by as much as the machine is slow, and then no faster than the rate.
         late = [m.published_at - place for m, place in zip(received("slow"), places, strict=True)]
         assert min(late) >= 0
         published = [m.published_at for m in received("slow")]
-        assert most_within(published, 1_000) <= RATE + BURST + RATE * max(late) / 1_000
+        assert most_within(published, 1_000) <= RATE + BURST
         told = Counter(m.properties.get("delaylake.shapedFrom") for m in received("slow"))
         assert set(told) <= {None, str(due)}
         assert told[str(due)] >= N - BURST

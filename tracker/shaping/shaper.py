@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -58,12 +58,18 @@ class _Target:
         last: the last place that was given to a message that was moved to it, ms since the epoch.
         floor: after a rebuild the state of each bucket that is not in `next_times`.
         put_off: [tick, open time in ms]: by how much all places given before that tick are later now.
+        rate: messages a second, burst, and whether by key, by which the last places were given; empty: not known.
+        since: places given before this tick are those of a rate that was higher: they count no more.
+        since_until: the last of these, ms since the epoch.
     """
 
     next_times: dict[str, float] = field(default_factory=dict)
     last: int = 0
     put_off: list[list[float]] = field(default_factory=list)
     floor: float = 0.0
+    rate: list[Any] = field(default_factory=list)
+    since: int = 0
+    since_until: int = 0
 
 
 # By source topic and subscription: a time, ms since the epoch, after which there are places, and how many messages wait
@@ -196,10 +202,12 @@ class Shaper:
         # A row that has a place is for one subscription.
         own = np.left_shift(1, np.maximum(subscription_numbers(placed, self._subscriptions.names), 0))
         for topic, number, rule, chosen in self._by_target(placed, self._masks(placed) & own):
-            if rule.rate is None:
+            of_target = placed.take(pa.array(chosen))
+            of_target = of_target.filter(pa.array(self._have_places(topic, number, rule, of_target, moment)))
+            if rule.rate is None or not of_target.num_rows:
                 continue
             opened = OpenTime(rule.windows, min(moment.now, int(int64(placed, "deliver_at").min())))
-            times = self._put_off_places(topic, number, placed.take(pa.array(chosen)), opened)
+            times = self._put_off_places(topic, number, of_target, opened)
             if times.min() < moment.now - _slack(rule):
                 self._put_off(topic, number, rule, float(times.min()), moment.now, moment)
 
@@ -253,7 +261,7 @@ class Shaper:
         """Writes what is not in the store yet."""
         if not self._targets and self._saved is None:
             return
-        state = [[*key, t.next_times, t.last, t.put_off, t.floor] for key, t in sorted(self._targets.items())]
+        state = [[*key, *vars(t).values()] for key, t in sorted(self._targets.items())]
         data = json.dumps(state, separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_TABLE, (0, 0), data)
@@ -266,8 +274,10 @@ class Shaper:
                 target.last, target.put_off = 0, []
             if target.floor <= now:
                 target.floor = 0.0
+            if target.since_until <= now:
+                target.since = target.since_until = 0
             target.next_times = {name: time for name, time in target.next_times.items() if time > now}
-            if not target.next_times and not target.last and not target.floor:
+            if not target.next_times and not target.last and not target.floor and not target.since:
                 del self._targets[key]
 
     def _places(
@@ -280,7 +290,7 @@ class Shaper:
         due = int64(rows, "deliver_at")
         opened = OpenTime(rule.windows, min(moment.now, int(due.min())))
         places = due.astype(np.float64)
-        has_place: BoolArray = np.asarray(pc.is_valid(rows["shaped_from"]))
+        has_place = self._have_places(topic, number, rule, rows, moment)
         if has_place.any():
             places[has_place] = self._put_off_places(topic, number, rows.filter(pa.array(has_place)), opened)
             # Other windows in the settings than when the place was given: it needs another one. Without a rate there is
@@ -303,6 +313,22 @@ class Shaper:
                 new, times = new[:n], times[:n]
             places[new] = opened.to_real(self._take(target, rule, times, keys, opened))
         return places, has_place
+
+    def _have_places(self, topic: str, number: int, rule: Rule, rows: pa.Table, moment: Moment) -> BoolArray:
+        """Tells which rows of one subscription have a place that counts: bool, (rows,).
+
+        Where the rate is lower than it was, those that were given before have none any more: they get new ones.
+        """
+        has_place: BoolArray = np.asarray(pc.is_valid(rows["shaped_from"]))
+        target, rate = self._target(topic, number), [rule.rate, rule.burst, rule.is_per_key]
+        if target.rate and target.rate != rate and target.last > moment.now and _is_less(rate, target.rate):
+            target.since, target.since_until = moment.tick, max(target.since_until, target.last)
+            target.last, target.put_off, target.next_times = moment.now, [], {}
+            target.floor = self._full(topic, number, moment.now)
+        target.rate = rate
+        if target.since and has_place.any():
+            has_place = has_place & (_ticks(rows) >= target.since)
+        return has_place
 
     def _take(
         self, target: _Target, rule: Rule, times: FloatArray, keys: pa.ChunkedArray | None, opened: OpenTime
@@ -342,7 +368,7 @@ class Shaper:
         target = self._targets.get((topic, number))
         if target is None or not target.put_off:
             return places
-        of_tick = pc.fill_null(rows["sequence"], 0).to_numpy().astype(np.int64) >> SEQUENCE_BITS
+        of_tick = _ticks(rows)
         by = sum((np.where(of_tick < tick, millis, 0.0) for tick, millis in target.put_off), np.zeros(len(places)))
         is_later = by > 0
         places[is_later] = opened.to_real(opened.to_open(places[is_later]) + by[is_later])
@@ -410,6 +436,19 @@ class Shaper:
         shaped_from = pc.coalesce(rows["shaped_from"], rows["was_due"], rows["deliver_at"])
         was_due = pa.nulls(rows.num_rows, pa.int64())
         return with_columns(rows, deliver_at=pa.array(at[chosen]), shaped_from=shaped_from, was_due=was_due)
+
+
+def _ticks(rows: pa.Table) -> Int64Array:
+    """Returns in which tick rows were given their places, int64, (rows,); 0: that is not known."""
+    ticks: Int64Array = pc.fill_null(rows["sequence"], 0).to_numpy().astype(np.int64) >> SEQUENCE_BITS
+    return ticks
+
+
+def _is_less(rate: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether places of a rate before are more than a rate allows; both as `_Target.rate`."""
+    if rate[0] is None:
+        return False
+    return before[0] is None or rate[0] < before[0] or rate[1] < before[1] or rate[2] != before[2]
 
 
 def _slack(rule: Rule) -> float:

@@ -11,19 +11,27 @@ import pyarrow as pa
 
 from tracker.in_flight import PLACE, SENDING, SUBSCRIPTION_MASK, Release
 from tracker.messages import int64
+from tracker.shaping.rule import Rule
 
 # Key of what is recorded of how releases are sent: which subscriptions' messages are shaped, and the tick's time.
 SHAPED = "shaped"
 
 
-def recorded(now: int, numbers: Mapping[str, Iterable[int]]) -> dict[str, Any]:
+def recorded(now: int, rules: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
     """Returns what is recorded with a release under SHAPED.
 
     Args:
         now: of its tick, ms since the epoch.
-        numbers: by source topic the numbers of the subscriptions whose messages are shaped.
+        rules: by source topic and number those of the subscriptions whose messages are shaped, as `rule_of` made them.
     """
-    return {"now": now, "subscriptions": {topic: sorted(of_topic) for topic, of_topic in numbers.items()}}
+    rates: dict[str, dict[str, list[Any]]] = {}
+    for topic, of_topic in rules.items():
+        for number, text in of_topic.items():
+            rule = Rule.from_json(text)
+            if rule.rate is not None:
+                rates.setdefault(topic, {})[str(number)] = [rule.rate, rule.burst, rule.is_per_key]
+    numbers = {topic: sorted(of_topic) for topic, of_topic in rules.items()}
+    return {"now": now, "subscriptions": numbers} | ({"rates": rates} if rates else {})
 
 
 def spans(rows: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:

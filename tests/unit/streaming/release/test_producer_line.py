@@ -11,6 +11,7 @@ from typing import Any
 import pulsar
 import pytest
 
+from streaming.release.pace import Pace
 from streaming.release.producer_line import Line, send_on_time
 from warehouse.epoch import PauseWatch
 
@@ -125,6 +126,8 @@ class Item:
     is_batched: bool = False
     is_last: bool = True
     is_large: bool = False
+    pace: Pace | None = None
+    n_places: int = 1
 
 
 def now() -> int:

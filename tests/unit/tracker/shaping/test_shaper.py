@@ -336,6 +336,32 @@ def test_rows_of_an_earlier_version_are_shaped_too() -> None:
     assert len(service.of("s")) == 20
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_lower_rate_holds_for_what_has_a_place_too_and_a_higher_one_does_not(shards: int) -> None:
+    service = Service(rate(50, burst=50), shards)
+    service.step(100, many(600, START + 2_000))
+    service.run_until(START + 4_000)
+    n_before = len(service.of("s"))
+    assert 100 < n_before < 300
+    for rule in (rate(20, burst=5), rate(100, burst=5)):
+        service.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping={TOPIC: {0: rule}})
+        service.run += 1
+        service.feedback = Feedback()
+        service.step(3_000)
+        since = service.now
+        if rule == rate(20, burst=5):
+            service.run_until(START + 15_000)
+            # What was handed out before keeps its time.
+            lower = [float(row[3]) for row in service.of("s") if since + 3_000 < row[3]]
+            assert most_within(lower, 1_000) <= 25
+            assert len(lower) > 50
+    service.run_out(600)
+    assert sorted(row[1] for row in service.of("s")) == list(range(600))
+    after = [float(row[3]) for row in service.of("s") if since + 3_000 < row[3]]
+    assert most_within(after, 1_000) <= 25
+    assert {row[4] for row in service.of("s")} <= {None, START + 2_000}
+
+
 def test_what_is_late_for_one_subscription_puts_off_no_other() -> None:
     service = Service(rate(20, burst=1), shards=1)
     shaping = {TOPIC: {0: rate(20, burst=1), 1: rate(500, burst=1)}}
