@@ -21,12 +21,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from conf.durations import Duration
 from conf.errors import DelayLakeError, one_line
-from conf.secrets import is_secret
+from conf.settings_file import repeated, wrong_settings
 from conf.shaping import Rate, Window
 
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
@@ -372,64 +371,13 @@ def load_settings(file: Path | None = None) -> Settings:
         model_config = SettingsConfigDict(yaml_file=path)
 
     try:
+        if lines := repeated(path):
+            raise SettingsError("\n".join(lines))
         return FromFile()
     except ValidationError as error:
-        raise SettingsError(_each_line(error, path)) from error
+        raise SettingsError("\n".join(wrong_settings(error, path, _ENVIRONMENT_PREFIX))) from error
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise SettingsError(f"{path}: {one_line(error)}") from error
-
-
-def _each_line(error: ValidationError, path: Path) -> str:
-    """Returns a line for each wrong setting: where it is, its name and value, and what is allowed."""
-    tree = yaml.compose(path.read_text())
-    errors = error.errors()
-    lines = []
-    for one in errors:
-        loc = one["loc"]
-        place, is_given = _place(loc, path, tree)
-        # What only follows from another one: a default that is made of it, or a list without it.
-        is_cut = one["type"] == "too_short" and any(e["loc"][: len(loc)] == loc != e["loc"] for e in errors)
-        if (is_given or one["type"] == "missing") and not is_cut:
-            lines.append(f"{place}: {_wrong(one)}")
-    return "\n".join(lines) or f"{path}: {_wrong(errors[0])}"
-
-
-def _wrong(error: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in error["loc"]) or "settings"
-    if error["type"] == "extra_forbidden":
-        return f"{name} = {error['input']!r}: no such setting"
-    hidden = isinstance(error["input"], dict | BaseModel) or "secret" in name
-    hidden = hidden or (name.startswith("spark.conf.") and is_secret(name))
-    shown = "" if hidden else f" = {error['input']!r}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{name}{shown}: {message[0].lower()}{message[1:]}"
-
-
-def _place(at: tuple[str | int, ...], path: Path, tree: yaml.Node | None) -> tuple[str, bool]:
-    """Returns where a setting, or what it is part of, is: an environment variable, or file and line; and if itself is.
-
-    Args:
-        at: its name, by parts.
-        path: the settings file.
-        tree: what is in it.
-    """
-    environment = {name.upper() for name in os.environ}
-    for end in range(len(at), 0, -1):
-        variable = (_ENVIRONMENT_PREFIX + "__".join(map(str, at[:end]))).upper()
-        if variable in environment:
-            return variable, True
-    place = str(path)
-    for part in at:
-        if isinstance(tree, yaml.MappingNode) and (
-            found := [pair for pair in tree.value if pair[0].value == str(part)]
-        ):
-            node, tree = found[-1]
-        elif isinstance(tree, yaml.SequenceNode) and isinstance(part, int) and part < len(tree.value):
-            node = tree = tree.value[part]
-        else:
-            return place, False
-        place = f"{path}:{node.start_mark.line + 1}"
-    return place, True
 
 
 def is_object_storage(uri: str) -> bool:

@@ -45,7 +45,7 @@ _REST_MILLIS = 60_000  # how much longer a batch may take where nothing is in st
 # Upper bounds of the histogram of lateness, ms; one more for what is beyond.
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
 
-_DEAD = "-dlq(-partition-[0-9]+)?$"  # how the destination of a dead letter ends
+DEAD_LETTERS = "-dlq(-partition-[0-9]+)?$"  # how the destination of a dead letter ends
 
 _WRITE_SECONDS = 1.0
 _WRITE_OBJECT_SECONDS = 3.0  # requests to object storage cost money
@@ -306,7 +306,7 @@ class StatusWriter:
             retries = where(rows, attempts_of(rows) > 0)
             if retries.num_rows:
                 self._totals["retried"] += retries.num_rows
-                is_dead = pc.match_substring_regex(retries["destination"], _DEAD)
+                is_dead = pc.match_substring_regex(retries["destination"], DEAD_LETTERS)
                 self._totals["dead_letters"] += int(pc.sum(is_dead).as_py())
             for name, values in (("planned", late[~is_short]), ("short_notice", late[is_short])):
                 self._lateness[name] = self._lateness[name].with_values(values)

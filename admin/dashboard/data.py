@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from admin.security.refusals import TABLE as REFUSALS
 from broker.message_ids import MessageRef
 from conf.settings import Settings
+from status.job_status import DEAD_LETTERS
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.schedule import deliver_at
 from warehouse.maintenance.table_files import MERGES
@@ -206,8 +208,12 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         to = row["deliver_at"] if is_done and row["operation"] == "RESCHEDULE" else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
     for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
-        late = row["sent_at"] - row["deliver_at"]
-        add(row["sent_at"], "delivered", row["destination"], row["subscription"], f"{late:,} ms after its time")
+        is_dead = row["attempt"] and re.search(DEAD_LETTERS, row["destination"] or "")
+        numbers = [f"{name} {row[name]}, " for name in ("occurrence", "attempt") if row[name]]
+        detail = f"{''.join(numbers)}{row['sent_at'] - row['deliver_at']:,} ms after its time"
+        add(
+            row["sent_at"], "a dead letter" if is_dead else "delivered", row["destination"], row["subscription"], detail
+        )
     return sorted(events, key=lambda event: event["at"])
 
 

@@ -81,7 +81,8 @@ def test_the_architecture_has_the_folders_in_the_order_of_their_layers() -> None
 
 def _commands(text: str) -> Iterator[tuple[str, ...]]:
     """Yields the calls of `delaylake` in a page, as words; not those that are no whole call: with `...` or choices."""
-    blocks = re.findall(r"```(?:sh|bash|console)?\n(.*?)```", text, re.S)
+    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.S | re.M)
+    blocks = [block for language, block in fenced if language in ("", "sh", "bash", "console")]
     for block in [*blocks, *re.findall(r"`([^`\n]+)`", _without_blocks(text))]:
         for line in block.replace("\\\n", " ").splitlines():
             if re.search(r"\.\.\.|[\[|]", line):

@@ -47,6 +47,22 @@ def test_an_unknown_setting_is_named(write: Callable[[str], Path]) -> None:
     assert message(file) == f"{file}:1: tracker.shrads = 4: no such setting"
 
 
+def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "tracker: {shards: 2, shards: 3}\n"
+        "routes:\n- {source: persistent://a/b/c, subscriptions: [{name: x, name: y}]}\n"
+        "tracker: {shards: 4}\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file)
+    assert caught.value.lines == [
+        f"{file}:1: tracker.shards is there twice, first in line 1",
+        f"{file}:3: routes.0.subscriptions.0.name is there twice, first in line 3",
+        f"{file}:4: tracker is there twice, first in line 1",
+    ]
+
+
 def test_all_that_is_wrong_is_said_at_once_with_its_line(
     write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,8 +60,9 @@ def settings_file(tmp_path: Path) -> Path:
 
 
 def test_status_names_each_trouble_and_exits_with_1(
-    tmp_path: Path, settings_file: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, settings_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("status.job_status._WRITE_SECONDS", 3_600)  # it is written here, and not beside it
     caplog.set_level("INFO")
     troubles = Troubles()
     options = GlobalOptions(config=settings_file)

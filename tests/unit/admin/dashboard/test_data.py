@@ -68,6 +68,27 @@ def test_a_message_was_held_back_when_it_came_due(
     assert [(e["at"], e["subscription"]) for e in events if e["what"] == "held back"] == [(at, "a") for at in held_at]
 
 
+def test_the_history_tells_retries_and_dead_letters_and_occurrences_apart(tables: Tables, tmp_path: Path) -> None:
+    def sent(i: int, destination: str, **given: Any) -> dict[str, Any]:
+        at = {"ledger_id": 1, "entry_id": 2, "subscription": "a", "deliver_at": NOW, "sent_at": NOW + i}
+        return {**at, "destination": destination, **given}
+
+    deliveries = [
+        sent(0, "t-a"),
+        sent(1, "t-a", attempt=1),
+        sent(2, "t-a-dlq", attempt=2),
+        sent(3, "x-dlq", occurrence=7),
+    ]
+    tables.append("deliveries", rows("deliveries", deliveries), {})
+    events = history_of(Settings(warehouse=str(tmp_path)), TOPIC, MessageRef(1, 2))
+    assert [(e["what"], e["who"], e["detail"]) for e in events] == [
+        ("delivered", "t-a", "0 ms after its time"),
+        ("delivered", "t-a", "attempt 1, 1 ms after its time"),
+        ("a dead letter", "t-a-dlq", "attempt 2, 2 ms after its time"),
+        ("delivered", "x-dlq", "occurrence 7, 3 ms after its time"),
+    ]
+
+
 def test_the_last_merge_of_a_table_is_when_its_files_were_merged(tables: Tables, tmp_path: Path) -> None:
     def merged_at() -> int | None:
         [found] = (table for table in storage(Settings(warehouse=str(tmp_path))) if table["name"] == "delayed_index")
