@@ -154,6 +154,17 @@ class AdminClient:
             raise self._refused(policy)
         return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
 
+    def keeps_what_is_consumed(self, namespace: str) -> bool:
+        """Whether a namespace has a retention: by its policy, else by the broker's default."""
+        policy = self._request("GET", f"namespaces/{namespace}/retention")
+        if policy.status_code not in (200, 204, 404):
+            raise self._refused(policy)
+        if policy.status_code == 200 and policy.content and (found := policy.json()):
+            return bool(found["retentionTimeInMinutes"] and found["retentionSizeInMB"])
+        configuration = self.broker_configuration()
+        names = ("defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB")
+        return all(int(configuration.get(name) or 0) for name in names)
+
     def partitions(self, topic: str) -> int | None:
         """Returns the number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
         response = self._request("GET", f"{_path(topic)}/partitions")

@@ -181,7 +181,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         from streaming.start import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
-    warn_without_deduplication(settings)
+    warn_of_namespaces(settings)
     folder = Path(local_path(settings.checkpoint))
     lock, stopping = checkpoint_lock(folder), threading.Event()
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
@@ -360,10 +360,11 @@ def _metrics_server(settings: Settings, collector: Collector) -> Iterator[None]:
         thread.join(timeout=5)
 
 
-def warn_without_deduplication(settings: Settings) -> None:
+def warn_of_namespaces(settings: Settings) -> None:
     """Logs a warning for each namespace of destinations that may get a message twice after a crash.
 
-    Its broker has no deduplication, by which it would drop the second one.
+    Its broker has no deduplication, by which it would drop the second one; or no retention, by which a rebuild finds
+    the first one.
     """
     from broker.admin_rest import AdminClient
     from broker.client import PulsarError
@@ -377,5 +378,11 @@ def warn_without_deduplication(settings: Settings) -> None:
                     _log.warning(
                         "delivery to %s is at least once, not exactly once: its broker has no deduplication", namespace
                     )
+                elif not admin.keeps_what_is_consumed(namespace):
+                    _log.warning(
+                        "%s has no retention: if the checkpoint is lost soon after a restart of its broker, what was "
+                        "sent just before comes twice; some minutes of retention are enough",
+                        namespace,
+                    )
             except PulsarError as error:
-                _log.warning("whether %s has deduplication is not known: %s", namespace, error)
+                _log.warning("whether %s has deduplication and a retention is not known: %s", namespace, error)

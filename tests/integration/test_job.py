@@ -17,7 +17,7 @@ import pytest
 from broker.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from jobs.commands.run import warn_without_deduplication
+from jobs.commands.run import warn_of_namespaces
 from status.job_status import read_status
 from status.troubles import NO_BROKER
 from streaming.release.plan import java_string_hash
@@ -306,17 +306,23 @@ def test_a_job_without_its_checkpoint_asks_for_a_rebuild(
     assert "nothing to rebuild from" in refused.stderr
 
 
-def test_a_namespace_without_deduplication_is_named(
+def test_a_namespace_without_deduplication_or_retention_is_named(
     broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = f"{broker.settings.admin_url}/admin/v2/namespaces/public/repeating"
-    http.put(api, json={}).raise_for_status()
-    http.post(f"{api}/deduplication", json=False).raise_for_status()
-    subscriptions = [{"name": "a", "destination": "persistent://public/repeating/a"}, {"name": "b"}]
+    api = f"{broker.settings.admin_url}/admin/v2/namespaces/public"
+    names = ("repeating", "trimming", "keeping")
+    for name in names:
+        http.put(f"{api}/{name}", json={}).raise_for_status()
+    http.post(f"{api}/repeating/deduplication", json=False).raise_for_status()
+    kept = {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1}
+    http.post(f"{api}/keeping/retention", json=kept).raise_for_status()
+    subscriptions = [{"name": name, "destination": f"persistent://public/{name}/a"} for name in names]
     job = Job(tmp_path, broker.settings, [{"source": "persistent://public/default/s", "subscriptions": subscriptions}])
-    warn_without_deduplication(job.settings)
+    warn_of_namespaces(job.settings)
     assert [r.getMessage() for r in caplog.records if r.name == "jobs.commands.run"] == [
-        "delivery to public/repeating is at least once, not exactly once: its broker has no deduplication"
+        "delivery to public/repeating is at least once, not exactly once: its broker has no deduplication",
+        "public/trimming has no retention: if the checkpoint is lost soon after a restart of its broker, what was sent "
+        "just before comes twice; some minutes of retention are enough",
     ]
 
 
