@@ -9,6 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from conf.settings import Settings, local_path
+from status.job_status import read_status
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 from tracker.commands.moves import HELD_DELIVER_AT
@@ -78,13 +79,14 @@ WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.
     AND NOT (i.subscription IS NULL AND {{missed}})
 """,  # noqa: S608
     # Recurring messages: a row for each subscription. The next occurrence has no row yet where it came to be the next,
-    # and due, within seconds: so only some time after the last one it is known that there is none.
+    # and due, within seconds: so only when the job has gone on for some time after the last one it is known that there
+    # is none.
     "schedules": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index,
        CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_held THEN 'held'
             WHEN p.occurrence IS NOT NULL THEN 'waiting'
             WHEN d.occurrence >= TRY_CAST(i.properties['repeatTimes'] AS BIGINT) THEN 'ended'
-            WHEN d.done_at < {{now}} - {NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
+            WHEN d.done_at < {{last_batch}} - {NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
        i.properties['repeat'] AS repeat, coalesce(i.properties['timeZone'], 'UTC') AS time_zone,
        TRY_CAST(i.properties['repeatUntil'] AS BIGINT) AS until_time,
        TRY_CAST(i.properties['repeatTimes'] AS BIGINT) AS times,
@@ -204,11 +206,17 @@ class Warehouse:
         self._builder = query_builder(tables)
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
-        now = time.time_ns() // 1_000_000 if as_of is None else as_of
+        last_batch = time.time_ns() // 1_000_000 if as_of is None else as_of
+        if (status := read_status(settings.warehouse)) is not None:
+            last_batch = min(last_batch, status.last_batch_at)
         missed = Tenures.of(settings.warehouse)
         missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription")
         for name, sql in VIEWS.items():
-            sql = sql.replace("{subscriptions}", values).replace("{missed}", missed_sql).replace("{now}", str(now))
+            sql = (
+                sql.replace("{subscriptions}", values)
+                .replace("{missed}", missed_sql)
+                .replace("{last_batch}", str(last_batch))
+            )
             run_sql(self._builder, f"CREATE VIEW {name} AS {sql}")
 
     def sql(self, sql: str) -> pa.Table:

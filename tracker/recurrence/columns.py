@@ -98,12 +98,12 @@ class Recurrences:
         """Returns the times that messages name for their first occurrence, int64, (rows,), ms; -1: they name none."""
         index = pa.array(rows)
         at, after = self._at.take(index), self._after.take(index)
-        starts = _numbers(at)
+        times = _numbers(at)
         later = _numbers(after)
-        starts = np.where((starts < 0) & (later >= 0), self._published[rows] + later, starts)
+        starts = np.where((times < 0) & (later >= 0), self._published[rows] + later, times)
         # Such as +5 and -0.
-        is_odd = (starts < 0) & pc.or_(pc.is_valid(at), pc.is_valid(after)).to_numpy(zero_copy_only=False)
-        is_odd |= pc.is_valid(at).to_numpy(zero_copy_only=False) & (_numbers(at) < 0)
+        is_odd = (times < 0) & at.is_valid().to_numpy(zero_copy_only=False)
+        is_odd |= (starts < 0) & after.is_valid().to_numpy(zero_copy_only=False)
         for i in np.flatnonzero(is_odd).tolist():
             starts[i] = self.one(int(rows[i]))[1]
         return starts
@@ -118,10 +118,12 @@ def _values(properties: pa.MapArray, names: Sequence[str]) -> dict[str, pa.Array
     codes, known = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
     found: dict[str, pa.Array] = {}
     for name in names:
+        if name not in known:
+            found[name] = pa.nulls(len(properties), items.type)
+            continue
         at = np.full(len(properties), -1, np.int64)
-        if name in known:
-            places = np.flatnonzero(codes == known.index(name))
-            at[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = places  # the last one counts
+        places = np.flatnonzero(codes == known.index(name))
+        at[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = places  # the last one counts
         found[name] = items.take(pa.array(at, mask=at < 0))
     return found
 
@@ -135,14 +137,19 @@ def _groups(columns: Sequence[pa.Array]) -> tuple[Int64Array, Int64Array]:
     groups = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         if column.null_count < len(column):
-            codes = column.dictionary_encode("encode").indices.to_numpy()
-            _, groups = np.unique(groups * (int(codes.max()) + 1) + codes, return_inverse=True)
+            encoded = column.dictionary_encode("encode")
+            if len(encoded.dictionary) > 1:
+                _, groups = np.unique(
+                    groups * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True
+                )
     _, firsts, groups = np.unique(groups, return_index=True, return_inverse=True)
     return groups, firsts
 
 
 def _numbers(texts: pa.Array) -> Int64Array:
     """Reads texts as numbers, int64, (texts,): -1 where one is null or not of digits alone."""
+    if texts.null_count == len(texts):
+        return np.full(len(texts), -1, np.int64)
     is_plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN_NUMBER), False)
     numbers = pc.if_else(is_plain, texts, "-1").cast(pa.int64())
     return np.asarray(numbers)

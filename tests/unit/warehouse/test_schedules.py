@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from broker.message_ids import MessageRef
+from conf.settings import local_path
+from status.job_status import FILE as STATUS_FILE
 from tests.unit.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicError
@@ -184,6 +187,12 @@ def test_a_schedule_without_a_next_occurrence_waits_for_it_a_minute(tables: Sche
     sql = "SELECT subscription, state, next_at FROM schedules ORDER BY subscription"
     rows = [tuple(row.values()) for row in Warehouse(tables.settings).sql(sql).to_pylist()]
     assert rows == [("a", "waiting", None), ("b", "ended", None)]
+
+    # While the job is down no next occurrence can come.
+    job = {"state": "stopped", "updated_at": at, "started_at": at - 90_000, "last_batch_at": at - 65_000}
+    (Path(local_path(tables.settings.warehouse)) / STATUS_FILE).write_text(json.dumps(job))
+    states = Warehouse(tables.settings).sql("SELECT DISTINCT state FROM schedules")["state"].to_pylist()
+    assert states == ["waiting"]
 
 
 def test_the_view_has_one_row_although_the_last_occurrence_is_not_written_down_yet(tables: ScheduleTables) -> None:
