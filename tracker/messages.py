@@ -285,6 +285,8 @@ LEFT_OUT = "replicated from "
 
 def is_left_out(rows: pa.Table) -> BoolArray:
     """Tells which rows are left out, because another cluster's job delivers them: bool, (rows,)."""
+    if rows["reason"].null_count == rows.num_rows:
+        return np.zeros(rows.num_rows, np.bool_)
     return np.asarray(pc.fill_null(pc.starts_with(rows["reason"], LEFT_OUT), False))
 
 

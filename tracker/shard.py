@@ -389,6 +389,8 @@ class Shard:
 
     def _payload_rows(self, tick_input: TickInput, messages: pa.Table, known: pa.Table) -> pa.Table:
         """Returns rows, as MESSAGES, of the known messages that commands move or restore, wherever they are."""
+        if not tick_input.commands.num_rows:
+            return empty_table(MESSAGES)
         kinds = pc.is_in(tick_input.commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT]))
         if not pc.any(kinds).as_py():
             return empty_table(MESSAGES)
@@ -470,6 +472,8 @@ class Shard:
 
         Of many, PACE_ROWS are sent each PACE_MILLIS: the rest waits in the tracker.
         """
+        if not rejects.num_rows:
+            return rejects
         times = tick.now + np.arange(rejects.num_rows) // PACE_ROWS * PACE_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 

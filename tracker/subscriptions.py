@@ -79,6 +79,8 @@ class Subscriptions:
             return pa.repeat(subscription, len(topics))
         encoded = topics.combine_chunks().dictionary_encode()
         names = [self.names[topic][subscription] for topic in encoded.dictionary.to_pylist()]
+        if len(names) == 1 and not topics.null_count:
+            return pa.repeat(names[0], len(topics))
         return pa.array(names, pa.string()).take(encoded.indices)
 
 

@@ -107,10 +107,12 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
         subscriptions: those of each source topic.
         now: ms since the epoch.
     """
+    none = SentBack(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), np.zeros(0, np.int64))
+    if messages["attempt"].null_count == messages.num_rows:
+        return none
     is_sent_back = pc.is_valid(messages["attempt"]).to_numpy(zero_copy_only=False) & ~is_rejected(messages)
     if not is_sent_back.any():
-        none = np.zeros(0, np.int64)
-        return SentBack(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), none)
+        return none
     times, reasons = int64(messages, "deliver_at").copy(), messages["reason"].to_pylist()
     others = np.zeros(messages.num_rows, np.int64)
     names = ("topic", "ledger_id", "entry_id", "batch_index", "attempt", "properties")

@@ -409,7 +409,7 @@ class Shaper:
 
     def shapes(self, rows: pa.Table) -> BoolArray:
         """Tells which rows are of topics with a subscription whose messages are shaped: bool, (rows,)."""
-        shapes: BoolArray = self._masks(rows) != 0
+        shapes: BoolArray = self._masks(rows) != 0 if self else np.zeros(rows.num_rows, np.bool_)
         return shapes
 
     def _masks(self, rows: pa.Table) -> Int64Array:
