@@ -23,6 +23,7 @@ from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import SCHEMAS, STATISTICS
 from warehouse.tables import Snapshot, Tables, literal
+from warehouse.views import Warehouse
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
@@ -39,6 +40,10 @@ _WORDS = {
     "SENT_BACK": "sent back for a retry",
     "REDRIVE": "re-driven",
 }
+
+
+WHICH_ATTEMPTS = {"": "all", "waiting": "that wait", "dead": "dead letters", "redriven": "re-driven"}
+_ATTEMPTS = {"waiting": "sent_at IS NULL AND attempt > 0", "dead": "is_dead_letter", "redriven": "attempt = 0"}
 
 
 class Stats:
@@ -215,6 +220,32 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
             row["sent_at"], "a dead letter" if is_dead else "delivered", row["destination"], row["subscription"], detail
         )
     return sorted(events, key=lambda event: event["at"])
+
+
+def attempts_of(
+    settings: Settings, topic: str, subscription: str | None, which: str, limit: int
+) -> list[dict[str, Any]]:
+    """Returns the newest retries of a topic's messages, newest first: rows of the view `attempts`.
+
+    Args:
+        subscription: None: of all.
+        which: those that wait, that are dead letters or that were re-driven, as in WHICH_ATTEMPTS; else all.
+        limit: the most rows that are returned.
+
+    Raises:
+        DeltaError: there are no tables.
+    """
+    conditions = [f"topic = {literal(topic)}", *([f"subscription = {literal(subscription)}"] if subscription else [])]
+    conditions += [_ATTEMPTS[which]] if which in _ATTEMPTS else []
+    rows: list[dict[str, Any]] = (
+        Warehouse(settings)
+        .sql(
+            f"SELECT * FROM attempts WHERE {' AND '.join(conditions)} "  # noqa: S608
+            f"ORDER BY applied_at DESC, ledger_id DESC, entry_id DESC LIMIT {limit}"
+        )
+        .to_pylist()
+    )
+    return rows
 
 
 def storage(settings: Settings) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import ValidationError
 
 from admin.dashboard.data import (
+    WHICH_ATTEMPTS,
+    attempts_of,
     changes_log,
     history_of,
     message_of,
@@ -245,6 +247,22 @@ def recurring(
     return page(
         request, "recurring.html", caller, code=code, topics=caller.routes, route=route, subscription=subscription,
         with_ended=with_ended, query=query, found=found, problem=problem,
+    )  # fmt: skip
+
+
+@router.get("/ui/retries")
+def retries(request: Request, caller: Caller, topic: Text = "", subscription: Text = "", which: Text = "") -> Response:
+    """Shows which of the topic's messages were retried, and has dead letters re-driven."""
+    route = _route(caller, topic)
+    _check_subscription(route, subscription)
+    attempts, problem = [], None
+    try:
+        attempts = attempts_of(_settings(request), route.source, subscription or None, which, _LOGGED)
+    except DeltaError:
+        problem = "there are no tables yet: the job has not run"
+    return page(
+        request, "retries.html", caller, topics=caller.routes, route=route, subscription=subscription, which=which,
+        which_ones=WHICH_ATTEMPTS, attempts=attempts, limit=_LOGGED, problem=problem,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ NAVIGATION = [
     ("/ui/schedule", "Schedule"),
     ("/ui/messages", "Messages"),
     ("/ui/recurring", "Recurring"),
+    ("/ui/retries", "Retries"),
     ("/ui/control", "Control log"),
     ("/ui/storage", "Storage"),
     (SETTINGS, "Settings"),

@@ -25,7 +25,18 @@ HOUR = 3_600_000
 NAMESPACE = "persistent://a-tenant-with-a-long-name/a-namespace-with-a-long-name"
 ORDERS, MAIL = f"{NAMESPACE}/orders-of-all-customers", f"{NAMESPACE}/reminders-by-mail"
 REPORTS = f"{NAMESPACE}/reports"
-PAGES = ["/", "/ui/schedule", "/ui/messages", "/ui/recurring", "/ui/control", "/ui/storage", "/ui/settings"]
+PAGES = [
+    "/",
+    "/ui/schedule",
+    "/ui/messages",
+    "/ui/recurring",
+    "/ui/retries",
+    "/ui/control",
+    "/ui/storage",
+    "/ui/settings",
+]
+
+PROBLEMS: list[str] = []  # what the browser's console has said
 
 
 class Status(StatusWriter):
@@ -73,6 +84,14 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
     write(tables, "delayed_index", [*messages, {**cancel, "operation": "CANCEL"}])
     skipped = {**at, "topic": ORDERS, "operation": "SKIP", "subscription": "billing", "issued_by": "ops"}
     outcomes = [{**skipped, "entry_id": i, "sequence": i, "request_id": f"{'a' * 32}.{i // 5}"} for i in range(10, 20)]
+    retry = {**at, "topic": MAIL, "subscription": "mail", "deliver_at": now, "issued_by": "mailer", "reason": "no line"}
+    outcomes += [
+        {**retry, "operation": "RETRY", "entry_id": 900, "attempt": 1, "sequence": 30, "request_id": "r.1"},
+        {**retry, "operation": "RETRY", "entry_id": 900, "attempt": 2, "sequence": 31, "request_id": "r.2"},
+        {**retry, "operation": "RETRY", "entry_id": 901, "attempt": 1, "sequence": 32, "request_id": "r.3"},
+    ]
+    again = {**at, "topic": MAIL, "subscription": "mail", "entry_id": 900, "deliver_at": now}
+    write(tables, "deliveries", [{**again, "sent_at": now, "attempt": 2, "destination": f"{MAIL}-mail-dlq"}])
     write(tables, "outcomes", [{**row, "result": "APPLIED", "applied_at": now} for row in outcomes])
     with writer:
         yield writer
@@ -93,12 +112,11 @@ def page(status: Status) -> Iterator[Page]:
             ],
         }
     )
-    problems: list[str] = []
     with pytest.MonkeyPatch.context() as patch, chromium() as browser:
         patch.setattr(AsyncControlClient, "_run", lambda self: None)
         with served(settings) as client:
-            yield _page(browser, str(client.base_url), problems)
-    assert problems == [], "errors in the browser's console"
+            yield _page(browser, str(client.base_url), PROBLEMS)
+    assert PROBLEMS == [], "errors in the browser's console"
 
 
 def _page(browser: Browser, url: str, problems: list[str]) -> Page:
@@ -265,8 +283,69 @@ def test_recurring_messages_are_listed_with_their_next_occurrences_and_can_be_en
     expect(row.nth(1)).to_contain_text("over")
 
 
+def test_retries_are_listed_and_dead_letters_are_redriven_after_a_dry_run(page: Page) -> None:
+    page.goto(f"/ui/retries?topic={MAIL}")
+    rows = page.locator("#messages tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.filter(has_text="dead letter")).to_contain_text(re.compile("7:900.*mail.*2.*no line.*mailer", re.S))
+    expect(rows.filter(has_text="waits")).to_have_count(2)
+    page.get_by_label("Which").select_option("dead letters")
+    page.get_by_role("button", name="Search").click()
+    expect(rows).to_have_count(1)
+
+    calls: list[tuple[dict[str, Any], str | None]] = []
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.request.post_data_json or {}
+        calls.append((body, route.request.headers.get("idempotency-key")))
+        letters = [{"messageId": "7:0:-1:-1", "key": None, "reasons": ["no line", "<b>still none</b>"]}]
+        found = {"matched": 1, "messages": letters} if body.get("dryRun") else {"matched": 1, "redriven": 1}
+        if len(calls) == 2:
+            route.fulfill(status=503, json={"reason": "the broker is away"})
+        else:
+            route.fulfill(json=found)
+
+    page.route("**/dlq/redrive", answer)
+    page.get_by_label("Reason").fill("line")
+    for says in ("the broker is away", "1 re-driven"):
+        page.get_by_role("button", name="Re-drive…").click()
+        expect(page.locator("#confirm-title")).to_have_text("Re-drive 1 dead letter?")
+        expect(page.locator("#confirm-text")).to_contain_text("for mail")
+        expect(page.locator("#confirm-list")).to_have_text("7:0:-1:-1 · <b>still none</b>")
+        page.get_by_role("button", name="Do it").click()
+        expect(page.locator("#answer")).to_have_text(says)
+    page.unroute("**/dlq/redrive")
+    wanted = {"subscription": "mail", "reason": "line"}
+    assert [call for call, _ in calls] == 2 * [{"filter": wanted, "dryRun": True}, {"filter": wanted, "max": 1_000_000}]
+    # A call that failed is made again as the same one.
+    assert calls[1][1]
+    assert calls[1][1] == calls[3][1]
+    PROBLEMS.remove(next(text for text in PROBLEMS if "503" in text))  # the browser's own line
+
+
+def test_a_message_is_retried_for_one_subscription(page: Page) -> None:
+    page.goto(f"/ui/message?topic={ORDERS}&id=7:3")
+    calls: list[tuple[str, Any]] = []
+
+    def answer(route: Route) -> None:
+        calls.append((route.request.url, route.request.post_data_json))
+        route.fulfill(json={"outcomes": [{"subscription": "audit", "result": "APPLIED", "ledgerId": 7, "entryId": 3}]})
+
+    page.route("**/subscription/**", answer)
+    page.locator("#retry-for").select_option("audit")
+    page.get_by_role("button", name="Retry…").click()
+    expect(page.locator("#confirm-text")).to_contain_text("(for audit)")
+    page.get_by_label("Reason").fill("lost")
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator("#answer")).to_have_text("Retry: 1 APPLIED")
+    page.unroute("**/subscription/**")
+    [(url, body)] = calls
+    assert url.endswith("/subscription/audit/retry")
+    assert body == {"messageIds": ["7:3"], "reason": "lost"}
+
+
 def test_a_bulk_action_is_one_line_that_is_opened_to_its_messages(page: Page) -> None:
-    page.goto("/ui/control")
+    page.goto(f"/ui/control?topic={ORDERS}")
     lines = page.get_by_role("region", name="Commands").locator("tbody tr")
     expect(lines).to_have_count(1)
     opens = page.get_by_role("button", name="10 messages")

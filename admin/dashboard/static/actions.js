@@ -1,13 +1,15 @@
 "use strict";
-// Cancel, skip, reschedule, deliver now and restore: of the messages that are selected, or all that match.
+// Cancel, skip, reschedule, deliver now and restore: of the messages that are selected, or all that match. Retry: of one.
 const actions = $("actions");
 const WORDS = {
   cancel: ["Cancel", "They will not be delivered. Until their time comes this can be undone (Restore). A message is cancelled with its whole entry."],
   skip: ["Skip", "They will not be delivered to these subscriptions. Until their time comes this can be undone (Restore)."],
   reschedule: ["Reschedule", "They are delivered at the time below instead, and keep their ids."],
   deliverNow: ["Deliver now", "They are delivered at once. This can't be undone."],
+  retry: ["Retry", "It is delivered once more, to this subscription alone: after the wait that its backoff says, and at once to its dead letters where it has had all its attempts."],
   restore: ["Restore", "Cancels and skips of them are undone: they are delivered at their time."],
 };
+const namesOf = (action) => (action === "retry" ? [$("retry-for").value] : JSON.parse(actions.dataset.names));
 function picked() { return [...document.querySelectorAll(".pick:checked")]; }
 function update() { $("picked").textContent = count(picked().length); }
 function base(topic) { return `/admin/v2/${topic.replace("://", "/").split("/").map(encodeURIComponent).join("/")}`; }
@@ -20,7 +22,7 @@ async function post(path, content) {
 function callsOfSelected(action, time) {
   const byName = new Map();
   for (const box of picked()) for (const name of JSON.parse(box.dataset.names)) {
-    if (!JSON.parse(actions.dataset.names).includes(name)) continue;
+    if (!namesOf(action).includes(name)) continue;
     byName.set(name, [...(byName.get(name) || []), box]);
   }
   const root = base(actions.dataset.topic);
@@ -34,6 +36,7 @@ function callsOfSelected(action, time) {
         calls.push([`${root}/cancelDelayedMessage`, { ledgerId, entryId, deliverAt: box.dataset.due, subscriptionNames: [name] }]);
       }
     } else if (action === "skip") calls.push([`${path}/skipByMessageIds`, ids]);
+    else if (action === "retry") calls.push([`${path}/retry`, { messageIds: ids, reason: $("why").value.trim() }]);
     else if (action === "reschedule") calls.push([`${path}/reschedule`, { messageIds: ids, deliverAt: time }]);
     else calls.push([`${path}/${action}`, ids]);
   }
@@ -81,7 +84,7 @@ if (actions) {
     $("answer").textContent = "";
     const [title, text] = WORDS[action];
     let n = picked().length;
-    let who = `for ${JSON.parse(actions.dataset.names).join(", ")}`;
+    let who = `for ${namesOf(action).join(", ")}`;
     if (isAll()) {
       $("answer").textContent = "counting what matches …";
       const answers = [];
@@ -96,6 +99,7 @@ if (actions) {
     $("confirm-title").textContent = `${title} ${count(n)} message${n === 1 ? "" : "s"}?`;
     $("confirm-text").textContent = `${text} (${who})`;
     $("confirm-time").hidden = action !== "reschedule";
+    $("confirm-why").hidden = action !== "retry";
     problem("");
     dialog.showModal();
   });

@@ -87,7 +87,7 @@ addEventListener("DOMContentLoaded", live);
 setInterval(() => { if (!document.hidden) live(); }, 2000);
 
 // ---- keys
-const PAGES = { o: "/", s: "/ui/schedule", m: "/ui/messages", r: "/ui/recurring", c: "/ui/control", b: "/ui/storage" };
+const PAGES = { o: "/", s: "/ui/schedule", m: "/ui/messages", r: "/ui/recurring", d: "/ui/retries", c: "/ui/control", b: "/ui/storage" };
 let wasG = false;
 function goToRow(step) {
   const rows = [...document.querySelectorAll("#messages tbody tr")];
