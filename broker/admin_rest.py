@@ -289,6 +289,14 @@ class AdminClient:
         """
         self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor/{published_at}", None)
 
+    def skip_all(self, topic: str, subscription: str) -> None:
+        """Has a subscription of a topic partition go on with what is published from now on.
+
+        Raises:
+            PulsarError: also where there is no such subscription.
+        """
+        self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/skip_all", None)
+
     def _reset(self, path: str, body: dict[str, Any] | None) -> None:
         response = self._request("POST", path, json=body)
         if response.status_code not in (200, 204):

@@ -14,6 +14,10 @@ from conf.errors import DelayLakeError
 
 _log = logging.getLogger(__name__)
 
+# The property by which a broker tells another where an entry is that it replicates: `ledger:entry`. A consumer sees it,
+# but for a batch, which has it as a whole.
+SOURCE_POSITION = "__MSG_PROP_REPL_SOURCE_POSITION"
+
 _REPLICATED_FROM = "X-Pulsar-replicated-from"
 
 # A broker gives a producer without a name one like `cluster-n-n`, which no other cluster gives.

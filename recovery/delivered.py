@@ -39,7 +39,8 @@ from tracker.messages import (
     where,
 )
 from tracker.retry_of import ATTEMPT
-from warehouse.schemas import DELIVERIES
+from warehouse.renumbering import Renumbering
+from warehouse.schemas import DELIVERIES, MOVED_AT
 from warehouse.tables import OnProgress, Tables, literal
 from warehouse.tenure import Tenures
 
@@ -227,6 +228,7 @@ def write_missing_deliveries(
     on_progress: OnProgress,
     on_warning: Callable[[str], None] = lambda text: None,
     without: Collection[str] = (),
+    renumbering: Renumbering | None = None,
 ) -> int:
     """Adds the messages that only the destinations have to `deliveries`; returns how many.
 
@@ -240,6 +242,8 @@ def write_missing_deliveries(
             least time of such a one: ms since the epoch.
         on_warning: called with one line.
         without: destinations that are not read. That is a warning for each that was to be.
+        renumbering: what the tables' ids have got just now; None: none. What a destination has from before an earlier
+            one is passed over: its ids are of another broker.
 
     Raises:
         UnreadableDestinationError: a destination can't be read.
@@ -247,6 +251,7 @@ def write_missing_deliveries(
     """
     found: list[pa.Table] = []
     n = 0
+    moved_at = 0 if renumbering is not None else max(0, tables.written("entries", MOVED_AT))
     client = connect(settings.pulsar)
     admin = AdminClient(settings.pulsar)
 
@@ -266,13 +271,15 @@ def write_missing_deliveries(
                     warn(f"{destination}: not read: {_MEANS}")
                     continue
                 try:
-                    since = max(0, min(times) - CLOCKS_MILLIS)
+                    since = max(moved_at, min(times) - CLOCKS_MILLIS)
                     messages = _messages_since(client, destination, since)
                     # What is in the tables does not tell: a dead letter is sent before its outcome is written.
                     if _may_be_there(admin, subscription.dead_letter_topic):
                         messages = chain(messages, _messages_since(client, subscription.dead_letter_topic, since))
                     while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                         rows = _deliveries(some, route.source, subscription.name)
+                        if renumbering is not None:
+                            rows, _ = renumbering.apply(rows)
                         missing = where(rows, ~delivered.contains(number, rows))
                         missing = _of_known_entries(tables, missing, delivered.durable)
                         delivered.add(missing)

@@ -14,6 +14,7 @@ from filelock import Timeout
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
+from recovery.another_broker import move
 from recovery.rebuild import last_entries, rebuild
 from recovery.rewind import check_alone, check_broker, rewind
 from status.job_status import STALE_MILLIS, read_status
@@ -39,6 +40,7 @@ def rebuild_checkpoint(
     on_progress: OnProgress = lambda table, step, rows: None,
     on_warning: Callable[[str], None] = lambda text: None,
     without: Collection[str] = (),
+    is_another_broker: bool = False,
 ) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings from the tables.
 
@@ -46,9 +48,10 @@ def rebuild_checkpoint(
         discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
         on_warning: as of `rebuild`.
         without: as of `rebuild`.
+        is_another_broker: as of `import_and_rebuild`.
 
     Returns:
-        the counts that `rebuild` returns.
+        the counts that `import_and_rebuild` returns.
 
     Raises:
         RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, a table is
@@ -64,7 +67,9 @@ def rebuild_checkpoint(
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
-    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, on_progress, on_warning, without)
+    return import_and_rebuild(
+        settings, discards_checkpoint, lambda tables: None, on_progress, on_warning, without, is_another_broker
+    )
 
 
 def import_and_rebuild(
@@ -74,6 +79,7 @@ def import_and_rebuild(
     on_progress: OnProgress,
     on_warning: Callable[[str], None],
     without: Collection[str] = (),
+    is_another_broker: bool = False,
 ) -> dict[str, int]:
     """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
@@ -86,16 +92,20 @@ def import_and_rebuild(
         bring_in: appends to the tables.
         on_warning: as of `rebuild`.
         without: as of `rebuild`.
+        is_another_broker: the warehouse is a backup, and the settings' broker is not the one whose messages it has.
 
     Returns:
-        the counts that `rebuild` returns.
+        the counts that `rebuild` returns; with another broker those of `Move`, too.
 
     Raises:
-        RebuildError: the job or maintenance runs, or there is a checkpoint that is not to be discarded.
+        RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, or there is
+            another broker and the warehouse is no backup, or the settings leave out what was replicated.
         UnreadableDestinationError: a destination can't be read.
         PulsarError, pulsar.PulsarException: the source topics can't be read.
         ConnectedError, NewClusterError: of a backup: see `check_alone` and `check_broker`.
     """
+    if is_another_broker and settings.replicated != "all":
+        raise RebuildError("with another broker set replicated: all, else what was replicated to it is left out")
     checkpoint = Path(local_path(settings.checkpoint))
     try:
         with checkpoint_lock(checkpoint).acquire(timeout=1), lock(settings).acquire(timeout=60):
@@ -103,13 +113,19 @@ def import_and_rebuild(
             if query.exists() and not discards_checkpoint:
                 raise RebuildError(f"there is a checkpoint in {query}: --discard-checkpoint moves it aside")
             tables = Tables(settings.warehouse)
-            is_same_broker = False
+            is_known_broker = False
             if (backup := read_marker(settings.warehouse)) is not None:
                 check_alone(settings)
-                is_same_broker = backup.made_at > 0 and check_broker(settings, last_entries(tables, "entries"))
+                is_known_broker = is_another_broker or (
+                    backup.made_at > 0 and check_broker(settings, tables, last_entries(tables, "entries"))
+                )
                 restore(settings.warehouse)
+            elif is_another_broker:
+                raise RebuildError(
+                    f"the warehouse {settings.warehouse} is no backup: only a backup is restored with another broker"
+                )
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
-            if backup is not None and is_same_broker:
+            if backup is not None and is_known_broker:
                 _overtake(settings, backup.source, on_progress, on_warning)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
@@ -117,9 +133,23 @@ def import_and_rebuild(
             tables.take_over(epoch)
             _wait_for_overtaken(settings.warehouse, on_progress)
             bring_in(tables)
-            found = rebuild(settings, tables, checkpoint, on_progress, on_warning=on_warning, without=without)
-            if backup is not None:
+            moved = None
+            if backup is not None and is_another_broker:
+                moved = move(settings, tables, backup.made_at, on_progress, on_warning)
+            found = rebuild(
+                settings,
+                tables,
+                checkpoint,
+                on_progress,
+                on_warning=on_warning,
+                without=without,
+                renumbering=None if moved is None else moved.renumbering,
+            )
+            if moved is not None:
+                found |= moved.counts
+            elif backup is not None:
                 rewind(settings, tables, last_entries(tables, "entries"), backup.made_at)
+            if backup is not None:
                 remove_marker(settings.warehouse)
             for old in sorted(checkpoint.glob(_OLD))[:-_OLD_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)

@@ -41,6 +41,7 @@ from warehouse.durable import sync, write_durably
 from warehouse.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.missing_routes import with_missing_routes
 from warehouse.queries.first_answers import find_bodies
+from warehouse.renumbering import Renumbering
 from warehouse.tables import OnProgress, Tables
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
@@ -65,6 +66,7 @@ def rebuild(
     now: int | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
     without: Collection[str] = (),
+    renumbering: Renumbering | None = None,
 ) -> dict[str, int]:
     """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
 
@@ -81,6 +83,7 @@ def rebuild(
         on_warning: called with one line for each destination of which the broker has trimmed messages that were to be
             read, or that is not read.
         without: destinations that are not read.
+        renumbering: what the tables' ids have got just now, so that the destinations have the former ones; None: none.
 
     Returns:
         counts: `pending`, `taken_back_or_delivered`, `deliveries_found_at_destinations` and `topic_partitions`.
@@ -105,7 +108,9 @@ def rebuild(
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
     for at, due in schedules.standing(delivered, control).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))
-    unwritten = write_missing_deliveries(known, tables, delivered, durable, overdue, on_progress, on_warning, without)
+    unwritten = write_missing_deliveries(
+        known, tables, delivered, durable, overdue, on_progress, on_warning, without, renumbering
+    )
     if unwritten:  # `delivered` has these, too, now
         changes = commands.changes(delivered)
         control = _control(known, changes, now)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from broker.admin_rest import AdminClient, TopicLedgers
-from broker.new_cluster import check_topics
+from broker.client import NoAnswerError
+from broker.new_cluster import NewClusterError, check_topics
 from broker.position import START, Position
 from conf.errors import DelayLakeError
 from conf.settings import Settings
@@ -15,6 +16,8 @@ from warehouse.tables import Tables, literal
 
 # The chunks of a message come within a minute and a half, and with them other entries.
 _CHUNKS_MILLIS = 2 * 60_000
+
+_SEE = "if it was replicated to this broker, see --another-broker"
 
 
 class ConnectedError(DelayLakeError):
@@ -34,22 +37,46 @@ def check_alone(settings: Settings) -> None:
                 raise ConnectedError(f"{name}: a job still reads it, on the warehouse that was backed up: stop it")
 
 
-def check_broker(settings: Settings, durable: Mapping[str, Position]) -> bool:
+def check_broker(settings: Settings, tables: Tables, durable: Mapping[str, Position]) -> bool:
     """Makes sure that the broker is the one whose messages a backup has.
 
     Args:
+        tables: of the backup.
         durable: by topic partition the last entry that the backup has.
 
     Returns:
         whether that is known: it has a topic partition with entries that are in the backup.
 
     Raises:
-        NewClusterError: the broker never had these entries.
+        NewClusterError: the broker never had these entries, or has others under their ids.
         PulsarError: the broker does not answer.
     """
     with AdminClient(settings.pulsar) as admin:
-        check_topics(admin, {name: str(position) for name, position in durable.items()})
+        try:
+            check_topics(admin, {name: str(position) for name, position in durable.items()})
+        except NewClusterError as error:
+            raise NewClusterError(f"{error}; {_SEE}") from None
+        for name, last in durable.items():
+            if _is_another(admin, tables, name, last):
+                raise NewClusterError(f"{name}: entry {last} is another message than in the backup; {_SEE}")
         return any(name in durable and stats.ledgers for _, _, name, stats in _subscribed(settings, admin))
+
+
+def _is_another(admin: AdminClient, tables: Tables, name: str, last: Position) -> bool:
+    """Whether the broker certainly has another entry under an id than the tables."""
+    try:
+        entry = admin.entry_metadata(name, *last)
+    except NoAnswerError:
+        return False
+    if entry is None or entry.publish_time is None:
+        return False
+    at = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id} AND producer_name IS NOT NULL"
+    known = tables.query("entries", f"SELECT producer_name, publish_time FROM entries WHERE {at}").to_pylist()  # noqa: S608
+    # Of a chunked message it may be the time of another chunk.
+    return any(
+        row["producer_name"] != entry.producer_name or abs(row["publish_time"] - entry.publish_time) > _CHUNKS_MILLIS
+        for row in known
+    )
 
 
 def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], made_at: int) -> None:

@@ -14,7 +14,10 @@ from tracker.store import Store, get_present
 _TABLE = "entries"
 _LIST = "entries_list"
 
-ENTRY_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "first_index", "batch_size", "publish_time"]
+ENTRY_COLUMNS = [
+    *("topic", "partition", "ledger_id", "entry_id", "first_index", "batch_size", "publish_time"),
+    "producer_name",  # by which an entry is known where another broker has it, under another id
+]
 EMPTY_ENTRIES = MESSAGES.empty_table().select(ENTRY_COLUMNS)
 
 _KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at", "schedule_key"]

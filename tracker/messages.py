@@ -19,6 +19,10 @@ BoolArray = npt.NDArray[np.bool_]
 # Imported messages have ledger ids from here on. Pulsar counts its own from 0; JavaScript is exact up to twice this.
 FIRST_IMPORTED_LEDGER = 1 << 52
 
+# Where a warehouse got another broker, its earlier messages have ledger ids that are moved up by FIRST_IMPORTED_LEDGER
+# and once more this for each such time; a cluster has far fewer.
+PLACE_LEDGERS = 1 << 44
+
 # One row a message. Times are ms since the epoch, UTC; 0 in event_time means unset.
 MESSAGES = pa.schema(
     [

@@ -205,3 +205,8 @@ TIME = {
 # column. Each table has it as the number of a transaction with the app id VERSION_OF; without one it is 1.
 VERSION = 2
 VERSION_OF = "delaylake-version"
+
+# Transactions of the table `entries`: how often the warehouse has got another broker, and when it did last, in ms since
+# the epoch. See warehouse/renumbering.py.
+PLACES = "delaylake-places"
+MOVED_AT = "delaylake-moved-at"

@@ -52,6 +52,11 @@ class Tables:
         self._is_fenced = False
 
     @property
+    def warehouse(self) -> str:
+        """The folder or URI of the warehouse."""
+        return self._warehouse
+
+    @property
     def epoch(self) -> int | None:
         """The epoch in which this writes; None: in whichever there is."""
         return self._epoch
@@ -267,6 +272,21 @@ class Tables:
             ),
             versions,
             lambda: not versions or any(_number(table, app) < version for app, version in versions.items()),
+        )
+
+    def note(self, name: str, versions: Mapping[str, int]) -> None:
+        """Gives writers' (app ids') last writes to a table these numbers, without writing rows.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        table = self._open(name)
+        self.commit(
+            table,
+            lambda properties: table.create_write_transaction(
+                [], "append", table.schema(), commit_properties=properties
+            ),
+            versions,
         )
 
     def written(self, name: str, app: str) -> int:

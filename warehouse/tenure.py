@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.position import Position
-from tracker.messages import BoolArray, int64
+from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, int64
 from warehouse.known_routes import KnownRoutes
 from warehouse.schemas import SUBSCRIPTION_CHANGES
 from warehouse.tables import Tables, exists, literal
@@ -91,13 +91,15 @@ class _Moment:
         partition, ledger, entry = (int64(rows, name) for name in ("partition", "ledger_id", "entry_id"))
         for number, last in self.positions.items():
             is_before = (ledger < last.ledger_id) | ((ledger == last.ledger_id) & (entry <= last.entry_id))
+            is_before &= ledger >= _first_ledger(last)
             had |= (partition == number) & is_before
         return had & (int64(rows, "deliver_at") <= self.handed_out)
 
     def sql(self, row: str, due: str) -> str:
         """The same as an SQL condition on a row, given its alias and the SQL for when its message is due."""
         parts = [
-            f"({row}.partition = {number} AND ({row}.ledger_id < {last.ledger_id} "
+            f"({row}.partition = {number} AND {row}.ledger_id >= {_first_ledger(last)} "
+            f"AND ({row}.ledger_id < {last.ledger_id} "
             f"OR ({row}.ledger_id = {last.ledger_id} AND {row}.entry_id <= {last.entry_id})))"
             for number, last in self.positions.items()
         ]
@@ -105,6 +107,11 @@ class _Moment:
 
 
 _NEVER = _Moment(-1, {})
+
+
+def _first_ledger(last: Position) -> int:
+    """Returns the first ledger id that may be before a position: a warehouse's earlier brokers have the highest."""
+    return FIRST_IMPORTED_LEDGER + PLACE_LEDGERS if last.ledger_id >= FIRST_IMPORTED_LEDGER else 0
 
 
 class Tenures:

@@ -19,6 +19,13 @@ def rebuild(
         list[str] | None,
         typer.Option(metavar="TOPIC", help="Do not read this destination: what was not written down may come twice."),
     ] = None,
+    another_broker: Annotated[
+        bool,
+        typer.Option(
+            "--another-broker",
+            help="The warehouse is a backup, and its source topics were replicated to this broker.",
+        ),
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Prepare a new checkpoint from the Delta tables alone, where the old one is lost. The job must not run.
@@ -33,7 +40,7 @@ def rebuild(
     settings = global_options(context).settings
     with ProgressLine(output) as progress:
         found = rebuild_checkpoint(
-            settings, discard_checkpoint, progress.show, warnings.append, without_destination or ()
+            settings, discard_checkpoint, progress.show, warnings.append, without_destination or (), another_broker
         )
     lines = [f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items()]
     lines += [f"warning: {warning}" for warning in warnings]

@@ -33,7 +33,7 @@ from warehouse.backup.marker import Marker, read_marker, write_marker
 from warehouse.backup.storage import Storage
 from warehouse.commits import sync_checkpoint
 from warehouse.epoch import EPOCH
-from warehouse.schemas import STATISTICS, VERSION_OF
+from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
 from warehouse.tables import OnProgress, Tables
 
 # In this order versions are chosen; none of those after the first three is about another.
@@ -247,7 +247,7 @@ class _Backup:
         self._tables.create({name: schema}, self._settings.maintain.keep_versions_millis)
         table = DeltaTable(self._tables.path(name))
         self._check_not_restored(table.transaction_version(RESTORED))
-        numbers = {app: version.table.transaction_version(app) for app in (EPOCH, VERSION_OF)}
+        numbers = {app: version.table.transaction_version(app) for app in (EPOCH, VERSION_OF, PLACES, MOVED_AT)}
         change_to(table, version.files, {app: n for app, n in numbers.items() if n is not None})
         return table
 

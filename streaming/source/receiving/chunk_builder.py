@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from broker.key_encodings import BASE64
 from broker.position import EntrySet, Position, SourceTopic
+from broker.replication import SOURCE_POSITION
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYet
@@ -204,8 +205,10 @@ class ChunkBuilder:
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # the client that sends it back has the key as text alone
-        if RESERVED_PREFIX in texts:
-            properties = {k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX)}
+        if RESERVED_PREFIX in texts or SOURCE_POSITION in texts:
+            properties = {
+                k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX) and k != SOURCE_POSITION
+            }
         return (
             position.ledger_id,
             position.entry_id,

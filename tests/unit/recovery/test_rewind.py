@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -13,7 +13,7 @@ from broker.admin_rest import BrokerEntry, TopicLedgers
 from broker.new_cluster import NewClusterError
 from broker.position import START, Position
 from conf.settings import Settings
-from recovery.new_checkpoint import rebuild_checkpoint
+from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from recovery.rewind import ConnectedError, check_alone, check_broker, read_from, rewind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.start import begin
@@ -36,6 +36,7 @@ class Admin:
 
     topics: dict[str, TopicLedgers]
     published_at: dict[tuple[int, int], int] = field(default_factory=dict)  # of the control topic's entries
+    producer: str | None = None
     connected: list[str] = field(default_factory=list)
     resets: list[tuple[str, object]] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class Admin:
 
     def entry_metadata(self, name: str, ledger: int, entry: int) -> BrokerEntry | None:
         at = self.published_at.get((ledger, entry))
-        return None if at is None else BrokerEntry(1, at, None, None, {}, False, False, False)
+        return None if at is None else BrokerEntry(1, at, self.producer, None, {}, False, False, False)
 
     def reset_to_entry(self, name: str, subscription: str, ledger: int, entry: int) -> None:
         self.resets.append((name, Position(ledger, entry)))
@@ -73,7 +74,7 @@ def of(acknowledged: tuple[int, int], **ledgers: int) -> TopicLedgers:
 def resets(settings: Settings, tables: Tables, admin: Admin, durable: dict[str, Position]) -> list[tuple[str, object]]:
     with mock.patch("recovery.rewind.AdminClient", return_value=admin):
         check_alone(settings)
-        check_broker(settings, durable)
+        check_broker(settings, tables, durable)
         rewind(settings, tables, durable, NOW)
     return admin.resets
 
@@ -82,7 +83,10 @@ def resets(settings: Settings, tables: Tables, admin: Admin, durable: dict[str, 
 def copy(tmp_path: Path) -> tuple[Settings, Tables]:
     """A backup with an entry a minute, of which the last is 7:19."""
     made, tables = make(tmp_path)
-    entries = [{"ledger_id": 7, "entry_id": i, "publish_time": NOW + (i - 19) * MINUTE} for i in range(10, 20)]
+    entries = [
+        {"ledger_id": 7, "entry_id": i, "publish_time": NOW + (i - 19) * MINUTE, "producer_name": "p"}
+        for i in range(10, 20)
+    ]
     entries.append({"ledger_id": FIRST_IMPORTED_LEDGER, "entry_id": 1, "publish_time": NOW - 60 * MINUTE})
     entries.append({"ledger_id": 9, "entry_id": 1, "publish_time": NOW - 60 * MINUTE, "partition": 0})
     tables.append("entries", rows("entries", entries), {})
@@ -119,6 +123,28 @@ def test_it_is_refused_beside_a_job_and_with_another_broker(copy: tuple[Settings
     with pytest.raises(NewClusterError):
         resets(*copy, other, {TOPIC: Position(7, 19)})
     assert other.resets == []
+
+
+@pytest.mark.parametrize(
+    ("producer", "at", "is_another"), [("p", NOW, False), ("p", NOW - MINUTE, False), ("q", NOW, True), ("p", 9, True)]
+)
+def test_a_broker_with_another_entry_under_the_same_id_is_refused(
+    copy: tuple[Settings, Tables], producer: str, at: int, is_another: bool
+) -> None:
+    admin = Admin({TOPIC: of((7, 12), _7=60)}, {(7, 19): at}, producer)
+    with pytest.raises(NewClusterError, match="--another-broker") if is_another else nullcontext():
+        resets(*copy, admin, {TOPIC: Position(7, 19)})
+
+
+def test_another_broker_needs_a_backup_and_settings_that_take_what_was_replicated(
+    copy: tuple[Settings, Tables],
+) -> None:
+    settings, _ = copy
+    with pytest.raises(RebuildError, match="replicated: all"):
+        rebuild_checkpoint(settings, True, is_another_broker=True)
+    everything = settings.model_copy(update={"replicated": "all"})
+    with pytest.raises(RebuildError, match="is no backup"):
+        rebuild_checkpoint(everything, True, is_another_broker=True)
 
 
 def test_a_restore_fences_the_job_that_may_come_back_on_the_warehouse_that_was_lost(
