@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ import numpy as np
 _SLOTS = 1 << 18  # buckets that are not full, at the same time; the file has holes where there are none
 _PROBED = 32  # so many slots may have a bucket; of more that are not full one is forgotten
 
-_SLOT = np.dtype([("bucket", "<u8"), ("next", "<f8")])
+_SLOT = struct.Struct("<Qd")  # the bucket's number, and when it is full
+_SLOTS_TYPE = np.dtype([("bucket", "<u8"), ("full_at", "<f8")])
 
 # The run before has sent nothing any more when this one's file is made; a second later no second has messages of both.
 _REST_SECONDS = 1.0
@@ -62,17 +64,19 @@ class Paces:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        size = _SLOT.itemsize * (_SLOTS + _PROBED)
+        size = _SLOT.size * (_SLOTS + _PROBED)
         with self._locked():
             is_new = os.fstat(self._file).st_size == 0
             if is_new:
                 os.ftruncate(self._file, size)
-            self._slots = np.frombuffer(mmap.mmap(self._file, size), _SLOT)
-            if is_new:
-                self._slots[0] = (0, time.monotonic())  # the first one is no bucket, but when the file was made
-        self._begins = float(self._slots["next"][0]) + _REST_SECONDS
+            self._map = mmap.mmap(self._file, size)
+            if is_new:  # the first slot has no bucket, but when the file was made
+                _SLOT.pack_into(self._map, 0, 0, time.monotonic())
+        self._slots = np.frombuffer(self._map, _SLOTS_TYPE)
+        self._begins = float(_SLOT.unpack_from(self._map, 0)[1]) + _REST_SECONDS
+        self._found: dict[int, int] = {}  # by bucket where it was last
 
-    def take(self, bucket: int, n: int, limit: RateLimit, now: float) -> float:
+    def take(self, bucket: int, n: int, limit: RateLimit, now: float) -> tuple[float, float]:
         """Takes places for messages that are handed over now, all or none.
 
         Args:
@@ -82,34 +86,44 @@ class Paces:
             now: seconds, monotonic.
 
         Returns:
-            0: they are taken; else after how many seconds there will be places, if nobody else takes them.
+            0: they are taken; else after how many seconds there will be places, if nobody else takes them. And when
+            the bucket is full again, seconds, monotonic.
         """
         if now < self._begins:
-            return self._begins - now
+            return self._begins - now, now
         with self._locked():
-            slot = self._slot(bucket, now)
-            full = max(float(self._slots["next"][slot]), now)
-            wait = full - now - (limit.most_at_once - n) / limit.rate
+            at, full_at = self._slot(bucket, now)
+            full_at = max(full_at, now)
+            wait = full_at - now - (limit.most_at_once - n) / limit.rate
             if wait <= 0:
-                self._slots["next"][slot] = full + n / limit.rate
-            return max(wait, 0.0)
+                full_at += n / limit.rate
+                _SLOT.pack_into(self._map, at, bucket, full_at)
+            return max(wait, 0.0), full_at
 
     def note_taken(self, bucket: int, n: int, limit: RateLimit, now: float) -> None:
         """Has messages count from when they have been handed over, which may be later than when they took places."""
         with self._locked():
-            slot = self._slot(bucket, now)
-            self._slots["next"][slot] = max(float(self._slots["next"][slot]), now + n / limit.rate)
+            at, full_at = self._slot(bucket, now)
+            _SLOT.pack_into(self._map, at, bucket, max(full_at, now + n / limit.rate))
 
-    def _slot(self, bucket: int, now: float) -> int:
-        """Returns the bucket's slot; of one that is full, and may have none, the slot that it gets."""
+    def _slot(self, bucket: int, now: float) -> tuple[int, float]:
+        """Returns where in the file a bucket is, and when it is full. One that is full may be nowhere: it gets in."""
+        at = self._found.get(bucket, 0)
+        number, full_at = _SLOT.unpack_from(self._map, at)
+        if number == bucket:
+            return at, full_at
         begin = 1 + bucket % (_SLOTS - 1)
         probed = self._slots[begin : begin + _PROBED]
         found = np.flatnonzero(probed["bucket"] == bucket)
-        if len(found):
-            return begin + int(found[0])
-        slot = begin + int(probed["next"].argmin())
-        self._slots[slot] = (bucket, now)
-        return slot
+        if not len(found):
+            slot = begin + int(probed["full_at"].argmin())
+            self._slots[slot] = (bucket, now)
+        else:
+            slot = begin + int(found[0])
+        if len(self._found) >= _SLOTS:
+            self._found.clear()
+        self._found[bucket] = slot * _SLOT.size
+        return self._found[bucket], float(self._slots["full_at"][slot])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -139,6 +153,7 @@ class Pace:
         digest = hashlib.blake2b("\0".join(name).encode("utf-8", "surrogatepass"), digest_size=8).digest()
         self._bucket = int.from_bytes(digest, "little") or 1
         self._waits_until = 0.0  # s, monotonic: before it is of no use to ask
+        self._full_at = 0.0  # the same: not before it the bucket is full
 
     @property
     def wait_seconds(self) -> float:
@@ -148,7 +163,7 @@ class Pace:
     def take(self, n: int) -> bool:
         """Takes places for messages that are handed over now, all or none; returns whether there were so many."""
         now = time.monotonic()
-        wait = self._paces.take(self._bucket, n, self._limit, now)
+        wait, self._full_at = self._paces.take(self._bucket, n, self._limit, now)
         if wait > 0:
             # Several at once, as far as the burst allows: to wait for each by itself would take the CPU.
             self._waits_until = now + max(wait, min(_AT_ONCE_SECONDS, self._limit.burst / self._limit.rate / 2))
@@ -156,4 +171,6 @@ class Pace:
 
     def note_taken(self, n: int) -> None:
         """Is to be called when messages have been handed over that have taken places."""
-        self._paces.note_taken(self._bucket, n, self._limit, time.monotonic())
+        now = time.monotonic()
+        if now + n / self._limit.rate > self._full_at:
+            self._paces.note_taken(self._bucket, n, self._limit, now)

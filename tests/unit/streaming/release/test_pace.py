@@ -76,7 +76,7 @@ def test_in_any_second_no_more_than_rate_and_burst_whenever_tasks_begin(
     while waiting:
         at, number, i, due = heapq.heappop(waiting)
         _, size, idle, takes = due[i]
-        wait = all_paces[number].take(7, size, limit, zero + at)
+        wait, _ = all_paces[number].take(7, size, limit, zero + at)
         if wait > 0:
             heapq.heappush(waiting, (at + wait, number, i, due))
             continue
@@ -115,10 +115,10 @@ def test_each_bucket_is_as_if_it_were_alone(
 
 def test_a_new_run_begins_a_second_after_the_one_before(tmp_path: Path) -> None:
     paces, limit = Paces(tmp_path / "paces"), RateLimit(100.0, 100)
-    wait = paces.take(1, 1, limit, time.monotonic())
+    wait, _ = paces.take(1, 1, limit, time.monotonic())
     assert 0 < wait <= 1
-    assert Paces(tmp_path / "paces").take(1, 1, limit, time.monotonic()) <= wait
-    assert paces.take(1, 100, limit, time.monotonic() + wait) == 0
+    assert Paces(tmp_path / "paces").take(1, 1, limit, time.monotonic())[0] <= wait
+    assert paces.take(1, 100, limit, time.monotonic() + wait)[0] == 0
 
 
 def planned(rate: dict[str, Any], rows: pa.Table) -> list[PlannedSend]:
