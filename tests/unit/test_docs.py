@@ -5,14 +5,19 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pulsar
+import pyarrow as pa
 import pytest
+import yaml
 
 from conf.settings import Settings
 from jobs import cli
+from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
 from warehouse.views import Warehouse
 
@@ -21,6 +26,27 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").rglob("*.md")])
 FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._")
+
+
+# What runs for long, or needs a broker or other systems: tests/acceptance and tests/integration have it.
+NOBODY_ANSWERS = "no connection to Pulsar|is the broker up|start a broker|no job has run|nobody can be asked"
+STARTED_ELSEWHERE = {"api", "broker", "demo", "import", "rebuild", "run"}
+
+
+class _NoBroker:
+    """A Pulsar client whose broker does not answer."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def fail(*_: object, **__: object) -> object:
+            raise pulsar.ConnectError
+
+        return fail
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda path: path.name)
@@ -53,6 +79,35 @@ def test_commands_have_the_options_that_docs_give_them(
     assert wrong == []
 
 
+def test_commands_in_docs_do_what_they_can_without_a_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is right with them, but that where one needs it no broker, job or person answers."""
+    topic = "persistent://public/default/orders"
+    _tables_of_docs(tmp_path, topic)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DELAYLAKE_CONFIG", str(tmp_path / "settings.yaml"))
+    monkeypatch.setattr("pulsar.Client", _NoBroker)
+    commands = sorted({call for doc in DOCS for block in _blocks(doc.read_text()) for call in _calls(block)})
+    commands = [
+        c for c in commands if c[1] not in STARTED_ELSEWHERE and "--watch" not in c and "s3:" not in shlex.join(c)
+    ]
+    assert len(commands) > 50
+    wrong = []
+    for command in commands:
+        words = [topic if word in ("TOPIC", "$TOPIC", "$orders") else word for word in command]
+        monkeypatch.setattr("sys.argv", words)
+        try:
+            cli.main()
+            code: object = 0
+        except SystemExit as ended:
+            code = ended.code
+        told = capsys.readouterr().err
+        if code and not (code == 1 and re.search(NOBODY_ANSWERS, told)):
+            wrong.append(f"{shlex.join(command)}: {code}: {told}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_queries_in_docs_can_be_asked(tmp_path: Path) -> None:
     routes = [{"source": "persistent://public/default/orders", "subscriptions": [{"name": "billing"}]}]
     settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": routes})
@@ -79,19 +134,50 @@ def test_the_architecture_has_the_folders_in_the_order_of_their_layers() -> None
     assert re.findall(r"^\| `(\w+)/` \|", text, re.M) == [*in_order, "proto"]
 
 
+def _tables_of_docs(folder: Path, topic: str) -> None:
+    """Makes tables with a message 7:0 that recurs, as the docs name it, and a file of settings."""
+    settings = {
+        "warehouse": f"file:{folder}/warehouse",
+        "checkpoint": f"file:{folder}/checkpoint",
+        "pulsar": {"admin_url": "http://127.0.0.1:1"},
+        "routes": [{"source": topic, "subscriptions": [{"name": "billing"}, {"name": "audit"}, {"name": "sms"}]}],
+    }
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "ids.txt").write_text("7:0:3\n")
+    tables = Tables(f"file:{folder}/warehouse")
+    tables.create()
+    now = time.time_ns() // 1_000_000
+    row = {
+        "topic": topic, "partition": -1, "ledger_id": 7, "entry_id": 0, "batch_index": -1, "batch_size": 1,
+        "operation": "DELAY", "deliver_at": now + 3_600_000, "publish_time": now, "key": "customer-7",
+        "properties": [("repeat", "@every 90s")], "occurrence": 1,
+    }  # fmt: skip
+    schema = SCHEMAS["delayed_index"]
+    columns = [pa.array([row.get(field.name)], field.type) for field in schema]
+    tables.append("delayed_index", pa.table(columns, schema=schema), {})
+
+
 def _commands(text: str) -> Iterator[tuple[str, ...]]:
     """Yields the calls of `delaylake` in a page, as words; not those that are no whole call: with `...` or choices."""
+    for block in [*_blocks(text), *re.findall(r"`([^`\n]+)`", _without_blocks(text))]:
+        yield from _calls(block)
+
+
+def _blocks(text: str) -> list[str]:
+    """Returns what a page has to be typed into a shell."""
     fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.S | re.M)
-    blocks = [block for language, block in fenced if language in ("", "sh", "bash", "console")]
-    for block in [*blocks, *re.findall(r"`([^`\n]+)`", _without_blocks(text))]:
-        for line in block.replace("\\\n", " ").splitlines():
-            if re.search(r"\.\.\.|[\[|]", line):
-                continue
-            found = re.match(r"(?:\$ |exec )?(?:\.venv/bin/)?delaylake (.*)", line.strip())
-            if found:
-                words = shlex.split(found[1], comments=True)
-                ends = [i for i, word in enumerate(words) if word in ("&", "|", "&&", ">")]
-                yield "delaylake", *words[: min(ends, default=len(words))]
+    return [block for language, block in fenced if language in ("", "sh", "bash", "console")]
+
+
+def _calls(text: str) -> Iterator[tuple[str, ...]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        if re.search(r"\.\.\.|[\[|]", line):
+            continue
+        found = re.match(r"(?:\$ |exec )?(?:\.venv/bin/)?delaylake (.*)", line.strip())
+        if found:
+            words = shlex.split(found[1], comments=True)
+            ends = [i for i, word in enumerate(words) if word in ("&", "|", "&&", ">")]
+            yield "delaylake", *words[: min(ends, default=len(words))]
 
 
 def _without_blocks(text: str) -> str:

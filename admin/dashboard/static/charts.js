@@ -34,7 +34,7 @@ function chart(place, series, data, legend, more = {}) {
   const options = {
     width: place.clientWidth, height: place.clientHeight - 30,
     ...(isLocal() ? {} : { tzDate: (s) => uPlot.tzDate(new Date(s * 1e3), "Etc/UTC") }),
-    axes: [{ ...axis, values: axisTimes }, { ...axis, size: 62, ...axisY }],
+    axes: [{ ...axis, space: 75, values: axisTimes }, { ...axis, size: 62, ...axisY }],
     legend: { show: false },
     scales: { y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
     series: [{}, ...series.map(([label, color, extra]) => ({ label, stroke: css(color), width: 2, spanGaps: true, points: { show: false }, ...extra }))],
