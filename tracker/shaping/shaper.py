@@ -175,6 +175,8 @@ class Shaper:
             rule = self._rule(topic, number)
             if rule is not None and rule.rate is not None and first < moment.now + _START_MILLIS:
                 self._put_off(topic, number, rule, first, moment.now + _START_MILLIS, moment)
+        # What another shard has in flight may be of some ticks, so its rows go that much later than here they would.
+        self._follow_other_shards(moment.now + 2 * _START_MILLIS, moment)
 
     def rebuild(self, until: Mapping[str, Mapping[str, int]]) -> None:
         """Begins after a rebuild: what comes due goes after the last place that was given.
@@ -196,7 +198,32 @@ class Shaper:
             rows: as MESSAGES: all that come due in this tick, before any of them is shaped.
             moment: of this tick.
         """
-        if not self or rows["shaped_from"].null_count == rows.num_rows:
+        if self:
+            self._notice_own_late(rows, moment)
+            self._follow_other_shards(moment.now, moment)
+
+    def _follow_other_shards(self, until: float, moment: Moment) -> None:
+        """Puts places off, of which those after the last tick's cutoff are past: another shard may have rows there.
+
+        All shards know how far places were given, and that shard puts its rows off: without this, the places that these
+        get would be given here once more.
+
+        Args:
+            until: to when it puts the first one off, ms since the epoch.
+            moment: of this tick.
+        """
+        for (topic, number), target in list(self._targets.items()):
+            # Where places were put off before, the first of them is not before that.
+            rule, first = self._rule(topic, number), max(moment.released + 1, target.floor)
+            if rule is None or rule.rate is None or rule.is_per_key or self._place.shards == 1:
+                continue
+            is_known = any(tick == moment.tick for tick, _ in target.put_off)
+            if target.last >= first and first < until - _slack(rule) and not is_known:
+                self._put_off(topic, number, rule, first, until, moment)
+
+    def _notice_own_late(self, rows: pa.Table, moment: Moment) -> None:
+        """Puts places off where rows, as MESSAGES, that come due in this tick could not be kept to theirs."""
+        if rows["shaped_from"].null_count == rows.num_rows:
             return
         placed = rows.filter(pc.is_valid(rows["shaped_from"]))
         # A row that has a place is for one subscription.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
@@ -175,6 +175,9 @@ def test_what_is_within_the_rate_goes_out_at_its_time_as_if_there_were_none() ->
         max_size=4,
     ),
 )
+@example(rate(8, 1), 2, [(455, 15, False, 900), (79, 15, False, 4_000)])
+@example(rate(5, 1), 2, [(235, 14, False, 900), (6_725, 9, True, 900)])
+@example(rate(5, 1), 2, [(664, 10, False, 4_000), (453, 11, True, 900), (6_776, 8, False, 4_000)])
 def test_never_more_than_the_rate_each_once_and_never_before_its_time(
     rule: str, shards: int, blocks: list[tuple[int, int, bool, int]]
 ) -> None:
