@@ -64,6 +64,7 @@ SLOWEST = (
     "test_recurring",
     "test_shaping",
     "test_backup",
+    "test_disaster_drill",
     "test_what_arrives",
     "test_demo",
     "test_importing",

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.position import START, Position
 from broker.replicas import REPLICAS
+from conf.settings import Settings
 from recovery.another_broker import compare
+from recovery.delivered import _Sent, read_delivered, write_missing_deliveries
 from tests.examples import examples
+from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
+from warehouse.renumbering import PAIRS, Renumbering, renumber
+from warehouse.tables import Tables
+from warehouse.tenure import Tenures
 
 KNOWN = pa.schema(
     [
@@ -146,3 +155,46 @@ def test_a_topic_without_entries_has_none_of_the_backup() -> None:
     found = compare(REPLICAS.empty_table(), known_of((0, 4)))
     assert (found.read_after, found.known, found.new, found.missing) == (START, 0, 0, 1)
     assert compare(replicas_of((0, Position(3, 0), 4, 0)), KNOWN.empty_table()).new == 1
+
+
+@pytest.mark.slow
+def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(tmp_path: Path) -> None:
+    route = {"source": TOPIC, "subscriptions": [{"name": "a"}]}
+    made = Settings(warehouse=f"file:{tmp_path}/w", routes=(route,))  # type: ignore[arg-type]
+    tables = Tables(made.warehouse)
+    tables.create()
+    tables.append("entries", rows("entries", [{"ledger_id": 7, "entry_id": i} for i in range(3)]), {})
+    sent = [
+        _Sent(
+            {"delaylake.source": TOPIC, "delaylake.messageId": f"7:{entry}:-1:-1", "delaylake.deliverAt": "1"},
+            NOW,
+            f"{TOPIC}-a",
+            "delaylake-0123456789ab-01234567-a-0",
+        )
+        for entry in (1, 2, 5)
+    ]
+    # 7:5 came after the backup, and is 3:9 here.
+    renumbering = Renumbering(1, pa.table([[7, 7], [2, 5], [3, 3], [6, 9]], schema=PAIRS), {TOPIC: Position(3, 6)})
+    renumber(tables, renumbering, NOW + 1)
+
+    def found(of: Renumbering | None) -> list[tuple[int, int]]:
+        durable = {TOPIC: Position(3, 6)}
+        known = read_delivered(tables, {TOPIC: ["a"]}, durable, Tenures(), lambda *_: None)
+        client = mock.Mock(get_topic_partitions=lambda name: [])
+
+        def since(_: object, topic: str, since: int) -> list[_Sent]:
+            return [one for one in sent if one.published_at >= since and topic == one.destination]
+
+        with (
+            mock.patch("recovery.delivered.connect", return_value=client),
+            mock.patch("recovery.delivered.AdminClient"),
+            mock.patch("recovery.delivered._first_not_durable", return_value=NOW),
+            mock.patch("recovery.delivered._messages_since", since),
+        ):
+            write_missing_deliveries(made, tables, known, durable, {}, lambda *_: None, renumbering=of)
+        ids = tables.sql("SELECT ledger_id, entry_id FROM deliveries ORDER BY ledger_id, entry_id")
+        tables.delete("deliveries", "true")
+        return list(zip(*(column.to_pylist() for column in ids.columns), strict=True))
+
+    assert found(renumbering) == [(3, 6), (3, 9), (renumbering.offset + 7, 1)]
+    assert found(None) == []

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import streaming.source.receiving.receiver
 from broker.position import START, EntrySet, Position, SourceTopic
+from broker.replication import SOURCE_POSITION
 from broker.topic_questions import Cursor
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import NotKnownYet
@@ -191,7 +192,8 @@ def test_the_size_counts_bytes_keys_and_what_properties_take() -> None:
 
 
 def test_properties_with_our_prefix_are_not_taken_over() -> None:
-    props = {"delaylake.messageId": "1:2:3:4", "a": "b", "delaylake.": "", "delaylakeX": "c"}
+    # The last one is the broker's own, of what it replicated.
+    props = {"delaylake.messageId": "1:2:3:4", "a": "b", "delaylake.": "", "delaylakeX": "c", SOURCE_POSITION: "7:1"}
     [row] = rows_of(one(0, props=props))
     assert row["properties"] == [("a", "b"), ("delaylakeX", "c")]
     assert row["reason"] is None
