@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import textwrap
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pulsar
 from delaylake import Client
 from retrying_consumer import handle
 
+from broker.jars import jars
 from broker.standalone import EmbeddedBroker
+from tests.conftest import RUN_SECONDS
 from tests.harness import Collector, Job, now, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.views import Warehouse
+
+ROOT = Path(__file__).parents[2]
 
 BACKOFF = {"first": "1s", "factor": 2, "max": "3s", "jitter": 0.2, "attempts": 2}
 
@@ -64,13 +71,57 @@ def n_sent_back(client: pulsar.Client, topic: str) -> int:
     return n
 
 
+def check_java_consumer(broker: EmbeddedBroker, client: pulsar.Client, topic: str, collector: Collector) -> None:
+    """What the Java consumer of the docs fails on comes again, at last as a dead letter, with its key."""
+    assert method_in_docs() in (ROOT / "clients/java/examples/RetryingConsumer.java").read_text()
+    producer = client.create_producer(topic)
+    for text in ("fine", "once", "dead"):
+        producer.send(text.encode(), partition_key=f"of {text}")
+    program = str(ROOT / "clients/java/examples/RetryingConsumer.java")
+    classes = f"{jars('broker')}/*"
+    done = subprocess.run(
+        [
+            "java",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            classes,
+            program,
+            broker.settings.service_url,
+            f"{topic}-a",
+            "a",
+            "6",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    got = sorted(line for line in done.stdout.splitlines() if line.startswith("GOT"))
+    expected = [("fine", 0), ("once", 0), ("once", 1), ("dead", 0), ("dead", 1), ("dead", 2)]
+    assert got == sorted(f"GOT {text} of {text} {attempt}" for text, attempt in expected)
+    [dead] = wait_until(lambda: collector.received[f"{topic}-a-dlq"], 90, "the dead letter")
+    assert (dead.payload, dead.properties["delaylake.attempt"]) == (b"dead", "3")
+    assert json.loads(dead.properties["delaylake.reasons"]) == 3 * ["java.lang.IllegalStateException: no dead"]
+
+
+def method_in_docs() -> str:
+    """Returns the Java code in the docs, as it is indented in its class."""
+    text = (ROOT / "docs/retries.md").read_text()
+    return textwrap.indent(text.partition("```java\n")[2].partition("```")[0].rstrip(), "    ")
+
+
 def test_what_consumers_fail_on_comes_again_through_crashes(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
-    routes = [{"source": topic, "subscriptions": [{"name": "a", "backoff": BACKOFF}, {"name": "b"}]}]
+    of_java = f"{topic}_java"
+    routes: list[dict[str, Any]] = [
+        {"source": topic, "subscriptions": [{"name": "a", "backoff": BACKOFF}, {"name": "b"}]},
+        {"source": of_java, "subscriptions": [{"name": "a", "backoff": BACKOFF}]},
+    ]
     tracker = {"max_seal_interval_millis": 500}
     job = Job(tmp_path, broker.settings, routes, tracker=tracker)
-    collector.collect(f"{topic}-b").collect(f"{topic}-a-dlq")
+    collector.collect(f"{topic}-b").collect(f"{topic}-a-dlq").collect(f"{of_java}-a-dlq")
     control = f"{topic}_control"
     lake = Client(
         broker=broker.settings.service_url,
@@ -87,6 +138,7 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
     try:
         job.start()
         with lake, failing_consumer(pulsar_client, lake, f"{topic}-a") as come:
+            check_java_consumer(broker, pulsar_client, of_java, collector)
             # What is due sooner is never sealed: no table keeps its payload.
             due = {"deliverAt": str(now() + round(8_000 * job.pace))}
             producer = pulsar_client.create_producer(topic)
@@ -134,7 +186,8 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
             # Each time that it was sent back it was another message.
             again = n_sent_back(pulsar_client, topic)
             assert 1 <= again <= 3
-            wait_until(lambda: run_audit(job.settings).taken_in == 10 + again, 60, f"all entries\n{job.log}")
+            n_of_java = 3 + n_sent_back(pulsar_client, of_java)
+            wait_until(lambda: run_audit(job.settings).taken_in == 10 + again + n_of_java, 60, f"entries\n{job.log}")
             expected = {text: [0] for text in ("fine", "taken", "batch 0", "batch 2")}
             expected |= {text: [0, 1, 2] for text in ("dead", "lost", "at once")}
             assert come == expected | {text: [0, 1] for text in ("once", "kill", "batch 1")}
@@ -173,7 +226,7 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
             again = n_sent_back(pulsar_client, topic)
             sql = (
                 "SELECT attempt, is_dead_letter, request_id FROM attempts "
-                "WHERE retry_of IS NOT NULL AND sent_at IS NOT NULL ORDER BY request_id"
+                f"WHERE topic = '{topic}' AND retry_of IS NOT NULL AND sent_at IS NOT NULL ORDER BY request_id"
             )
             told = wait_until(
                 lambda: len(rows := Warehouse(job.settings).sql(sql).to_pylist()) == again and rows, 60, job.log
@@ -181,7 +234,8 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
             assert tuple(told[0].values()) == (0, False, "redrive-again")
             assert {row["request_id"] for row in told[1:]} == {"retryOf"}
             assert sorted(m.payload.decode() for m in collector.received[f"{topic}-b"]) == sorted(come)
-            wait_until(lambda: run_audit(job.settings).taken_in == 10 + again, 60, f"all entries\n{job.log}")
+            n_of_java = 3 + n_sent_back(pulsar_client, of_java)
+            wait_until(lambda: run_audit(job.settings).taken_in == 10 + again + n_of_java, 60, f"entries\n{job.log}")
             audit = run_audit(job.settings)
             assert audit.is_clean, audit.findings
         assert job.terminate() == 0
