@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.on_time import NAMESPACE, consume
 from broker.client import connect
@@ -25,17 +28,19 @@ from tests.harness import Job
 SENDING_SECONDS = 30
 
 
-def produce(settings: PulsarSettings, topic: str, n: int, due: int, is_native: bool) -> None:
+def produce(settings: PulsarSettings, topic: str, n: int, due: int, is_native: bool, spread: int = 0) -> None:
+    """Sends n messages that are due at one instant, or by chance within `spread` ms from then on."""
     client = connect(settings)
     producer = client.create_producer(
         topic, batching_enabled=not is_native, block_if_queue_full=True, max_pending_messages=20_000
     )
-    payload = str(due).encode() + b" " + b"x" * 86
     for _ in range(n):
+        at = due + random.randint(0, spread)
+        payload = str(at).encode() + b" " + b"x" * 86
         if is_native:
-            producer.send_async(payload, None, deliver_at=due)
+            producer.send_async(payload, None, deliver_at=at)
         else:
-            producer.send_async(payload, None, properties={"deliverAt": str(due)})
+            producer.send_async(payload, None, properties={"deliverAt": str(at)})
     producer.flush()
     client.close()
 
@@ -51,6 +56,17 @@ def run(settings: PulsarSettings, source: str, destination: str, n: int, native:
         raise SystemExit("sending took longer than the delay")
     late, at = results.get()
     consumer.join()
+    return drained(late, at, due)
+
+
+def drained(late: np.ndarray, at: np.ndarray, due: int) -> dict[str, Any]:
+    """Returns how fast messages came that were due at one instant.
+
+    Args:
+        late: how late each message came, float64 [messages], ms.
+        at: when it came, float64 [messages], ms since the epoch.
+        due: the instant, ms since the epoch.
+    """
     drained_seconds = (at.max() - max(at.min(), due)) / 1000
     return {
         "received": len(late),

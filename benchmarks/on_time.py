@@ -102,20 +102,26 @@ def run(
     produced = time.time() - begin
     late, at = results.get()
     consumer.join()
-    steady = late[at > (begin + WARM_UP_SECONDS) * 1000]
-    p50, p99, p999 = np.percentile(steady, [50, 99, 99.9])
     return {
         "received": len(late),
         "produced_per_second": round(n / produced),
         "received_per_second": round(len(late) / ((at[-1] - at[0]) / 1000)),
-        "late_millis": {
-            "p50": round(p50, 1),
-            "p99": round(p99, 1),
-            "p99.9": round(p999, 1),
-            "max": round(steady.max()),
-        },
+        "late_millis": late_millis(late, at, begin),
         "earliest_millis": round(float(-late.min())),
     }
+
+
+def late_millis(late: np.ndarray, at: np.ndarray, begin: float) -> dict[str, float]:
+    """Returns how late messages came after the first WARM_UP_SECONDS, ms.
+
+    Args:
+        late: how late each message came, float64 [messages], ms.
+        at: when it came, float64 [messages], ms since the epoch.
+        begin: when the first one was sent, seconds since the epoch.
+    """
+    steady = late[at > (begin + WARM_UP_SECONDS) * 1000]
+    p50, p99, p999 = np.percentile(steady, [50, 99, 99.9])
+    return {"p50": round(p50, 1), "p99": round(p99, 1), "p99.9": round(p999, 1), "max": round(steady.max())}
 
 
 def main() -> None:

@@ -36,10 +36,17 @@ HEAP = "-Xmx8g"  # instead of the embedded broker's own, which is small
 
 def heap_mib(broker: EmbeddedBroker) -> float:
     """Returns the size of the broker's heap after a full collection, MiB."""
-    pid = str(broker.status().pid)
-    subprocess.run(["jcmd", pid, "GC.run"], check=True, capture_output=True)
-    shown = subprocess.run(["jcmd", pid, "GC.heap_info"], check=True, capture_output=True, text=True).stdout
-    return float(re.search(r"ZHeap +used (\d+)M", shown)[1])  # type: ignore[index]
+    pid = broker.status().pid
+    assert pid is not None
+    return heap_of(pid)
+
+
+def heap_of(pid: int) -> float:
+    """Returns the size of a JVM's heap after a full collection, MiB."""
+    subprocess.run(["jcmd", str(pid), "GC.run"], check=True, capture_output=True)
+    shown = subprocess.run(["jcmd", str(pid), "GC.heap_info"], check=True, capture_output=True, text=True).stdout
+    size, unit = re.search(r"(?:ZHeap|heap) .*?used (\d+)([KM])", shown).groups()  # type: ignore[union-attr]
+    return float(size) / {"K": 1024, "M": 1}[unit]
 
 
 def send(client: pulsar.Client, n: int, is_native: bool) -> float:
@@ -67,8 +74,8 @@ def metric(broker: EmbeddedBroker, name: str) -> float:
     return sum(s.value for s in samples if s.name == name and s.labels.get("topic") == TOPIC)
 
 
-def n_delayed(broker: EmbeddedBroker) -> int:
-    path = TOPIC.replace("://", "/")
+def n_delayed(broker: EmbeddedBroker, topic: str = TOPIC) -> int:
+    path = topic.replace("://", "/")
     stats = httpx.get(f"{broker.settings.admin_url}/admin/v2/{path}/stats", timeout=60).json()
     return int(stats["subscriptions"]["bench"]["msgDelayed"])
 
