@@ -12,12 +12,15 @@ from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, bu
 from warehouse.backup.copying import back_up
 from warehouse.backup.restoring import restore
 from warehouse.maintenance.maintain import maintain
+from warehouse.message_schemas import COLUMNS as SCHEMA_COLUMNS
+from warehouse.schemas import EXPIRED, REFUSALS, STATISTICS
 
 pytestmark = pytest.mark.slow
 
 
 def test_whatever_is_done_to_the_tables_every_reader_of_version_1_can_read_them(tmp_path: Path) -> None:
     made, tables = make(tmp_path, deliveries_millis=1, rejects_millis=1)
+    tables.create({"schemas": SCHEMA_COLUMNS, "refusals": REFUSALS, "expired": EXPIRED})
     tables.take_over(1)
     for number in range(1, 10):
         tables.append("delayed_index", bucket(number, 20, NOW, HOUR), {"job": number})
@@ -28,7 +31,9 @@ def test_whatever_is_done_to_the_tables_every_reader_of_version_1_can_read_them(
     assert (merged["delayed_index"], reports["rejects"].rows_deleted) == (9, 9)
     back_up(made, str(tmp_path / "copy"))
     restore(str(tmp_path / "copy"))
-    for log in tmp_path.glob("*/*/_delta_log"):
+    logs = list(tmp_path.glob("*/*/_delta_log"))
+    assert {log.parent.name for log in logs} == STATISTICS.keys(), "every table that there is"
+    for log in logs:
         table = DeltaTable(log.parent)
         assert (table.protocol().min_reader_version, table.protocol().min_writer_version) == (1, 2), log
         actions = [json.loads(line) for file in log.glob("*.json") for line in file.read_text().splitlines()]
