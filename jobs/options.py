@@ -15,8 +15,11 @@ import typer
 from jobs.logs import LogFormat
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from admin.control.rest_client import RestClient
     from conf.settings import Settings
+    from warehouse.engine import Engine
 
 
 class Output(StrEnum):
@@ -25,6 +28,25 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[Output, typer.Option("--output", help="How to print: for people, or JSON alone on stdout.")]
+
+
+class EngineName(StrEnum):
+    SPARK = "spark"
+    LOCAL = "local"
+
+
+# From so many rows on a Spark application is worth its start: see docs/scale.md.
+SPARK_ROWS = 50_000_000
+
+EngineOption = Annotated[
+    EngineName | None,
+    typer.Option(
+        "--engine",
+        help="Where the heavy work is done: on the cluster of spark.master, or in this process. "
+        "By default on a cluster from 50 million rows on.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass
@@ -70,6 +92,19 @@ def rest_client(options: GlobalOptions, url: str) -> RestClient:
     from admin.control.rest_client import RestClient
 
     return RestClient(url, options.settings.api.max_ids_per_call, options.settings.pulsar)
+
+
+def engine_of(settings: Settings, chosen: EngineName | None) -> AbstractContextManager[Engine]:
+    """Returns the engine that was chosen; None: Spark for large work where the settings have a cluster."""
+    from contextlib import nullcontext
+
+    from warehouse.engine import LOCAL
+
+    if chosen is EngineName.LOCAL or (chosen is None and settings.spark.master.startswith("local")):
+        return nullcontext(LOCAL)
+    from streaming.spark_engine import SparkEngine
+
+    return SparkEngine(settings, min_rows=SPARK_ROWS if chosen is None else 0)
 
 
 def show(output: Output, value: Any, text: str) -> None:

@@ -71,7 +71,9 @@ _SHIPPED = ("broker", "conf", "status", "streaming", "tracker", "warehouse")
 _ARCHIVE = "delaylake.zip"
 
 
-def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), delta: bool = False) -> SparkSession:
+def create_session(
+    settings: Settings, name: str, jars: Sequence[Path] = (), delta: bool = False, is_job: bool = True
+) -> SparkSession:
     """Starts the job's Spark session, or returns the one that there is.
 
     On a cluster executors get this program's own packages from the driver; they need an interpreter with the other
@@ -84,6 +86,7 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
         name: of the application.
         jars: files to add to the class path.
         delta: whether Spark itself reads and writes Delta tables; `jars` must then have Delta's.
+        is_job: whether it runs the job; else heavy work, which keeps a core busy a task.
     """
     home = _use_compiled_pyspark()
     import_without_pandas()
@@ -97,7 +100,11 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     if master.startswith("local"):
         master = settings.spark.master
     is_local = master.startswith("local")
-    conf = {**_CONF, "spark.sql.shuffle.partitions": str(settings.tracker.shards), _JVM_OPTIONS_KEY: _JVM_OPTIONS}
+    conf = {**_CONF, _JVM_OPTIONS_KEY: _JVM_OPTIONS}
+    if is_job:
+        conf["spark.sql.shuffle.partitions"] = str(settings.tracker.shards)
+    else:  # not in the folder where the command runs
+        conf["spark.sql.warehouse.dir"] = _temporary_folder()
     if is_local:
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     else:
@@ -107,7 +114,8 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     if delta:
         conf["spark.sql.extensions"] = "io.delta.sql.DeltaSparkSessionExtension"
         conf["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        conf["spark.databricks.delta.snapshotPartitions"] = "2"
+        if is_local:
+            conf["spark.databricks.delta.snapshotPartitions"] = "2"
     if jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
     own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
@@ -115,7 +123,7 @@ def create_session(settings: Settings, name: str, jars: Sequence[Path] = (), del
     of_archive: list[str] = []
     if home is not None and _JVM_OPTIONS_KEY not in own:
         of_archive = _archive_options(home, conf)
-    conf |= {"spark.app.name": name, "spark.master": _with_slots(master, settings)}
+    conf |= {"spark.app.name": name, "spark.master": _with_slots(master, settings) if is_job else master}
     try:
         spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_archive])})
     except PySparkRuntimeError:

@@ -162,12 +162,13 @@ def renumber(
 
 def _rewritten(files: TableFiles, file: DataFile, renumbering: Renumbering) -> tuple[list[AddAction], int]:
     """Writes a file with the new ids, where it has any rows; returns the action that adds it, and its rows."""
-    rows, is_paired = renumbering.apply(files.complete(files.read(file.path)))
+    folder = files.folder
+    rows, is_paired = renumbering.apply(folder.complete(folder.read(file.path)))
     if files.name == "entries":
         rows = where(rows, ~is_paired | _are(rows, renumbering.read_after.values()))
     if not rows.num_rows:
         return [], 0
-    return [files.write(rows, file.run if file.is_part else new_run(), changes_data=True)], rows.num_rows
+    return [folder.write(rows, file.run if file.is_part else new_run(), changes_data=True)], rows.num_rows
 
 
 def _are(rows: pa.Table, entries: Iterable[Position]) -> BoolArray:

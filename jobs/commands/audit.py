@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.options import Output, OutputOption, global_options, show
+from jobs.options import EngineOption, Output, OutputOption, engine_of, global_options, show
 from jobs.text_table import table_text
 from warehouse.audit.accounts import Audit, run_audit
 
@@ -25,6 +25,7 @@ def audit(
     strict_now: Annotated[
         bool, typer.Option("--strict-now", help="Call overdue what was due by now, not by the last delivery.")
     ] = False,
+    engine: EngineOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Check that every message is pending, delivered once, cancelled or rejected, by the Delta tables and the broker.
@@ -33,7 +34,9 @@ def audit(
     rejected. What the broker took is compared with what the tables have, where the broker answers.
     """
     now = time.time_ns() // 1_000_000 if strict_now else None
-    result = run_audit(global_options(context).settings, now)
+    settings = global_options(context).settings
+    with engine_of(settings, engine) as chosen:
+        result = run_audit(settings, now, chosen)
     show(output, _json(result), _text(result) if output is Output.TEXT else "")
     if not result.is_clean:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.options import Output, OutputOption, global_options, show
+from jobs.options import EngineOption, Output, OutputOption, engine_of, global_options, show
 from jobs.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def maintain(
     context: typer.Context,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what there is to do, and change nothing.")] = False,
+    engine: EngineOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Merge small files, delete rows past their retention that nobody needs, and vacuum. The job may run meanwhile."""
@@ -28,8 +29,9 @@ def maintain(
             f"no {unknown.pop()!r}; there are {', '.join(maintenance.ORDER)}", param_hint="--table"
         )
     names = [name for name in maintenance.ORDER if not table or name in table]
-    with ProgressLine(output) as progress:
-        reports = maintenance.maintain(global_options(context).settings, names, dry_run, on_progress=progress.show)
+    settings = global_options(context).settings
+    with ProgressLine(output) as progress, engine_of(settings, engine) as chosen:
+        reports = maintenance.maintain(settings, names, dry_run, on_progress=progress.show, engine=chosen)
     show(output, [asdict(r) for r in reports], "\n".join(_text(r, dry_run) for r in reports))
 
 

@@ -10,12 +10,13 @@ from status.troubles import NOT_SEEN_REASON
 from tracker.commands.giving_up import NOT_DELIVERED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-    import pyarrow as pa
+    from deltalake import DeltaTable
 
     from conf.settings import Settings
     from warehouse.audit.broker_comparison import Comparison
+    from warehouse.engine import Engine
 
 EXAMPLES = 20
 
@@ -35,13 +36,12 @@ _IS_REJECTED = f"{_IS_SEEN} AND coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%'
 
 # The subscriptions that are to get a topic's messages, also those of missing routes.
 _SUBSCRIPTIONS = """
-CREATE TABLE subscriptions AS SELECT * FROM (VALUES {values}) AS routes (topic, subscription)
+SELECT * FROM (VALUES {values}) AS routes (topic, subscription)
 """
 
 # A row for each message of any table, with the tables that have it. Of an entry that is in `entries` alone only the
 # number of its messages is known.
 _MESSAGES = f"""
-CREATE TABLE messages AS
 SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN message ELSE -1 END) AS batch_index,
        max(deliver_at) AS deliver_at,
        coalesce(min(deliver_at) FILTER (WHERE in_table = 'delayed_index' AND NOT is_moved), min(deliver_at))
@@ -51,7 +51,7 @@ SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN mes
        bool_or(in_table = 'rejects') AS is_rejected
 FROM (
     SELECT 'entries' AS in_table, topic, partition, ledger_id, entry_id,
-           unnest(range(0, CAST(batch_size AS BIGINT))) AS message,
+           {{numbers}} AS message,
            CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved
     FROM entries
     UNION ALL
@@ -162,7 +162,7 @@ class Audit:
         return not self.findings
 
 
-def run_audit(settings: Settings, now: int | None = None) -> Audit:
+def run_audit(settings: Settings, now: int | None = None, engine: Engine | None = None) -> Audit:
     """Audits the settings' warehouse, for the subscriptions of their routes and of missing ones.
 
     The job may run meanwhile.
@@ -170,18 +170,19 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
     Args:
         now: a message due more than OVERDUE_MILLIS before this is overdue, ms since the epoch; None: the time of the
             last delivery.
+        engine: joins the tables; None: the local one.
 
     Raises:
         AuditError: a table is missing, or there are no routes.
     """
-    import pyarrow as pa
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     from warehouse.audit.broker_comparison import compare, read_broker
+    from warehouse.engine import LOCAL
     from warehouse.missing_routes import missing_routes
     from warehouse.schemas import SCHEMAS
-    from warehouse.tables import Tables, literal, query_builder
+    from warehouse.tables import Tables, literal
     from warehouse.tenure import Tenures
 
     if not settings.routes:
@@ -196,32 +197,27 @@ def run_audit(settings: Settings, now: int | None = None) -> Audit:
             opened[name] = DeltaTable(tables.path(name))
         except TableNotFoundError:
             raise AuditError(f"no table {name} in the warehouse {settings.warehouse}: has the job run?") from None
-    builder = query_builder(opened, has_large_joins=True)
-
-    def rows(sql: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = pa.table(builder.execute(sql).read_all()).to_pylist()
-        return found
-
-    def stream(sql: str) -> Iterator[pa.Table]:
-        return (pa.Table.from_batches([pa.record_batch(batch)]) for batch in builder.execute(sql))
-
+    n_rows = sum(_rows_of(table) for table in opened.values())
+    queries = (engine or LOCAL).of(n_rows).queries(opened)
     missing = missing_routes(settings)
     routes = [*settings.routes, *missing]
-    rows(_SUBSCRIPTIONS.format(values=_values((r.source, s.name) for r in routes for s in r.subscriptions)))
-    rows(_MESSAGES)
+    values = _values((r.source, s.name) for r in routes for s in r.subscriptions)
+    queries.create("subscriptions", _SUBSCRIPTIONS.format(values=values))
+    queries.create("messages", _MESSAGES.format(numbers=queries.numbers_below("CAST(batch_size AS BIGINT)")))
     tenures = Tenures.of(settings.warehouse)
-    rows(_fates(tenures.sql("m", "m.first_due", "s.topic", "s.subscription")))
+    queries.create("fates", _fates(tenures.sql("m", "m.first_due", "s.topic", "s.subscription")))
     found = {}
     for kind, sql in _FINDINGS.items():
         topics = ", ".join(literal(topic) for topic in ("", *(route.source for route in missing)))
         wrong = sql.format(now=_LAST_DELIVERY if now is None else now, missing=f"({topics})")
-        if count := rows(f"SELECT count(*) AS n FROM ({wrong}) AS wrong")[0]["n"]:  # noqa: S608
-            examples = rows(f"{wrong} ORDER BY topic, position, subscription LIMIT {EXAMPLES}")
+        if count := queries.rows(f"SELECT count(*) AS n FROM ({wrong}) AS wrong")[0]["n"]:  # noqa: S608
+            examples = queries.rows(f"{wrong} ORDER BY topic, position, subscription LIMIT {EXAMPLES}")
             found[kind] = {"count": count, "examples": examples}
-    comparison = compare(settings, broker, stream)
+    comparison = compare(settings, broker, queries.stream)
     if comparison.not_seen:
-        _add_not_seen(found, comparison, rows(f"SELECT topic, position FROM ({_FINDINGS['not_seen']}) AS known"))  # noqa: S608
-    return Audit(**rows(_TOTALS)[0], counts=rows(_COUNTS), findings=found, comparison=comparison)
+        known = f"SELECT topic, position FROM ({_FINDINGS['not_seen']}) AS known"  # noqa: S608
+        _add_not_seen(found, comparison, queries.rows(known))
+    return Audit(**queries.rows(_TOTALS)[0], counts=queries.rows(_COUNTS), findings=found, comparison=comparison)
 
 
 def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, known: Iterable[dict[str, Any]]) -> None:
@@ -245,7 +241,6 @@ def _fates(missed: str) -> str:
     from warehouse.pending import LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands, last
 
     return f"""
-CREATE TABLE fates AS
 -- What became of a message that was retried is what became of its last retry.
 WITH retried AS (
     SELECT ledger_id, entry_id, message, subscription, max(attempt) AS attempt, max(deliver_at) AS deliver_at
@@ -276,7 +271,7 @@ SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, 
        m.is_rejected, s.subscription, coalesce(d.times, 0) AS times,
        coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
        {is_cancelled()} AS is_taken_back, u.message IS NOT NULL AS is_superseded, t.next_due, d.recurring_until,
-       {last("cancelled")} / {1 << SEQUENCE_BITS} AS cancelled_in
+       {last("cancelled")} >> {SEQUENCE_BITS} AS cancelled_in
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
 LEFT JOIN retried AS r ON r.ledger_id = m.ledger_id AND r.entry_id = m.entry_id AND r.message = m.message
@@ -290,6 +285,13 @@ LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_
 {join_commands("commands", "m", "{of}.subscription = s.subscription", "m.message")}
 WHERE d.times > 0 OR NOT {missed}
     """  # noqa: S608
+
+
+def _rows_of(table: DeltaTable) -> int:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.sum(pa.table(table.get_add_actions(flatten=True))["num_records"]).as_py() or 0
 
 
 def _values(rows: Iterable[tuple[str, str]]) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
 
 from tracker.messages import Int64Array, int64
-from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
+from warehouse.engine import LOCAL, Engine
+from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
 
 # As many runs of a tier are merged into one. So up to seven of each tier overlap: with 5,000 rows a seal, 42 runs of
 # 1.3 billion rows.
@@ -111,20 +114,29 @@ def overlap(runs: Iterable[Run]) -> int:
     return deepest
 
 
-def merge(table: TableFiles, files: Sequence[DataFile], on_rows: Callable[[int], None] = lambda rows: None) -> bool:
+def merge(
+    table: TableFiles,
+    files: Sequence[DataFile],
+    on_rows: Callable[[int], None] = lambda rows: None,
+    engine: Engine = LOCAL,
+) -> bool:
     """Merges files into one sorted run, in one commit.
 
     Args:
         on_rows: called with the number of rows of each file that was written.
+        engine: sorts and writes the files; which rows each has, this decides.
 
     Returns:
         whether it was done; False where some of the files were removed in the meantime.
     """
-    run = new_run()
+    folder = table.folder
+    footers = {file.path: _footer(folder, file.path) for file in files}
+    groups = [group for file in files for group in _row_groups(folder, file, footers[file.path])]
     added = []
-    for rows in _slices(table, files):
-        added.append(table.write(rows, run))
-        on_rows(rows.num_rows)
+    for written in engine.each(_SliceWriter(folder, new_run(), footers), _slices(groups)):
+        for action, rows in written:
+            added.append(action)
+            on_rows(rows)
     return table.replace(files, added)
 
 
@@ -138,35 +150,66 @@ class _RowGroup:
     last: int
 
 
-def _slices(table: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.Table]:
-    """Yields the rows of files in order, at most a full file of them at a time; rows of one time may be divided."""
-    metadata = {file.path: _metadata(table, file) for file in files}
-    groups = [group for file in files for group in _row_groups(table, file, metadata[file.path])]
+@dataclass(frozen=True)
+class _Slice:
+    """The rows of some row groups, by the paths of their files, whose time is in [start, end): about a full file."""
+
+    start: int
+    end: int
+    groups: dict[str, list[int]]
+
+
+def _slices(groups: Sequence[_RowGroup]) -> list[_Slice]:
+    slices = []
     for start, end in _bounds(groups):
         wanted: dict[str, list[int]] = {}
         for group in groups:
             if group.first < end and group.last >= start:
                 wanted.setdefault(group.path, []).append(group.number)
+        slices.append(_Slice(start, end, wanted))
+    return slices
+
+
+class _SliceWriter:
+    """Writes slices' rows in order, as files of a run of at most a full file each; rows of one time may be divided.
+
+    Args:
+        footers: of the files, by their paths. Pickled without: a task reads those of its own files.
+    """
+
+    def __init__(self, folder: TableFolder, run: str, footers: Mapping[str, pq.FileMetaData]) -> None:
+        self._folder = folder
+        self._run = run
+        self._footers = footers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _SliceWriter, (self._folder, self._run, {})
+
+    def __call__(self, part: _Slice) -> list[tuple[AddAction, int]]:
+        """Returns for each file that it wrote the action that adds it, and how many rows it has."""
+        folder = self._folder
         parts = []
-        for path, numbers in wanted.items():
-            with table.open(path, metadata[path]) as file:
-                rows = table.complete(file.read_row_groups(numbers, use_threads=False))
-            times = int64(rows, table.time)
-            parts.append(rows.filter(pa.array((times >= start) & (times < end))))
-        rows = _in_order(pa.concat_tables(parts), table.time)
-        if rows.num_rows:
-            pieces = max(math.ceil(rows.num_rows / FILE_ROWS), math.ceil(rows.nbytes / FILE_BYTES))
-            step = math.ceil(rows.num_rows / pieces)
-            yield from (rows.slice(i, step) for i in range(0, rows.num_rows, step))
+        for path, numbers in part.groups.items():
+            with folder.open(path, self._footers.get(path)) as file:
+                rows = folder.complete(file.read_row_groups(numbers, use_threads=False))
+            times = int64(rows, folder.time)
+            parts.append(rows.filter(pa.array((times >= part.start) & (times < part.end))))
+        if not sum(rows.num_rows for rows in parts):
+            return []
+        rows = _in_order(pa.concat_tables(parts), folder.time)
+        pieces = max(math.ceil(rows.num_rows / FILE_ROWS), math.ceil(rows.nbytes / FILE_BYTES))
+        step = math.ceil(rows.num_rows / pieces)
+        files = (rows.slice(i, step) for i in range(0, rows.num_rows, step))
+        return [(folder.write(file, self._run), file.num_rows) for file in files]
 
 
-def _metadata(table: TableFiles, file: DataFile) -> pq.FileMetaData:
-    with table.open(file.path) as parquet:
+def _footer(folder: TableFolder, path: str) -> pq.FileMetaData:
+    with folder.open(path) as parquet:
         return parquet.metadata
 
 
-def _row_groups(table: TableFiles, file: DataFile, metadata: pq.FileMetaData) -> Iterator[_RowGroup]:
-    column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(table.time)
+def _row_groups(folder: TableFolder, file: DataFile, metadata: pq.FileMetaData) -> Iterator[_RowGroup]:
+    column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(folder.time)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         bounds = group.column(column).statistics

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
 from warehouse.commits import sync_checkpoint
+from warehouse.engine import LOCAL, Engine
 from warehouse.maintenance.compaction import merge, plan
-from warehouse.maintenance.retention import Excess, Retention, remove, removed_rows
+from warehouse.maintenance.retention import Excess, Retention, remove
 from warehouse.maintenance.table_files import DataFile, TableFiles
 from warehouse.queries import expired
 from warehouse.tables import OnProgress, Tables, exists
@@ -85,6 +87,7 @@ def maintain(
     merges_only: bool = False,
     on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
+    engine: Engine = LOCAL,
 ) -> list[TableReport]:
     """Maintains tables, one after another: merges files, deletes rows that nobody needs, vacuums.
 
@@ -96,6 +99,7 @@ def maintain(
         merges_only: deletes no rows, and no files of old versions.
         on_progress: called as files are merged and rows deleted.
         now: ms since the epoch; None: the current time.
+        engine: reads, sorts and writes the files; this process plans and commits.
 
     Returns:
         a report for each table.
@@ -117,18 +121,22 @@ def maintain(
                 )
             tables.join()
             retention = None if merges_only else Retention(settings, tables, now)
-            return [_Maintenance(settings, tables, name, now, on_progress).run(retention, dry_run) for name in names]
+            each = (_Maintenance(settings, tables, name, now, on_progress, engine) for name in names)
+            return [maintenance.run(retention, dry_run) for maintenance in each]
     except Timeout:
         raise UnderWayError("maintenance or a rebuild is under way already: wait for its end") from None
 
 
 class _Maintenance:
-    def __init__(self, settings: Settings, tables: Tables, name: str, now: int, on_progress: OnProgress) -> None:
+    def __init__(
+        self, settings: Settings, tables: Tables, name: str, now: int, on_progress: OnProgress, engine: Engine
+    ) -> None:
         self._settings = settings
         self._tables = tables
         self._name = name
         self._now = now
         self._on_progress = on_progress
+        self._engine = engine
         self._files = TableFiles(tables, name, settings.tracker.max_indexes_per_bucket_snapshot_segment)
 
     def run(self, retention: Retention | None, dry_run: bool) -> TableReport:
@@ -164,7 +172,7 @@ class _Maintenance:
             self._on_progress(self._name, "rows merged", rows)
 
         for group in groups:
-            if not merge(self._files, group, count):
+            if not merge(self._files, group, count, self._engine.of(sum(file.rows for file in group))):
                 raise self._conflict()
 
     def _remove(self, retention: Retention, dry_run: bool) -> int:
@@ -175,14 +183,14 @@ class _Maintenance:
             nonlocal deleted
             if not dry_run:
                 if self._name == "entries":
-                    expired.record(self._tables, removed_rows(self._files, excess))
+                    expired.record(self._tables, pa.concat_tables(found.expired for found in excess))
                 if not remove(self._files, excess):
                     raise self._conflict()
             deleted += sum(found.rows for found in excess)
             self._on_progress(self._name, "rows deleted", deleted)
             excess.clear()
 
-        for found in retention.excess(self._files):
+        for found in retention.excess(self._files, writes=not dry_run, engine=self._engine):
             excess.append(found)
             if sum(e.file.rows for e in excess) >= _ROWS_A_COMMIT:
                 commit()

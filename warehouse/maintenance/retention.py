@@ -4,7 +4,7 @@ A row goes when it is older than the settings' retention of its table (one of wh
 or cancelled so long ago) and, in `delayed_index`, all subscriptions are done with the message; in `entries`,
 `delayed_index` has nothing of the entry any more; in `deliveries`, `outcomes` and `rejects`, `entries` does not have
 the entry any more. So the audit finds every message of `entries` accounted for, and a rebuild can tell which messages
-of `delayed_index` are done. Rows of entries that a rebuild reads again from the source topics all stay.A recurring
+of `delayed_index` are done. Rows of entries that a rebuild reads again from the source topics all stay. A recurring
 message stays as long as it recurs, and of its deliveries those of the last day in which it was delivered.
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
 from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
@@ -30,9 +32,10 @@ from tracker.messages import (
     is_among,
     where,
 )
+from warehouse.engine import LOCAL, Engine
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.occurrences import Occurrences
-from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
+from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
 from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables, query_builder, run_sql
@@ -67,7 +70,7 @@ _NEEDED = {
         *["topic", "partition", "ledger_id", "entry_id", "batch_index", "operation", "deliver_at"],
         *["subscription", "sequence", "attempt", "occurrence"],
     ],
-    "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
+    "entries": ["topic", "partition", "ledger_id", "entry_id", "publish_time", "first_index", "batch_size"],
     "deliveries": [
         *["topic", "partition", "ledger_id", "entry_id", "sent_at"],
         *["batch_index", "subscription", "occurrence"],
@@ -77,21 +80,30 @@ _NEEDED = {
 }
 
 
+# Of rows of `entries` that go, what is kept of them; see `warehouse.queries.expired.record`.
+_RECORDED = ["topic", "partition", "first_index", "batch_size"]
+
+
 @dataclass(frozen=True)
 class Excess:
-    """A file with rows that can go: all of its rows, or so many that it is worth writing the others anew."""
+    """A file with rows that can go: all of its rows, or so many that it is worth writing the others anew.
+
+    Attributes:
+        rows: how many can go.
+        rest: adds the file with the others; None: all can go, or they are not written.
+        expired: the rows of `entries` that can go, with their indexes; None: of another table.
+    """
 
     file: DataFile
-    goes: BoolArray  # a mask of the file's rows that can go, (rows,)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that can go."""
-        return int(self.goes.sum())
+    rows: int
+    rest: AddAction | None
+    expired: pa.Table | None
 
 
 class Retention:
     """Finds rows that can go, in the versions of the tables that are the newest when this is made.
+
+    It can be pickled, and then opens the same versions.
 
     Args:
         now: ms since the epoch.
@@ -106,28 +118,39 @@ class Retention:
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
         # `entries` first: what it has is in the other tables already, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
-        self._builder = query_builder({name: DeltaTable(tables.path(name)) for name in names})
+        opened = {name: DeltaTable(tables.path(name)) for name in names}
+        self._versions = {name: (table.table_uri, int(table.version())) for name, table in opened.items()}
+        self._builder = query_builder(opened)
         newest = self._query("SELECT max(sent_at) AS t FROM deliveries")["t"][0].as_py() or 0
         self._horizons["deliveries"] = min(self._horizons["deliveries"], newest - _LAST_DELIVERIES_MILLIS)
         self._last: pa.Table | None = None
 
-    def excess(self, table: TableFiles) -> Iterator[Excess]:
-        """Yields the files of a table from which rows can go."""
+    def __getstate__(self) -> dict[str, Any]:
+        self._last_durable()  # once, and not in each task
+        return {name: value for name, value in vars(self).items() if name != "_builder"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        opened = {name: DeltaTable(uri, version=version) for name, (uri, version) in self._versions.items()}
+        self._builder = query_builder(opened)
+
+    def excess(self, table: TableFiles, writes: bool, engine: Engine = LOCAL) -> Iterator[Excess]:
+        """Yields the files of a table from which rows can go.
+
+        Args:
+            writes: writes the other rows of each such file anew, for `remove`.
+            engine: reads and writes the files.
+        """
         horizon = self._horizons[table.name]
         # Rows at the time of what is held back never get old by it.
         held = HELD_DELIVER_AT if table.name == "delayed_index" else np.iinfo(np.int64).max
-        for file in table.all():
-            if file.first >= horizon and file.last < held:
-                continue
-            rows = table.read(file.path, _NEEDED[table.name])
-            goes = (int64(rows, table.time) < horizon) | (int64(rows, table.time) >= held)
-            if goes.any():
-                index = np.flatnonzero(goes)
-                goes[index] = self._can_go(table.name, rows.take(pa.array(index)))
-            if goes.any() and (len(goes) <= _SMALL_ROWS or goes.sum() >= _LEAST_PART * len(goes)):
-                yield Excess(file, goes)
+        files = [file for file in table.all() if file.first < horizon or file.last >= held]
+        find = _ExcessFinder(self, table.folder, horizon, held, writes)
+        engine = engine.of(sum(file.rows for file in files))
+        return (found for found in engine.each(find, files) if found is not None)
 
-    def _can_go(self, name: str, rows: pa.Table) -> BoolArray:
+    def can_go(self, name: str, rows: pa.Table) -> BoolArray:
+        """A mask of the rows of a table, past its horizon, that can go; `rows`: the columns of _NEEDED."""
         if name == "delayed_index":
             is_held = int64(rows, "deliver_at") >= HELD_DELIVER_AT
             can_go = np.zeros(rows.num_rows, np.bool_)
@@ -251,6 +274,17 @@ class Retention:
             or_last: with the last durable entry of each topic partition, too. Its row of `entries` has to stay: by it
                 a rebuild knows which entries are durable.
         """
+        keys = rows.select(["topic", "partition", *_ENTRY]).append_column("row", pa.array(np.arange(rows.num_rows)))
+        joined = keys.join(self._last_durable(), ["topic", "partition"], join_type="inner", use_threads=False)
+        ledger, entry = int64(joined, "ledger_id"), int64(joined, "entry_id")
+        last_ledger, last_entry = int64(joined, "last_ledger"), int64(joined, "last_entry")
+        is_before = (entry <= last_entry) if or_last else (entry < last_entry)
+        durable = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
+        durable[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
+        return durable
+
+    def _last_durable(self) -> pa.Table:
+        """Returns the last durable entry of each topic partition: topic, partition, last_ledger, last_entry."""
         if self._last is None:
             by_ledger = self._query(
                 "SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries "  # noqa: S608
@@ -263,14 +297,7 @@ class Retention:
             types = [pa.string(), pa.int32(), pa.int64(), pa.int64()]
             names = ["topic", "partition", "last_ledger", "last_entry"]
             self._last = pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
-        keys = rows.select(["topic", "partition", *_ENTRY]).append_column("row", pa.array(np.arange(rows.num_rows)))
-        joined = keys.join(self._last, ["topic", "partition"], join_type="inner", use_threads=False)
-        ledger, entry = int64(joined, "ledger_id"), int64(joined, "entry_id")
-        last_ledger, last_entry = int64(joined, "last_ledger"), int64(joined, "last_entry")
-        is_before = (entry <= last_entry) if or_last else (entry < last_entry)
-        durable = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
-        durable[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
-        return durable
+        return self._last
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
         """A mask of the rows of entries that a table, `delayed_index` (as DELAY) or `entries`, has."""
@@ -282,23 +309,45 @@ class Retention:
         return run_sql(self._builder, sql)
 
 
-def removed_rows(table: TableFiles, excess: Sequence[Excess]) -> pa.Table:
-    """Returns the rows of files that can go."""
-    return pa.concat_tables(table.read(found.file.path).filter(pa.array(found.goes)) for found in excess)
+@dataclass(frozen=True)
+class _ExcessFinder:
+    """Looks into one file of a table; the arguments are those of `Retention.excess`."""
+
+    retention: Retention
+    folder: TableFolder
+    horizon: int
+    held: int
+    writes: bool
+
+    def __call__(self, file: DataFile) -> Excess | None:
+        """Returns what can go; None: nothing, or too little to write the file anew."""
+        name, time = self.folder.name, self.folder.time
+        rows = self.folder.read(file.path, _NEEDED[name])
+        goes = (int64(rows, time) < self.horizon) | (int64(rows, time) >= self.held)
+        if goes.any():
+            index = np.flatnonzero(goes)
+            goes[index] = self.retention.can_go(name, rows.take(pa.array(index)))
+        n = int(goes.sum())
+        if n == 0 or (len(goes) > _SMALL_ROWS and n < _LEAST_PART * len(goes)):
+            return None
+        expired = where(rows, goes).select(_RECORDED) if name == "entries" else None
+        return Excess(file, n, self._write(file, goes) if self.writes and n < len(goes) else None, expired)
+
+    def _write(self, file: DataFile, goes: BoolArray) -> AddAction:
+        rest = self.folder.read(file.path).filter(pa.array(~goes))
+        return self.folder.write(rest, file.run if file.is_part else new_run(), changes_data=True)
 
 
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
-    """Removes the rows that can go, in one commit; files of which no row stays are not read.
+    """Removes the rows that can go, in one commit.
+
+    Args:
+        excess: files of which the other rows have been written.
 
     Returns:
         whether it was done; False where some of the files were removed in the meantime.
     """
-    added = []
-    for found in excess:
-        if not found.goes.all():
-            rows = table.read(found.file.path).filter(pa.array(~found.goes))
-            run = found.file.run if found.file.is_part else new_run()
-            added.append(table.write(rows, run, changes_data=True))
+    added = [found.rest for found in excess if found.rest is not None]
     return table.replace([found.file for found in excess], added, changes_data=True)
 
 

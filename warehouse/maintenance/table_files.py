@@ -75,43 +75,25 @@ class DataFile:
         return match.group(1) if match else self.path
 
 
-class TableFiles:
-    """The files of one version of a table: the newest when this is made, or when `update` is called.
+class TableFolder:
+    """Reads and writes files of a table, whichever version has them. Can be pickled: it opens the folder anew.
 
     Args:
+        uri: of the table.
         name: of the table, one of SCHEMAS.
         row_group_rows: the rows of a row group in the files that this writes.
     """
 
-    def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
-        self._tables = tables
+    def __init__(self, uri: str, name: str, row_group_rows: int = 5_000) -> None:
+        self.uri = uri
         self.name = name
         self.time = TIME[name]
         self._schema = SCHEMAS[name]
         self._row_group_rows = row_group_rows
-        self._table = DeltaTable(tables.path(name))
-        self._files = pa.fs.PyFileSystem(DeltaStorageHandler.from_table(self._table._table))
+        self._files = pa.fs.PyFileSystem(DeltaStorageHandler(uri))
 
-    @property
-    def table(self) -> DeltaTable:
-        """The Delta table at this version."""
-        return self._table
-
-    def update(self) -> None:
-        """Goes to the newest version."""
-        self._table.update_incremental()
-
-    def all(self) -> list[DataFile]:
-        """Returns the files of the version, in the order of their first times."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        names = [f"min.{self.time}", f"max.{self.time}"]
-        bounds = [actions[n] if n in actions.column_names else pa.nulls(actions.num_rows, pa.int64()) for n in names]
-        # Where the log has no statistics, nothing is known of the file's time.
-        first = bounds[0].fill_null(np.iinfo(np.int64).min).to_pylist()
-        last = bounds[1].fill_null(np.iinfo(np.int64).max).to_pylist()
-        columns = (actions[c].to_pylist() for c in ("path", "size_bytes", "num_records"))
-        files = [DataFile(p, b, r or 0, f, u) for p, b, r, f, u in zip(*columns, first, last, strict=True)]
-        return sorted(files, key=lambda file: (file.first, file.path))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableFolder, (self.uri, self.name, self._row_group_rows)
 
     def read(self, path: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Reads a file's rows, in their order there; `columns`: these alone."""
@@ -136,10 +118,10 @@ class TableFiles:
         Args:
             rows: in the table's columns, in the order of their times.
             run: the name of the sorted run that the file belongs to.
-            changes_data: as for `replace`.
+            changes_data: as for `TableFiles.replace`.
 
         Returns:
-            the action by which `replace` adds the file.
+            the action by which `TableFiles.replace` adds the file.
         """
         path = f"run-{run}-{uuid.uuid4().hex[:12]}.parquet"
         integers = [f.name for f in self._schema if pa.types.is_integer(f.type) and f.name not in _DICTIONARY]
@@ -157,11 +139,59 @@ class TableFiles:
         size = self._files.get_file_info(path).size
         return AddAction(path, size, {}, _now(), changes_data, json.dumps(self._statistics(rows)))
 
+    def _statistics(self, rows: pa.Table) -> dict[str, Any]:
+        names = STATISTICS[self.name].split(",")
+        bounds = {name: pc.min_max(rows[name]).as_py() for name in names}
+        known = {name: b for name, b in bounds.items() if b["min"] is not None}
+        return {
+            "numRecords": rows.num_rows,
+            "minValues": {name: b["min"] for name, b in known.items()},
+            "maxValues": {name: b["max"] for name, b in known.items()},
+            "nullCount": {name: rows[name].null_count for name in names},
+        }
+
+
+class TableFiles:
+    """The files of one version of a table: the newest when this is made, or when `update` is called.
+
+    Args:
+        name: of the table, one of SCHEMAS.
+        row_group_rows: the rows of a row group in the files that this writes.
+    """
+
+    def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
+        self._tables = tables
+        self.name = name
+        self.time = TIME[name]
+        self._table = DeltaTable(tables.path(name))
+        self.folder = TableFolder(self._table.table_uri, name, row_group_rows)
+
+    @property
+    def table(self) -> DeltaTable:
+        """The Delta table at this version."""
+        return self._table
+
+    def update(self) -> None:
+        """Goes to the newest version."""
+        self._table.update_incremental()
+
+    def all(self) -> list[DataFile]:
+        """Returns the files of the version, in the order of their first times."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        names = [f"min.{self.time}", f"max.{self.time}"]
+        bounds = [actions[n] if n in actions.column_names else pa.nulls(actions.num_rows, pa.int64()) for n in names]
+        # Where the log has no statistics, nothing is known of the file's time.
+        first = bounds[0].fill_null(np.iinfo(np.int64).min).to_pylist()
+        last = bounds[1].fill_null(np.iinfo(np.int64).max).to_pylist()
+        columns = (actions[c].to_pylist() for c in ("path", "size_bytes", "num_records"))
+        files = [DataFile(p, b, r or 0, f, u) for p, b, r, f, u in zip(*columns, first, last, strict=True)]
+        return sorted(files, key=lambda file: (file.first, file.path))
+
     def replace(self, removed: Iterable[DataFile], added: Sequence[AddAction], changes_data: bool = False) -> bool:
         """Exchanges files in one commit; appends may come in between.
 
         Args:
-            added: as `write` returned them.
+            added: as `TableFolder.write` returned them.
             changes_data: False where the rows stay the same, so that a reader of changes passes the commit over.
 
         Returns:
@@ -177,22 +207,11 @@ class TableFiles:
         return self._tables.commit(
             self._table,
             lambda properties: self._table.create_write_transaction(
-                [*added, *gone], "append", self._schema, commit_properties=properties
+                [*added, *gone], "append", SCHEMAS[self.name], commit_properties=properties
             ),
             {} if changes_data else {MERGES: now},
             lambda: paths <= {file.path for file in self.all()},
         )
-
-    def _statistics(self, rows: pa.Table) -> dict[str, Any]:
-        names = STATISTICS[self.name].split(",")
-        bounds = {name: pc.min_max(rows[name]).as_py() for name in names}
-        known = {name: b for name, b in bounds.items() if b["min"] is not None}
-        return {
-            "numRecords": rows.num_rows,
-            "minValues": {name: b["min"] for name, b in known.items()},
-            "maxValues": {name: b["max"] for name, b in known.items()},
-            "nullCount": {name: rows[name].null_count for name in names},
-        }
 
 
 def new_run() -> str:

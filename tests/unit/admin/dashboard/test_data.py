@@ -100,7 +100,11 @@ def test_the_last_merge_of_a_table_is_when_its_files_were_merged(tables: Tables,
     assert merged_at() is None
     files = TableFiles(tables, "delayed_index")
     # Retention writes a file without the rows that nobody needs.
-    files.replace(files.all()[:1], [files.write(files.read(files.all()[0].path), new_run(), changes_data=True)], True)
+    files.replace(
+        files.all()[:1],
+        [files.folder.write(files.folder.read(files.all()[0].path), new_run(), changes_data=True)],
+        True,
+    )
     assert merged_at() is None
     files.update()
     began = time.time_ns() // 1_000_000

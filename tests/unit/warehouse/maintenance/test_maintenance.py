@@ -158,9 +158,9 @@ def test_merged_files_are_sorted_and_do_not_overlap(sealed: tuple[Settings, Tabl
     assert len({file.run for file in merged}) == 1
     assert all(one.last <= following.first for one, following in itertools.pairwise(merged))
     for file in merged:
-        with files.open(file.path) as parquet:
+        with files.folder.open(file.path) as parquet:
             assert parquet.metadata.row_group(0).num_rows <= 100
-        times = files.read(file.path, ["deliver_at"])["deliver_at"].to_pylist()
+        times = files.folder.read(file.path, ["deliver_at"])["deliver_at"].to_pylist()
         assert times == sorted(times)
         assert (times[0], times[-1], len(times)) == (file.first, file.last, file.rows)
     assert max(file.rows for file in merged) <= 1_000
