@@ -6,7 +6,7 @@ What is kept (files, versions, rows, state) stops growing when what is pending a
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,27 +48,31 @@ class Service:
     """A shard with the parts around it, at a time that is told to it."""
 
     settings: Settings
+    kept_seconds: int = KEPT_SECONDS
     store: MemoryStore = field(default_factory=MemoryStore)
     offset: Offset = field(default_factory=Offset)
     sent: dict[tuple[int, int], int] = field(default_factory=dict)  # when each entry is due
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=10_000))
     results: Counter[str] = field(default_factory=Counter)
     delivered: Counter[tuple[int, int]] = field(default_factory=Counter)
     cancelled: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tables = Tables(self.settings.warehouse)
-        self.tables.create(keep_versions_millis=KEPT_SECONDS * 1000)
+        self.tables.create(keep_versions_millis=self.kept_seconds * 1000)
         self.clock = Clock(ClockSettings("run", 1_000, MINUTE, 3 * MINUTE))
         self.chance = random.Random(1)
 
     def minute(self, now: int) -> None:
         """Messages and cancels come in, and what is due goes out."""
         first = len(self.sent)
-        for number in range(first, first + MESSAGES_A_MINUTE):
-            due = now + self.chance.randrange(1_000, LONGEST_DELAY)
-            self.sent[number // LEDGER_ENTRIES, number % LEDGER_ENTRIES] = due
-        new = list(self.sent.items())[first:]
-        known = [key for key, due in self.chance.sample(list(self.sent.items())[-10_000:], CANCELS_A_MINUTE)]
+        new = [
+            ((number // LEDGER_ENTRIES, number % LEDGER_ENTRIES), now + self.chance.randrange(1_000, LONGEST_DELAY))
+            for number in range(first, first + MESSAGES_A_MINUTE)
+        ]
+        self.sent.update(new)
+        self.recent.extend(key for key, _ in new)
+        known = self.chance.sample(self.recent, CANCELS_A_MINUTE)
         requests = [f"{now} {i}" for i in range(len(known))]
         asked = commands(command(r, *key, cancel_at=self.sent[key]) for r, key in zip(requests, known, strict=True))
 
