@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from admin.control.bulk import TooManyError
 from admin.control.dead_letters import DeadLetterFilter
 from admin.control.redrive import Redrive, RedriveBusyError
 from broker import dead_letters
+from broker.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
 from tests.harness import Job, wait_until
+from warehouse.message_schemas import MessageSchema, producer_with_schema, registered, version_number
 
 N = 250  # more than two chunks
 
@@ -105,6 +108,39 @@ def test_what_matches_goes_back_once_and_the_others_stay(letters: DeadLetters) -
     done = letters.job.command("topics", "redrive", letters.topic, "-s", "b", "--yes")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{N // 10} dead letters matched"), done.stderr
     assert len(letters.sent_back()) == N
+
+
+FIELDS = [{"name": "n", "type": "int"}, {"name": "text", "type": "string", "default": ""}]
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_each_goes_back_with_its_version_of_the_schema(letters: DeadLetters, kind: str) -> None:
+    admin = AdminClient(letters.settings.pulsar)
+    first, second = (
+        MessageSchema(kind, json.dumps({"type": "record", "name": "Order", "fields": FIELDS[:n]}), {}) for n in (1, 2)
+    )
+    for schema in (first, second):
+        registered(admin, letters.client, letters.topic, schema)
+    # The topic of dead letters has got to know them in another order.
+    expected = []
+    for i, (schema, version) in enumerate([(second, 1), (first, 0)] * 2):
+        info = registered(admin, letters.client, f"{letters.topic}-d-dlq", schema)
+        producer = producer_with_schema(letters.client, f"{letters.topic}-d-dlq", info)
+        given = {
+            "delaylake.source": letters.topic,
+            "delaylake.messageId": f"8:{i}:-1:-1",
+            "delaylake.subscription": "a",
+        }
+        expected.append((b"\x02" if version == 0 else b"\x02\x02x", version))
+        given |= {"delaylake.attempt": "6", "delaylake.reasons": '["typed"]'}
+        producer.send(expected[-1][0], properties=given)
+        producer.close()
+    admin.close()
+    assert letters.redrive(reason="typed").run()["redriven"] == 4
+    back = letters.sent_back()
+    # Each version has a producer of its own.
+    versions = [version_number(bytes(m._message.schema_version(), "utf-8")) for m in back]
+    assert sorted(zip((m.data() for m in back), versions, strict=True)) == sorted(expected)
 
 
 @pytest.mark.parametrize("again", ["r", "another"])
