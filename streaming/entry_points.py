@@ -8,11 +8,13 @@ done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorApiClient, StatefulProcessorHandleState
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from streaming.operator.schemas import INPUT_SCHEMA
@@ -31,6 +33,34 @@ _VALUE = StructType([StructField("value", BinaryType())])
 
 # How long Spark may take to answer when it is asked for a value of the state: milliseconds are usual.
 _STATE_SECONDS = 30.0
+
+
+# This process's last connection to Spark's side of the state.
+_last_client: list[StatefulProcessorApiClient] = []
+
+
+def _leave_open(client: StatefulProcessorApiClient) -> None:
+    """Leaves it to Spark to end a task's connection to the state: Spark never closes its side of one that has ended.
+
+    It closes one on which it waits for more when the task is done. Each would cost the JVM a descriptor for good.
+    """
+    tell = client.set_handle_state
+
+    def tell_unless_closed(state: StatefulProcessorHandleState) -> None:
+        if state != StatefulProcessorHandleState.CLOSED:
+            tell(state)
+
+    client.set_handle_state = tell_unless_closed  # type: ignore[method-assign]
+    _close_last()
+    _last_client.append(client)  # else it would be closed when nobody refers to it any more
+
+
+def _close_last() -> None:
+    while _last_client:
+        client = _last_client.pop()
+        with suppress(OSError):
+            client.sockfile.close()
+            client._client_socket.close()
 
 
 class DelayedDeliverySource(DataSource):
@@ -116,7 +146,9 @@ class DelayedDeliveryProcessor(StatefulProcessor):
         """Gets Spark's map state, which the shards of a task share, each under its key."""
         # Spark's side of the state ends without a word when the disk is full: the task would wait for ever, and with it
         # the query. Failed, it is run again.
-        handle._statefulProcessorApiClient._client_socket.settimeout(_STATE_SECONDS)
+        client = handle._statefulProcessorApiClient
+        client._client_socket.settimeout(_STATE_SECONDS)
+        _leave_open(client)
         self._state = handle.getMapState("tracker", _KEY, _VALUE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
