@@ -78,11 +78,10 @@ class PendingModel(ShardModel):
     def teardown(self) -> None:
         for _ in range(2):  # what a pause holds back is sealed at the end of the next seal epoch
             self.step([], [], seals=True)
-        sizes = [(TOPIC, -1, 1, e.entry_id, None, len(e.due), 0) for e in self.entries.values()]
-        names = SCHEMAS["entries"].names
-        self.written["entries"] = [
-            pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in sizes], SCHEMAS["entries"])
-        ]
+        names = ("topic", "partition", "ledger_id", "entry_id", "batch_size", "publish_time")
+        sizes = [(TOPIC, -1, 1, e.entry_id, len(e.due), 0) for e in self.entries.values()]
+        rows = [dict(zip(names, row, strict=True)) for row in sizes]
+        self.written["entries"] = [pa.Table.from_pylist(rows, SCHEMAS["entries"])]
         with tempfile.TemporaryDirectory() as folder:
             tables = Tables(f"{folder}/warehouse")
             tables.create()
