@@ -124,6 +124,11 @@ def late_millis(late: np.ndarray, at: np.ndarray, begin: float) -> dict[str, flo
     return {"p50": round(p50, 1), "p99": round(p99, 1), "p99.9": round(p999, 1), "max": round(steady.max())}
 
 
+def median_of(job: Job, name: str, seconds: float) -> float:
+    """Returns the median of a value of the job's reports, one a second, after the first WARM_UP_SECONDS."""
+    return float(np.median([report[name] for report in job.progress[WARM_UP_SECONDS : int(seconds)]]))
+
+
 def main() -> None:
     rate = int(sys.argv[1]) if len(sys.argv) > 1 else 3_000
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60
@@ -135,9 +140,8 @@ def main() -> None:
         try:
             job.start()
             ours = run(broker.settings, source, f"{source}-a", rate, seconds, native=False)
-            steady = job.progress[WARM_UP_SECONDS : int(seconds)]
-            ours["batch_millis_p50"] = float(np.median([p["batch_millis_p50"] for p in steady]))
-            ours["taken_per_second_p50"] = float(np.median([p["taken_per_second"] for p in steady]))
+            ours["batch_millis_p50"] = median_of(job, "batch_millis_p50", seconds)
+            ours["taken_per_second_p50"] = median_of(job, "taken_per_second", seconds)
             job.terminate()
             pulsar_own = run(broker.settings, f"{NAMESPACE}/own", f"{NAMESPACE}/own", rate, seconds, native=True)
         finally:

@@ -19,9 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, paced, run
+from benchmarks.on_time import NAMESPACE, median_of, paced, run
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
@@ -59,8 +57,7 @@ def measure(broker: EmbeddedBroker, folder: Path, name: str, rate: int, seconds:
         if name == "used":
             multiprocessing.Process(target=produce_other, args=(broker.settings, seconds), daemon=True).start()
         found = run(broker.settings, source, f"{source}-a", rate, seconds, native=False)
-        steady = job.progress[WARM_UP_SECONDS : int(seconds)]
-        return found | {"batch_millis_p50": float(np.median([p["batch_millis_p50"] for p in steady]))}
+        return found | {"batch_millis_p50": median_of(job, "batch_millis_p50", seconds)}
     finally:
         job.stop()
 

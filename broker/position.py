@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+ENTRY_BITS = 31  # in which an entry id is packed below a ledger: a ledger of Pulsar's has far fewer entries
+
 
 class Position(NamedTuple):
     """The position of an entry in a topic partition. Positions compare in the topic's order."""

@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -129,7 +130,8 @@ def import_and_rebuild(
                 _overtake(settings, backup.source, on_progress, on_warning)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
-                query.rename(checkpoint / f"query.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+                # To the microsecond: a script may rebuild twice within a second.
+                query.rename(checkpoint / f"query.{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
             tables.take_over(epoch)
             _wait_for_overtaken(settings.warehouse, on_progress)
             bring_in(tables)

@@ -17,15 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
-from broker.position import Position
+from broker.position import ENTRY_BITS, Position
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64, where
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.message_schemas import version_bytes, version_number
 from warehouse.queries.index_rows import positions
 from warehouse.schemas import MESSAGE_SCHEMAS, MOVED_AT, PLACES, SCHEMAS
 from warehouse.tables import OnProgress, Tables, exists
-
-_ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
 
 # Columns of `outcomes` with a position as text.
 _TEXTS = ("superseded_by", "retry_of")
@@ -68,10 +66,10 @@ class Renumbering:
         if not self.pairs.num_rows:
             return new_ledgers, new_entries, np.zeros(len(ledgers), np.bool_)
         known, codes = np.unique(int64(self.pairs, "old_ledger"), return_inverse=True)
-        keys = (codes << _ENTRY_BITS) + int64(self.pairs, "old_entry")
+        keys = (codes << ENTRY_BITS) + int64(self.pairs, "old_entry")
         order = np.argsort(keys)
         code = np.searchsorted(known, ledgers).clip(0, len(known) - 1)
-        wanted = (code << _ENTRY_BITS) + entries
+        wanted = (code << ENTRY_BITS) + entries
         at = order[np.searchsorted(keys, wanted, sorter=order).clip(0, len(keys) - 1)]
         is_paired: BoolArray = is_old & (known[code] == ledgers) & (keys[at] == wanted)
         new_ledgers[is_paired] = int64(self.pairs, "ledger_id")[at[is_paired]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import START, Position
+from broker.position import ENTRY_BITS, START, Position
 from conf.errors import DelayLakeError
 from conf.settings import Settings
 from status.troubles import NOT_SEEN_REASON
@@ -17,8 +17,6 @@ from tracker.entry_log import ENTRY_COLUMNS
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where
 from warehouse.queries.index_rows import to_index, to_rejects
 from warehouse.tables import OnProgress, Tables
-
-_ENTRY_BITS = 31  # a ledger of Pulsar's has far fewer entries
 
 
 class ImportFailedError(DelayLakeError):
@@ -112,14 +110,14 @@ def source_of(settings: Settings, topic: str) -> str | None:
 
 def number_of(position: Position) -> int:
     """Returns the number of a position: it rises with the position."""
-    return (position.ledger_id << _ENTRY_BITS) + position.entry_id
+    return (position.ledger_id << ENTRY_BITS) + position.entry_id
 
 
 def position_of(number: int) -> Position:
     """Returns the position whose `number_of` it is; START for -1."""
-    return START if number < 0 else Position(number >> _ENTRY_BITS, number & ((1 << _ENTRY_BITS) - 1))
+    return START if number < 0 else Position(number >> ENTRY_BITS, number & ((1 << ENTRY_BITS) - 1))
 
 
 def _numbers(imported: pa.Table) -> Int64Array:
     """Returns the `number_of` of each imported message's original position: int64, (messages,)."""
-    return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << _ENTRY_BITS) + int64(imported, "entry_id")
+    return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << ENTRY_BITS) + int64(imported, "entry_id")

@@ -162,7 +162,6 @@ class TableFiles:
     def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
         self._tables = tables
         self.name = name
-        self.time = TIME[name]
         self._table = DeltaTable(tables.path(name))
         self.folder = TableFolder(self._table.table_uri, name, row_group_rows)
 
@@ -178,7 +177,7 @@ class TableFiles:
     def all(self) -> list[DataFile]:
         """Returns the files of the version, in the order of their first times."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
-        names = [f"min.{self.time}", f"max.{self.time}"]
+        names = [f"min.{self.folder.time}", f"max.{self.folder.time}"]
         bounds = [actions[n] if n in actions.column_names else pa.nulls(actions.num_rows, pa.int64()) for n in names]
         # Where the log has no statistics, nothing is known of the file's time.
         first = bounds[0].fill_null(np.iinfo(np.int64).min).to_pylist()

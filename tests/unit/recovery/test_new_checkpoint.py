@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -18,18 +19,20 @@ pytestmark = pytest.mark.slow
 
 def test_of_the_checkpoints_that_were_moved_aside_only_the_newest_stay(tmp_path: Path) -> None:
     made, _ = make(tmp_path)
+    second = datetime(2026, 11, 23, 10, tzinfo=UTC)
     for i in range(5):
         (tmp_path / "checkpoint" / "query").mkdir(parents=True)
         (tmp_path / "checkpoint" / "query" / f"of {i}").touch()
-        with without_destinations(), mock.patch("time.strftime", return_value=f"20261123T10000{i}"):
+        with without_destinations(), mock.patch("recovery.new_checkpoint.datetime") as clock:
+            clock.now.return_value = second + timedelta(milliseconds=i)
             rebuild_checkpoint(made, discards_checkpoint=True)
-        assert (tmp_path / "checkpoint" / f"query.20261123T10000{i}" / f"of {i}").exists()
+        assert (tmp_path / "checkpoint" / f"query.20261123T10000000{i}000" / f"of {i}").exists()
         for file in (tmp_path / "checkpoint" / "query").rglob("*"):
             if file.is_file():
                 file.unlink()
         (tmp_path / "checkpoint" / "query").rename(tmp_path / f"rebuilt {i}")
     kept = sorted(folder.name for folder in (tmp_path / "checkpoint").glob("query.*"))
-    assert kept == ["query.20261123T100003", "query.20261123T100004"]
+    assert kept == ["query.20261123T100000003000", "query.20261123T100000004000"]
 
 
 def test_a_rebuild_that_is_refused_leaves_a_backup_as_it_was(tmp_path: Path) -> None:
