@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import MESSAGES, with_columns
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.store import Key, MemoryStore
+from tracker.tick import Effects, Tick, TickInput
 
 TOPIC = "persistent://public/default/t"
 TICK_MILLIS, DAY_MILLIS = 333, 86_400_000

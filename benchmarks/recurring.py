@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import MESSAGES, concat, int64, where
-from tracker.shard import Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Tick, TickInput
 
 TOPIC = "persistent://public/default/t"
 TICK_MILLIS, SEAL_MILLIS, AHEAD_MILLIS, LOOKAHEAD_MILLIS = 333, 5_000, 30_000, 1_000

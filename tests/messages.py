@@ -12,7 +12,7 @@ from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.commands.schema import CANCEL, COMMAND_ROWS, SKIP
 from tracker.in_flight import SENDING, SUBSCRIPTION_MASK
 from tracker.messages import MESSAGES, concat
-from tracker.shard import Effects, Tick
+from tracker.tick import Effects, Tick
 
 TOPIC = "persistent://public/default/t"
 

@@ -16,22 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracker.in_flight import Release
-    from tracker.shard import Effects, Shard, Tick, TickInput
+    from tracker.shard import Shard
     from tracker.store import Key, MemoryStore, Store
     from tracker.subscriptions import Subscriptions
+    from tracker.tick import Effects, Tick, TickInput
 
 __all__ = ["Effects", "Key", "MemoryStore", "Release", "Shard", "Store", "Subscriptions", "Tick", "TickInput"]
 
 _MODULES = {
-    "Effects": "tracker.shard",
-    "TickInput": "tracker.shard",
+    "Effects": "tracker.tick",
+    "TickInput": "tracker.tick",
     "Key": "tracker.store",
     "MemoryStore": "tracker.store",
     "Release": "tracker.in_flight",
     "Shard": "tracker.shard",
     "Store": "tracker.store",
     "Subscriptions": "tracker.subscriptions",
-    "Tick": "tracker.shard",
+    "Tick": "tracker.tick",
 }
 
 

@@ -29,7 +29,7 @@ def _all_home(rows: pa.Table) -> BoolArray:
 
 
 class EntryLog:
-    """Keeps the positions and times of messages until their entries are durable (see `tracker.shard.Tick`).
+    """Keeps the positions and times of messages until their entries are durable (see `tracker.tick.Tick`).
 
     The entries that are durable are in the table `entries`, and their messages in the tables that a command's lookup
     reads. A command finds the others here.

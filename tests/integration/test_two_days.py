@@ -21,8 +21,9 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.messages import TOPIC, command, commands, messages
 from tracker.messages import concat
-from tracker.shard import Effects, Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 from warehouse.maintenance.maintain import maintain
 from warehouse.queries.index_rows import (
     LOOKED_UP,

@@ -41,7 +41,7 @@ class GivingUp:
     """The subscriptions for which messages that come due are rejected.
 
     Args:
-        unwritable: as in `tracker.shard.Tick`.
+        unwritable: as in `tracker.tick.Tick`.
         names: by topic the names of its subscriptions, by number.
         tick: the tick's number.
         now: ms since the epoch.

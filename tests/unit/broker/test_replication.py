@@ -14,8 +14,9 @@ from broker.replication import NotWantedError, Origins
 from broker.silent_producers import NotTold
 from tests.messages import batches, messages, tick_at
 from tracker.messages import concat
-from tracker.shard import Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import TickInput
 
 TOPIC = "persistent://public/default/orders"
 

@@ -11,8 +11,9 @@ import pytest
 from tests.messages import TOPIC, handed_out, messages, tick_at
 from tests.rebuilt import of_all_shards, of_one_shard, prepared
 from tracker.messages import in_order, typed
-from tracker.shard import Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import TickInput
 from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index
 from warehouse.schemas import DELIVERIES, SCHEMAS
 from warehouse.tables import Tables

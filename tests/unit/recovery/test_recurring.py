@@ -23,8 +23,9 @@ from tests.messages import TOPIC, batches, command, commands
 from tests.rebuilt import of_all_shards, of_one_shard
 from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP_NEXT, PauseChange
 from tracker.messages import MESSAGES, concat, where
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.audit.accounts import run_audit
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS

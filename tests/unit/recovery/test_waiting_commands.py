@@ -15,7 +15,7 @@ from tests.messages import TOPIC, command, commands, handed_out, messages, tick_
 from tests.rebuilt import of_all_shards, prepared
 from tracker import MemoryStore, Shard, TickInput
 from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
-from tracker.shard import Effects
+from tracker.tick import Effects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows
 from warehouse.schemas import SCHEMAS

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from tests.messages import TOPIC, command, commands, messages, tick_at
 from tracker.commands.schema import KNOWN
-from tracker.shard import Effects, Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 HOUR = 3_600_000

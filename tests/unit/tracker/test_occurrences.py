@@ -15,8 +15,9 @@ from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.rebuilt import OCCURRENCES_DONE, Rebuilt
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, SKIP, SKIP_NEXT, PauseChange
 from tracker.messages import MESSAGES, concat, int64, where
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 NAMES = {TOPIC: ["a", "b"]}

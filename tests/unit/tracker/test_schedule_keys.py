@@ -20,9 +20,10 @@ from tracker.keys.packed_bucket import PackedBucket
 from tracker.messages import MESSAGES, concat, int64, where
 from tracker.schedule import BadSchedule
 from tracker.schedule_key import schedule_key
-from tracker.shard import Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.sharding import Place, shard_of, shards_of
 from tracker.store import MemoryStore
+from tracker.tick import Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 NAMES = {TOPIC: ["a", "b"]}

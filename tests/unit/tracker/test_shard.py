@@ -21,8 +21,9 @@ from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE
 from tracker.messages import concat, int64
-from tracker.shard import Effects, Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 START = 1_000_000

@@ -22,8 +22,9 @@ from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat, int64, with_columns
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.known_routes import KnownRoutes
 

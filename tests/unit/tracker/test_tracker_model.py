@@ -18,8 +18,9 @@ from tests.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.schema import KNOWN, REPEAT
 from tracker.messages import concat, int64
-from tracker.shard import Effects, Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 SUBSCRIPTIONS = ["s0", "s1"]

@@ -23,8 +23,8 @@ from tracker.commands.control import Control
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import PauseChange
 from tracker.messages import MESSAGES, concat, typed, with_columns
-from tracker.shard import Effects
 from tracker.store import MemoryStore
+from tracker.tick import Effects
 from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
 from warehouse.known_routes import subscription_names
 from warehouse.maintenance.retention import Retention

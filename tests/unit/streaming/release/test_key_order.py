@@ -23,9 +23,10 @@ from tests.examples import examples
 from tests.key_order_history import Came, violations
 from tests.messages import TOPIC, messages, tick_at
 from tracker.messages import concat, pack
-from tracker.shard import Shard, TickInput
+from tracker.shard import Shard
 from tracker.sharding import Place
 from tracker.store import MemoryStore
+from tracker.tick import TickInput
 from warehouse.known_routes import known_routes
 
 SHARDS, LANES, LOOKAHEAD = 2, 2, 1_000

@@ -16,7 +16,7 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings, tick_seconds
 from tests.examples import examples
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.shard import Tick
+from tracker.tick import Tick
 
 SETTINGS = ClockSettings("run", lookahead_millis=1_000, seal_interval_millis=5_000, load_ahead_millis=60_000)
 START = 1_000_000_000

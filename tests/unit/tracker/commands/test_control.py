@@ -17,9 +17,10 @@ from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.repeats import OTHER_BODY
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT, RESCHEDULE, RESTORE, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat
-from tracker.shard import Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
+from tracker.tick import TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 SUBSCRIPTIONS = {TOPIC: ["a", "b"]}

@@ -15,9 +15,10 @@ from tracker.commands.pace import pace
 from tracker.commands.schema import KNOWN, PauseChange
 from tracker.in_flight import PLACE
 from tracker.messages import concat, with_columns
-from tracker.shard import Effects, Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 NAMES = ["a", "b"]

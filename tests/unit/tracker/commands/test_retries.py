@@ -20,9 +20,10 @@ from tracker.commands.schema import KNOWN, RETRY, SKIP
 from tracker.messages import concat
 from tracker.retry_of import sent_back, with_reason
 from tracker.schedule import BadSchedule
-from tracker.shard import Effects, Shard, TickInput
+from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 BACKOFF = Backoff(first_millis=2_000, factor=3.0, max_millis=10_000, jitter=0.0, attempts=3)

@@ -25,10 +25,11 @@ from tracker.commands.schema import KNOWN, RESCHEDULE, PauseChange
 from tracker.messages import concat, int64, where, with_columns
 from tracker.shaping.rule import rule_of
 from tracker.shaping.spans import SHAPED, recorded
-from tracker.shard import Effects, Shard, Tick, TickInput
+from tracker.shard import Shard
 from tracker.sharding import Place, shards_of
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
+from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 START = 1_770_000_000_000

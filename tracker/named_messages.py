@@ -1,0 +1,106 @@
+"""The messages that a tick's commands name, wherever they are: new, in state, or in the tables."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.commands.control import Control
+from tracker.commands.match import with_released
+from tracker.commands.moves import held
+from tracker.commands.schema import KNOWN, PAST, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT
+from tracker.entry_log import EntryLog
+from tracker.messages import MESSAGES, BoolArray, concat, empty_table, has_keys, int64, is_among, of_entries, where
+from tracker.sharding import Place
+from tracker.tick import TickInput
+
+_ENTRY = ["ledger_id", "entry_id"]
+
+
+class Named(NamedTuple):
+    """The messages of the entries that commands name."""
+
+    known: pa.Table  # as KNOWN
+    is_new: BoolArray  # (known,): the message came in only in this tick, and is not rejected
+
+
+class NamedMessages:
+    """Finds the messages that commands name.
+
+    Args:
+        tracker: the delayed messages.
+        entries: those that are not durable.
+        control: knows to where messages were moved.
+        place: which shard this is.
+    """
+
+    def __init__(self, tracker: DelayedDeliveryTracker, entries: EntryLog, control: Control, place: Place) -> None:
+        self._tracker = tracker
+        self._entries = entries
+        self._control = control
+        self._place = place
+
+    def find(self, commands: pa.Table, messages: pa.Table, durable: pa.Table, by_key: pa.Table) -> Named:
+        """Finds the messages of the entries that commands name, before this tick's are added to the entry log.
+
+        Args:
+            commands: as COMMAND_ROWS.
+            messages: those that came in, as KEPT_SCHEMA, and notes of them.
+            durable: as KNOWN, those that the tables have.
+            by_key: as KNOWN, of earlier ticks, those that commands name by their schedule key.
+        """
+        if not commands.num_rows:
+            return Named(empty_table(KNOWN), np.zeros(0, np.bool_))
+        wanted = _entries_of(commands)
+        new, recent, durable = (
+            rows.select(KNOWN.names).join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
+            for rows in (messages, self._entries.all(), self._with_released(durable))
+        )
+        # An entry that is not durable yet is known here as a whole, in the delayed index perhaps in part.
+        durable = durable.join(recent, _ENTRY, join_type="left anti", use_threads=False)
+        known = pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN)
+        if by_key.num_rows:
+            is_there = is_among(by_key, known, [*_ENTRY, "batch_index"])
+            known = pa.concat_tables([known, where(by_key, ~is_there)])
+        is_new = np.zeros(known.num_rows, np.bool_)
+        is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
+        return Named(known, is_new)
+
+    def payload_rows(self, commands: pa.Table, messages: pa.Table, known: pa.Table, sealed: pa.Table) -> pa.Table:
+        """Returns rows, as MESSAGES, of the known messages that commands move or restore, wherever they are.
+
+        Args:
+            commands: as COMMAND_ROWS.
+            messages: as MESSAGES, those that came in.
+            known: as `Named.known`.
+            sealed: as MESSAGES, those that the delayed index has.
+        """
+        if not commands.num_rows:
+            return empty_table(MESSAGES)
+        kinds = pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT]))
+        if not pc.any(kinds).as_py():
+            return empty_table(MESSAGES)
+        wanted = _entries_of(commands.filter(kinds))
+        known = known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
+        times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
+        return concat(of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), sealed))
+
+    def held(self, tick_input: TickInput) -> pa.Table:
+        """Returns all rows that are held back, as MESSAGES: sealed ones, and those in state."""
+        return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
+
+    def _with_released(self, durable: pa.Table) -> pa.Table:
+        """Completes the entries that are at home here: see `with_released`."""
+        if not has_keys(durable):
+            return with_released(durable)
+        is_home = self._place.is_home(durable)
+        return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
+
+
+def _entries_of(commands: pa.Table) -> pa.Table:
+    """Returns the entries that commands name, each once."""
+    return commands.select(_ENTRY).group_by(_ENTRY).aggregate([])

@@ -1,0 +1,111 @@
+"""Releasing what is due: which rows go to which subscriptions now, and what becomes of the others."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.commands.control import Control
+from tracker.commands.giving_up import GivenUp
+from tracker.commands.schema import OUTCOME_ROWS
+from tracker.in_flight import SENDING, InFlight, Release
+from tracker.key_order import KeyOrder
+from tracker.messages import are_recurring, concat, has_occurrences, in_order, int64, is_rejected, where
+from tracker.shaping.shaper import Shaper
+from tracker.step import Step
+from tracker.subscriptions import Subscriptions
+from tracker.unwritable import sent_rejects
+
+
+class Releasing:
+    """Makes releases of due rows.
+
+    Args:
+        subscriptions: those of each source topic.
+        tracker: what is due has been taken out of it; what waits for places goes back.
+        control: says which subscriptions want a message.
+        shaper: gives messages their places.
+        in_flight: keeps the releases until they are confirmed.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        tracker: DelayedDeliveryTracker,
+        control: Control,
+        shaper: Shaper,
+        in_flight: InFlight,
+    ) -> None:
+        self._tracker = tracker
+        self._control = control
+        self._shaper = shaper
+        self._in_flight = in_flight
+        self._key_order = KeyOrder(subscriptions)
+
+    def release(self, step: Step, kind: int, rows: pa.Table) -> int:
+        """Hands due rows out to the subscriptions that they go to, but for what `release_in_order` does.
+
+        Args:
+            step: gets the release, and what is given up.
+            kind: of the release.
+            rows: as MESSAGES, in the order of sending.
+
+        Returns:
+            how many rows are handed out.
+        """
+        if not rows.num_rows:
+            return 0
+        masks = self._control.hand_out(rows, step.moment)
+        next_sequence = partial(self._control.next_sequence, step.moment)
+        recurs = are_recurring(rows)
+        given_up, others = step.giving_up.take(rows, np.where(recurs, 0, masks), next_sequence)
+        masks = np.where(recurs, masks, others)
+        placed = None
+        if self._shaper:
+            masks, placed, waiting = self._shaper.shape(rows, masks, step.moment, step.tick.cutoff)
+            self._tracker.put_back(waiting)
+        is_wanted = is_rejected(rows) | (masks != 0)
+        rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
+        if placed is not None and placed.num_rows:
+            rows = in_order(concat([rows, placed], rows.schema))
+        if has_occurrences(rows):
+            rows, given_up = self._move_on(step, rows, given_up)
+        n: int = rows.num_rows
+        if given_up.rejects.num_rows:
+            rejects = sent_rejects(step.tick.unwritable, given_up.rejects)
+            rejects = rejects.append_column("subscription_mask", pa.array(np.zeros(rejects.num_rows, np.int64)))
+            rows = in_order(concat([rows, rejects], rows.schema))
+        self._hand_over(step, kind, self._key_order.take(rows))
+        step.given_up.append(given_up)
+        return n
+
+    def release_in_order(self, step: Step) -> None:
+        """Hands out what has to come in order, of all rows that were given to `release`."""
+        for kind, rows in self._key_order.releases(step.moment.released):
+            self._hand_over(step, kind, rows)
+
+    def _hand_over(self, step: Step, kind: int, rows: pa.Table) -> None:
+        """Makes a release of rows, if there are any, and keeps it until it is confirmed."""
+        if rows.num_rows:
+            release = Release(step.tick.tick, kind, rows.replace_schema_metadata({SENDING: step.tick.sending}))
+            self._in_flight.add(release)
+            step.effects.releases.append(release)
+
+    def _move_on(self, step: Step, rows: pa.Table, given_up: GivenUp) -> tuple[pa.Table, GivenUp]:
+        """Moves the recurring messages of a release on, and gives up their occurrences where that has to be.
+
+        Args:
+            rows: as MESSAGES and `subscription_mask`.
+            given_up: what is given up of the others.
+        """
+        masks = int64(rows, "subscription_mask")
+        rows, one_by_one = rows.drop_columns(["subscription_mask"]), self._shaper.shapes(rows)
+        rows, masks = self._control.occurrences.hand_out(rows, masks, step.moment, step.tick.cutoff, one_by_one)
+        more, masks = step.giving_up.take(rows, masks, partial(self._control.next_sequence, step.moment))
+        is_wanted = is_rejected(rows) | (masks != 0)
+        rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
+        outcomes = concat([given_up.outcomes, more.outcomes], OUTCOME_ROWS)
+        return rows, GivenUp(concat([given_up.rejects, more.rejects]), outcomes)
