@@ -123,9 +123,8 @@ def commands_per_second() -> int:
         "body": [1] * n,
     }
     commands = pa.table([pa.array(values.get(f.name, [None] * n), f.type) for f in COMMAND_ROWS], schema=COMMAND_ROWS)
-    known = pa.table(
-        [pa.array(values[f.name] if f.name in values else [1] * n, f.type) for f in KNOWN], schema=KNOWN
-    )  # fmt: skip
+    values |= {"batch_size": [1] * n, "schedule_key": [None] * n}
+    known = pa.table([pa.array(values[f.name], f.type) for f in KNOWN], schema=KNOWN)
     moment = Moment(1, 1, 1, 1)
     ids = dict.fromkeys(commands["request_id"].to_pylist(), 1)
     return round(n / seconds(lambda: control.apply(commands, ids, known, np.zeros(n, np.bool_), moment)))
