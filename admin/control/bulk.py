@@ -20,7 +20,8 @@ from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
 from tracker.schedule import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter, State
-from warehouse.queries.waiting import WAITS, Pending
+from warehouse.queries.pending_rows import WAITS
+from warehouse.queries.waiting import Pending
 from warehouse.schemas import DELAYED_INDEX
 
 # The columns of messages that are to be changed.

@@ -12,6 +12,8 @@ from pydantic.alias_generators import to_camel
 
 from broker.message_ids import MessageRef
 from conf.errors import DelayLakeError
+from conf.settings import Settings, Subscription
+from tracker.commands.decode import resolve_topic
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.tables import literal
 
@@ -205,3 +207,19 @@ class Cursor(BaseModel):
         if cursor.asked != asked:
             raise CursorError("the cursor is of a listing with another topic or filter: begin again without one")
         return cursor
+
+
+def of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
+    """Returns the route's topic, the number of the named partition (None: all), and the subscriptions asked for.
+
+    Raises:
+        UnknownTopicError: no route has the topic, or the topic has no such subscription.
+    """
+    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
+    route = settings.route(source) if source else None
+    if route is None:
+        raise UnknownTopicError(f"no route with the source {topic}: see routes in the settings")
+    chosen = [s for s in route.subscriptions if subscription in (None, s.name)]
+    if not chosen:
+        raise UnknownTopicError(f"no subscription {subscription} of {route.source}: see routes in the settings")
+    return route.source, None if partition < 0 else partition, chosen

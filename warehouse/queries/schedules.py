@@ -19,9 +19,8 @@ from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.recurrence.recurrence import Recurrence
 from tracker.recurrence.start import first_of
 from warehouse.pending import IS_CANCEL, IS_SKIPPED_OCCURRENCE
-from warehouse.queries.listing import CursorError, NoTablesError
+from warehouse.queries.listing import CursorError, NoTablesError, of_route
 from warehouse.queries.schedule import Occurrence, Progress, Schedule, ScheduleState
-from warehouse.queries.waiting import of_route
 from warehouse.tables import Snapshot, any_of, literal, ranges_of
 from warehouse.tenure import Tenures
 

@@ -1,15 +1,10 @@
-"""The pending messages of a topic, listed, counted and summed up by SQL over the Delta tables.
-
-A message is pending for a subscription when it is in the delayed index, it is not cancelled there, and it has not been
-delivered. What is due in the future has not been delivered, so `deliveries` is read only for what is overdue. The job
-seals what comes in every few seconds, and never what is due at once: see docs/pending.md.
-"""
+"""The pending messages of a topic, listed, counted and summed up by SQL over the Delta tables."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,28 +12,13 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from broker.message_ids import MessageRef
-from conf.settings import Settings, Subscription
-from tracker.commands.decode import resolve_topic
+from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
-from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
-from warehouse.queries.listing import (
-    ORDER,
-    Cursor,
-    NoTablesError,
-    Page,
-    PendingFilter,
-    PendingMessage,
-    State,
-    UnknownTopicError,
-    VersionGoneError,
-)
-from warehouse.tables import Snapshot, any_of, literal, ranges_of
-from warehouse.tenure import Tenures
+from warehouse.queries.listing import ORDER, Cursor, NoTablesError, Page, PendingFilter, PendingMessage, State, of_route
+from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
+from warehouse.tables import Snapshot
 
 MAX_LIMIT = 1_000  # messages of a page
-
-# What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.
-OVERDUE_MILLIS = 15 * 60 * 1000
 
 # Ms; by the names that `Pending.stats` gives the counts.
 _HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
@@ -60,16 +40,9 @@ _SHOWN = (
     "occurrence",
 )
 
-# A column of found rows: bit i is set where the message has, for the i-th subscription, the state that was asked for.
-WAITS = "waits"
-
-_SEQUENCE = "coalesce(sequence, 0)"
-
 # By this factor more candidates are read each time that too many of the last ones turned out not to be pending.
 _GROWTH = 8
 _MAX_CANDIDATES = 1_000_000
-
-_MAX_RANGES = 20  # ranges of times that a query is narrowed to
 
 
 class Pending:
@@ -99,17 +72,17 @@ class Pending:
         now: int | None = None,
     ) -> None:
         self._filter = wanted or PendingFilter()
-        self.topic, self._partition, subscriptions = of_route(settings, topic, self._filter.subscription)
-        self.subscriptions = subscriptions
+        self.topic, partition, self.subscriptions = of_route(settings, topic, self._filter.subscription)
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
         self._tables = self._open(settings.warehouse)
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
-        self._start = self._filter.due_from if self._filter.due_from is not None else self._overdue_from()
-        if self._filter.state is State.CANCELLED:
-            self._start = max(self._start, self.as_of)
+        names = [s.name for s in self.subscriptions]
+        self._pending = PendingRows(
+            self._warehouse, self._tables, self.topic, partition, names, self._filter, self.as_of
+        )
 
     @property
     def is_of_cancelled(self) -> bool:
@@ -176,23 +149,24 @@ class Pending:
         order, shown = ", ".join(ORDER), ", ".join(columns)
         while True:
             # The soonest rows are quick to find, and only for these the tables are asked which are still pending.
-            source = self._delayed(read, after, self._times(candidates, after) if self._filter.properties else None)
-            self._sql(
+            times = self._pending.times(candidates, after) if self._filter.properties else None
+            source = self._pending.delayed(read, after, times)
+            self._pending.sql(
                 f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {order} "  # noqa: S608
                 f"LIMIT {candidates}"
             )
-            last = self._sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
+            last = self._pending.sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
             if not last.num_rows:
-                found.append(self._sql(f"SELECT {shown}, CAST(0 AS BIGINT) AS {WAITS} FROM candidates"))  # noqa: S608
+                found.append(self._pending.sql(f"SELECT {shown}, CAST(0 AS BIGINT) AS {WAITS} FROM candidates"))  # noqa: S608
                 break
-            waiting = self._waiting("SELECT * FROM candidates", "candidates")
+            waiting = self._pending.waiting("SELECT * FROM candidates", "candidates")
             found.append(
-                self._sql(
+                self._pending.sql(
                     f"SELECT {shown}, {WAITS} FROM ({waiting}) AS p WHERE {WAITS} <> 0 ORDER BY {order} LIMIT {left}"  # noqa: S608
                 )
             )
             left -= found[-1].num_rows
-            count = self._sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
+            count = self._pending.sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
             if not left or count < candidates:
                 break
             after = tuple(last.to_pylist()[0].values())
@@ -201,8 +175,8 @@ class Pending:
 
     def count(self) -> int:
         """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""
-        rows = self._waiting(self._delayed((*ORDER, "subscription", "occurrence")))
-        return int(self._sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
+        rows = self._pending.waiting(self._pending.delayed((*ORDER, "subscription", "occurrence")))
+        return int(self._pending.sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
 
     def histogram(self, width_millis: int) -> pa.Table:
         """Counts, by subscription, the messages that are due in each span of time, but for those that are held back.
@@ -217,8 +191,8 @@ class Pending:
         counts = ", ".join(
             f'count(*) FILTER (WHERE {WAITS} & {1 << i} <> 0) AS "{i}"' for i in range(len(self.subscriptions))
         )
-        rows = self._waiting(self._delayed((*ORDER, "subscription", "occurrence")))
-        found: pa.Table = self._sql(
+        rows = self._pending.waiting(self._pending.delayed((*ORDER, "subscription", "occurrence")))
+        found: pa.Table = self._pending.sql(
             f"SELECT deliver_at / {width_millis} * {width_millis} AS at, {counts} FROM ({rows}) AS p "  # noqa: S608
             f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY at ORDER BY at"
         )
@@ -246,14 +220,14 @@ class Pending:
                 f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_DELIVER_AT}) AS {f}_{i}"
                 for f in ("min", "max")
             ]
-        rows = self._waiting(self._delayed((*ORDER, "subscription", "occurrence")))
-        counts = self._sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
-        counts_of_cancelled = self._sql(
+        rows = self._pending.waiting(self._pending.delayed((*ORDER, "subscription", "occurrence")))
+        counts = self._pending.sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
+        counts_of_cancelled = self._pending.sql(
             "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
-            f"FROM delayed_index WHERE operation IN ('CANCEL', 'RESTORE') AND {self._of_topic} "
+            f"FROM delayed_index WHERE operation IN ('CANCEL', 'RESTORE') AND {self._pending.of_topic} "
             f"AND deliver_at > {self.as_of} GROUP BY subscription, ledger_id, entry_id, batch_index "
-            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {_SEQUENCE} END) "
-            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {_SEQUENCE} END), -1)) AS c GROUP BY subscription"
+            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {SEQUENCE} END) "
+            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {SEQUENCE} END), -1)) AS c GROUP BY subscription"
         )
         cancelled = dict(
             zip(counts_of_cancelled["subscription"].to_pylist(), counts_of_cancelled["n"].to_pylist(), strict=True)
@@ -288,97 +262,11 @@ class Pending:
         except DeltaError:
             return set()
         pause_changes = outcomes.sql(
-            f"SELECT subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {self._of_topic} "  # noqa: S608
+            f"SELECT subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {self._pending.of_topic} "  # noqa: S608
             "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
         ).to_pylist()
         last = {row["subscription"]: row["operation"] for row in pause_changes}
         return {name for name, operation in last.items() if operation == "PAUSE"}
-
-    def _times(self, n: int, after: tuple[int, ...] | None) -> str:
-        """SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
-
-        There are no statistics of properties, so that every row has to be read: here with one column alone.
-        """
-        rows = self._delayed(("deliver_at",), after)
-        times = self._sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
-        return any_of("deliver_at", ranges_of(times["deliver_at"].to_pylist(), _MAX_RANGES)) or "false"
-
-    def _delayed(
-        self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
-    ) -> str:
-        """SQL for the topic's DELAY rows that match the filter, and come after a row with these values of ORDER."""
-        conditions = ["operation = 'DELAY'", self._of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
-        if self._partition is not None:
-            conditions.append(f"partition = {self._partition}")
-        if after is not None:
-            conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
-        if condition is not None:
-            conditions.append(f"({condition})")
-        chosen = [f"{_SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
-        return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
-
-    def _waiting(self, rows: str, of: str | None = None) -> str:
-        """SQL for rows of the delayed index with the column WAITS; creates the table `done` for it.
-
-        A CANCEL row cancels a message that is due at the row's time or before: the row of a cancel that waited in vain
-        has an earlier time. A row with batch_index -1 is for the whole entry. A RESTORE row undoes those before it. Of
-        a message that was moved the last row counts.
-
-        Args:
-            rows: SQL for the rows.
-            of: a table; deliveries and commands are read for its entries alone. None: for all of the topic.
-        """
-        names = [s.name for s in self.subscriptions]
-        done = (
-            f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {_SEQUENCE} AS sequence, "  # noqa: S608
-            "CAST(NULL AS BIGINT) AS occurrence "
-            f"FROM delayed_index WHERE operation <> 'DELAY' AND {self._of_topic} AND deliver_at >= {self._start}"
-        )
-        if self._start <= self.as_of:
-            done += (
-                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0, "  # noqa: S608
-                f"occurrence FROM deliveries WHERE {self._of_topic} AND deliver_at >= {self._start} "
-                f"AND deliver_at <= {self.as_of}"
-            )
-        if of:
-            done = (
-                f"SELECT d.* FROM ({done}) AS d LEFT SEMI JOIN {of} AS o "  # noqa: S608
-                "ON o.ledger_id = d.ledger_id AND o.entry_id = d.entry_id"
-            )
-        until = [
-            f"max(CASE WHEN subscription = {literal(name)} AND operation = '{operation}' THEN {column} END) "
-            f"AS {last_column}_{i}"
-            for i, name in enumerate(names)
-            for operation, column, last_column in (
-                ("DELIVERED", "deliver_at", "delivered"),
-                ("DELIVERED", "occurrence", "occurrence"),
-                ("CANCEL", "deliver_at", "cancelled_until"),
-                ("CANCEL", "sequence", "cancelled"),
-                ("RESTORE", "sequence", "restored"),
-                ("MOVE", "sequence", "moved"),
-            )
-        ]
-        self._sql(
-            f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
-            f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
-        )
-        of_cancelled = self._filter.state is State.CANCELLED
-        tenures = Tenures.of(self._warehouse)
-
-        def missed(name: str) -> str:
-            return f"i.subscription IS NULL AND {tenures.sql('i', 'i.deliver_at', literal(self.topic), literal(name))}"
-
-        bits = [
-            f"CASE WHEN {_is_left(i, name, of_cancelled)} AND NOT ({missed(name)}) THEN {1 << i} ELSE 0 END"
-            for i, name in enumerate(names)
-        ]
-        return f"""
-            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {join_commands("done", "i")}
-        """  # noqa: S608
-
-    @property
-    def _of_topic(self) -> str:
-        return f"topic = {literal(self.topic)}"
 
     def _message(self, row: dict[str, Any]) -> PendingMessage:
         return PendingMessage(
@@ -403,11 +291,6 @@ class Pending:
             },
         )
 
-    def _overdue_from(self) -> int:
-        """The time before which due messages count as delivered, also where the job has stood still since, ms."""
-        last = self._tables.largest("deliveries", "sent_at")
-        return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
-
     def _open(self, warehouse: str) -> Snapshot:
         cursor = self._cursor
         # The index first: a message that is delivered in between may be in both, but not in neither.
@@ -418,57 +301,7 @@ class Pending:
         try:
             return Snapshot(warehouse, versions)
         except DeltaError:
-            raise self._gone() if cursor else NoTablesError(f"no tables in {warehouse}: has the job run?") from None
-
-    def _sql(self, sql: str) -> Any:
-        try:
-            return self._tables.sql(sql)
-        except (DeltaError, OSError) as error:
-            if "not found" in str(error).lower():
-                raise self._gone() from error
-            raise
-
-    def _gone(self) -> VersionGoneError:
-        return VersionGoneError("the listed version of the tables is gone: begin the listing again without a cursor")
-
-
-def of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
-    """Returns the route's topic, the number of the named partition (None: all), and the subscriptions asked for.
-
-    Raises:
-        UnknownTopicError: no route has the topic, or the topic has no such subscription.
-    """
-    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
-    route = settings.route(source) if source else None
-    if route is None:
-        raise UnknownTopicError(f"no route with the source {topic}: see routes in the settings")
-    chosen = [s for s in route.subscriptions if subscription in (None, s.name)]
-    if not chosen:
-        raise UnknownTopicError(f"no subscription {subscription} of {route.source}: see routes in the settings")
-    return route.source, None if partition < 0 else partition, chosen
-
-
-def _is_left(i: int, name: str, of_cancelled: bool) -> str:
-    """SQL condition: a row (`i`) is for the i-th subscription, was not delivered there, and is cancelled there or not.
-
-    Args:
-        of_cancelled: holds for rows that are cancelled; False: for rows that are not.
-    """
-    cancelled = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
-    return (
-        f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
-        f"AND CASE WHEN i.occurrence IS NULL THEN {last(f'delivered_{i}')} < i.deliver_at "
-        f"ELSE {last(f'occurrence_{i}')} < i.occurrence END AND {'' if of_cancelled else 'NOT '}({cancelled})"
-    )
-
-
-def _comes_after(key: Sequence[int]) -> str:
-    """SQL condition: a row comes after the one with these values of the last columns of ORDER."""
-    column, value = ORDER[-len(key)], key[0]
-    column = _SEQUENCE if column == "sequence" else column
-    if len(key) == 1:
-        return f"{column} > {value}"
-    return f"({column} > {value} OR ({column} = {value} AND {_comes_after(key[1:])}))"
+            raise version_gone() if cursor else NoTablesError(f"no tables in {warehouse}: has the job run?") from None
 
 
 def _descending() -> str:

@@ -22,7 +22,8 @@ from tests.messages import TOPIC, batches, messages
 from tracker.commands.schema import CANCEL_ROWS
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingError, PendingFilter, PendingMessage, State
-from warehouse.queries.waiting import OVERDUE_MILLIS, Pending
+from warehouse.queries.pending_rows import OVERDUE_MILLIS
+from warehouse.queries.waiting import Pending
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import Tables, ranges_of
 

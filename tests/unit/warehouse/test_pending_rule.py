@@ -30,7 +30,8 @@ from warehouse.known_routes import subscription_names
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, positions, to_index
 from warehouse.queries.listing import PendingFilter, State
-from warehouse.queries.waiting import WAITS, Pending
+from warehouse.queries.pending_rows import WAITS
+from warehouse.queries.waiting import Pending
 from warehouse.schemas import DELIVERIES, SCHEMAS
 from warehouse.tables import Tables
 from warehouse.views import Warehouse
