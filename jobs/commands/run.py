@@ -20,6 +20,7 @@ import typer
 from jobs.logs import LogFormat, configure
 from jobs.options import Output, OutputOption, global_options
 from jobs.spark_log import bound, output_of_children, spark_log_of
+from jobs.unread import write_nowhere
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,9 +154,12 @@ class Reporter:
 
     def _print(self, event: str, values: dict[str, Any], text: str, stream: Any) -> None:
         if self._output is Output.JSON:
-            print(json.dumps({"event": event, **values}), flush=True)
-        else:
+            text, stream = json.dumps({"event": event, **values}), sys.stdout
+        try:
             print(text, file=stream, flush=True)
+        except BrokenPipeError:
+            _log.warning("nobody reads the output any more; deliveries go on")
+            write_nowhere(stream.fileno())
 
 
 def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True, is_standby: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,16 @@ def test_more_subscriptions_than_a_checkpoint_can_tell_apart_are_refused_at_the_
     now = settings(tmp_path, t=["a", "b", "c", "d"])
     with pytest.raises(RoutesError, match="64 subscriptions"):
         _take_on_routes(now, Reporter(Output.TEXT, 0, 1), StatusWriter(now.warehouse, 1))
+
+
+def test_the_job_goes_on_when_nobody_reads_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `delaylake run --output json | head -1`."""
+    reader, writer = os.pipe()
+    with open(writer, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        reporter = Reporter(Output.JSON, 0, 1)
+        reporter.standby()
+        assert json.loads(os.read(reader, 1000)) == {"event": "standby"}
+        os.close(reader)
+        reporter.changed(["one", "two"])
+        reporter.standby()

@@ -1,0 +1,110 @@
+"""However early the program is told to end, and whoever stops reading it: no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RUN_SECONDS
+
+pytestmark = pytest.mark.slow
+
+# The program, which gets a signal when it begins to import a module.
+SIGNALLED = """
+import os, sys
+
+class Signalling:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), number)
+
+module, number, sys.argv = sys.argv[1], int(sys.argv[2]), ["delaylake", *sys.argv[3:]]
+sys.meta_path.insert(0, Signalling())
+from jobs.__main__ import main
+main()
+"""
+
+# A module of the first that are imported, one of the last, and one that the command imports.
+MODULES = ["typer", "jobs.commands.topics", "uvicorn"]
+
+
+def test_the_program_is_what_these_tests_run() -> None:
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    assert tomllib.loads(project.read_text())["project"]["scripts"] == {"delaylake": "jobs.__main__:main"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_while_it_imports_ends_it_without_a_word(module: str, number: signal.Signals) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, module, str(int(number)), "api", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    # The shell says 128 + n also of what a signal ended.
+    status = 128 - done.returncode if done.returncode < 0 else done.returncode
+    assert (status, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+def test_a_signal_that_it_was_told_to_ignore_is_ignored() -> None:
+    """As a shell has it for what a script starts in the background."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, "typer", str(int(signal.SIGINT)), "--version"],
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--version",), ("run", "--help"), ("schedules", "next", "50", "--repeat", "@every 1h"), ("no-such-command",)],
+    ids=" ".join,
+)
+def test_who_stops_reading_it_ends_it_without_a_word(arguments: tuple[str, ...]) -> None:
+    """As `delaylake ... | head -1` does; here before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    if arguments == ("no-such-command",):  # which writes nothing to it
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+    else:
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
