@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from warehouse.tables import query_builder
+from warehouse.snapshot import query_builder
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
@@ -19,6 +18,7 @@ from conf.settings import local_path
 from warehouse.commits import commit_next, remove_torn_commits
 from warehouse.epoch import EPOCH, FencedError
 from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
+from warehouse.snapshot import query_builder, run_sql, without_views
 
 _log = logging.getLogger(__name__)
 
@@ -329,9 +329,9 @@ class Tables:
             batches.append(pa.record_batch(batch))
             n += batch.num_rows
             if n >= rows:
-                yield _without_views(pa.Table.from_batches(batches, schema))
+                yield without_views(pa.Table.from_batches(batches, schema))
                 batches, n = [], 0
-        yield _without_views(pa.Table.from_batches(batches, schema))
+        yield without_views(pa.Table.from_batches(batches, schema))
 
     def _all(self) -> QueryBuilder:
         return query_builder({name: self._open(name) for name in SCHEMAS})
@@ -347,41 +347,6 @@ class Tables:
     def _open_version(self, name: str, version: int) -> DeltaTable:
         table = self._open(name)
         return table if table.version() == version else DeltaTable(self.path(name), version=version)
-
-
-class Snapshot:
-    """One version of each of some tables, so that several queries see the same rows.
-
-    Args:
-        versions: for each table, opened in this order, the version to read; None: the newest.
-
-    Raises:
-        DeltaError: there is no such table, or no such version of it any more.
-    """
-
-    def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
-        self._tables = {
-            name: DeltaTable(f"{local_path(warehouse)}/{name}", version=version) for name, version in versions.items()
-        }
-        self._builder = query_builder(self._tables)
-
-    @property
-    def versions(self) -> dict[str, int]:
-        """The versions that are read, by table."""
-        return {name: int(table.version()) for name, table in self._tables.items()}
-
-    def written_at(self, name: str) -> int:
-        """Returns when the version of a table was written, ms since the epoch."""
-        return int(self._tables[name].history(1)[0]["timestamp"])
-
-    def largest(self, name: str, column: str) -> int | None:
-        """Returns the largest value of a column of integers, by its statistics alone; None: the table has no files."""
-        files = pa.table(self._tables[name].get_add_actions(flatten=True))
-        return pc.max(files[f"max.{column}"]).as_py() if files.num_rows else None
-
-    def sql(self, sql: str) -> pa.Table:
-        """Runs a query over the tables, and over those that earlier queries created, and returns the rows."""
-        return pa.table(self._builder.execute(sql).read_all())
 
 
 def _number(table: DeltaTable, app: str) -> int:
@@ -413,44 +378,6 @@ def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
 def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
     """SQL condition: a column is in one of some ranges, (first, last), both inclusive; empty where there are none."""
     return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
-
-
-# What SQL calls the types of columns that tables have got later.
-_SQL = {pa.string(): "VARCHAR", pa.int64(): "BIGINT", pa.int32(): "INT", pa.bool_(): "BOOLEAN", pa.binary(): "BYTEA"}
-
-
-def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = False) -> QueryBuilder:
-    """Makes a QueryBuilder that runs SQL over versions of tables, with the columns that these have got later, null.
-
-    Args:
-        tables: by the names that queries call them.
-        has_large_joins: makes every join partition its sides, however small they are: for queries that join whole
-            tables.
-    """
-    builder = QueryBuilder()
-    if has_large_joins:
-        # By default a join gathers one side whole, and copies its texts again and again: 17 GB for 1.7 million
-        # messages.
-        for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
-            builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
-    for name, table in tables.items():
-        known = {field.name for field in table.schema().fields}
-        new = [f for f in SCHEMAS.get(name, ()) if f.name not in known and f.type in _SQL]
-        builder.register(f"{name}_before" if new else name, table)
-        if new:  # an earlier program made this version: its rows are null in further columns
-            nulls = ", ".join(f"CAST(NULL AS {_SQL[field.type]}) AS {field.name}" for field in new)
-            builder.execute(f"CREATE VIEW {name} AS SELECT *, {nulls} FROM {name}_before").read_all()  # noqa: S608
-    return builder
-
-
-def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:
-    """Runs a query and returns its rows, without the view types that Arrow can't filter or compare with strings."""
-    return _without_views(pa.table(builder.execute(sql).read_all()))
-
-
-def _without_views(rows: pa.Table) -> pa.Table:
-    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return rows.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in rows.schema]))
 
 
 def exists(warehouse: str, name: str) -> bool:

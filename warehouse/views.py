@@ -23,7 +23,8 @@ from warehouse.pending import (
     join_commands,
 )
 from warehouse.schemas import MESSAGE_SCHEMAS, SCHEMAS
-from warehouse.tables import exists, literal, query_builder, run_sql
+from warehouse.snapshot import query_builder, run_sql
+from warehouse.tables import exists, literal
 from warehouse.tenure import Tenures
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"

@@ -22,7 +22,8 @@ from tracker.schedule import deliver_at
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import SCHEMAS, STATISTICS
-from warehouse.tables import Snapshot, Tables, literal
+from warehouse.snapshot import Snapshot
+from warehouse.tables import Tables, literal
 from warehouse.views import Warehouse
 
 _SHOWN_BYTES = 4_096

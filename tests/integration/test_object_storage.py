@@ -24,7 +24,8 @@ from warehouse.backup.marker import remove_marker
 from warehouse.backup.restoring import restore
 from warehouse.maintenance.maintain import maintain
 from warehouse.maintenance.table_files import TableFiles
-from warehouse.tables import Snapshot, Tables, exists
+from warehouse.snapshot import Snapshot
+from warehouse.tables import Tables, exists
 from warehouse.views import Warehouse
 
 

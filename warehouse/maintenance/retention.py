@@ -38,7 +38,8 @@ from warehouse.maintenance.occurrences import Occurrences
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
 from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables, query_builder, run_sql
+from warehouse.snapshot import query_builder, run_sql
+from warehouse.tables import Tables
 from warehouse.tenure import Tenures
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.

@@ -6,7 +6,8 @@ from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings
 from warehouse.pending import IS_CANCEL, IS_RESTORE, NEXT_IS_THERE_MILLIS, is_cancelled, join_commands
-from warehouse.tables import Snapshot, literal
+from warehouse.snapshot import Snapshot
+from warehouse.tables import literal
 
 _LIVE = f"""
 WITH live AS (

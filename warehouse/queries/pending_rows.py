@@ -14,7 +14,8 @@ from deltalake.exceptions import DeltaError
 
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
 from warehouse.queries.listing import ORDER, PendingFilter, State, VersionGoneError
-from warehouse.tables import Snapshot, any_of, literal, ranges_of
+from warehouse.snapshot import Snapshot
+from warehouse.tables import any_of, literal, ranges_of
 from warehouse.tenure import Tenures
 
 # What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.

@@ -21,7 +21,8 @@ from tracker.recurrence.start import first_of
 from warehouse.pending import IS_CANCEL, IS_SKIPPED_OCCURRENCE
 from warehouse.queries.listing import CursorError, NoTablesError, of_route
 from warehouse.queries.schedule import Occurrence, Progress, Schedule, ScheduleState
-from warehouse.tables import Snapshot, any_of, literal, ranges_of
+from warehouse.snapshot import Snapshot
+from warehouse.tables import any_of, literal, ranges_of
 from warehouse.tenure import Tenures
 
 MAX_LIMIT = 1_000  # schedules of a page

@@ -16,7 +16,7 @@ from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.queries.listing import ORDER, Cursor, NoTablesError, Page, PendingFilter, PendingMessage, State, of_route
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
-from warehouse.tables import Snapshot
+from warehouse.snapshot import Snapshot
 
 MAX_LIMIT = 1_000  # messages of a page
 
