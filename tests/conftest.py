@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
+import typer.main
 
+from broker import standalone
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from jobs import cli
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     import pulsar
 
 load_profile()
+
+# The commands with their options are made of functions once, and not for each call: it takes a tenth of a second.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 TESTS = Path(__file__).parent
 PROGRAM = Path(sys.executable).parent / "delaylake"
@@ -45,39 +51,48 @@ LEFT_BEHIND = (
 
 SLOW_FOLDERS = ("integration", "acceptance", "chaos")
 # The files that take longest, the slowest first: minutes each, where others take seconds. What gives the job more time
-# on a slow machine is not among the first three: all workers start a broker with these, and are slow.
+# on a slow machine is not among the first four: all workers start a broker with these, and are slow.
 SLOWEST = (
     "test_admin_api",
     "test_crashes",
     "test_fencing",
-    "test_settings_edits",
-    "test_control",
-    "test_moves",
-    "test_job",
-    "test_schedule_keys",
-    "test_pending",
     "test_standby",
-    "test_unwritable",
-    "test_dashboard",
-    "test_fuzz",
-    "test_retries",
-    "test_recurring",
+    "test_settings_edits",
+    "test_moves",
+    "test_control",
+    "test_job",
     "test_shaping",
-    "test_backup",
+    "test_schedule_keys",
+    "test_retries",
+    "test_pending",
+    "test_dashboard",
+    "test_unwritable",
+    "test_engines",
     "test_disaster_drill",
-    "test_what_arrives",
-    "test_demo",
+    "test_fuzz",
     "test_importing",
-    "test_sealed_buckets",
-    "test_broker",
+    "test_what_arrives",
+    "test_recurring",
+    "test_key_order",
+    "test_other_systems",
+    "test_backup",
     "test_faults",
+    "test_sealed_buckets",
+    "test_demo",
     "test_reschedule",
+    "test_tutorial",
+    "test_broker",
     "test_clients",
     "test_not_seen",
-    "test_tutorial",
     "test_odd_messages",
     "test_sender",
 )
+
+
+def pytest_configure() -> None:
+    """Gives each worker ports of its own: a broker binds those that it has chosen some seconds later."""
+    worker, n = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    standalone.FREE_PORTS = standalone.FREE_PORTS[int(worker.removeprefix("gw")) % n :: n]
 
 
 @pytest.hookimpl(tryfirst=True)

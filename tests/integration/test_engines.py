@@ -17,8 +17,10 @@ import pytest
 from benchmarks.maintain import bucket
 from conf.settings import Settings, SparkSettings
 from streaming.spark_engine import EngineError, SparkEngine, explained
+from tests.conftest import run_here
 from tests.harness import wait_until
 from tests.random_warehouse import copied, done_by, random_warehouse
+from tests.unit.test_docs import tables_of_docs
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, make
 from warehouse.audit.accounts import run_audit
 from warehouse.engine import LOCAL
@@ -123,3 +125,15 @@ def who_was_overtaken_commits_nothing_but_by_delta_spark(engine: SparkEngine, ma
     assert TableFiles(later, "delayed_index").all() != before
     with pytest.raises(EngineError, match="DELTA_UNSUPPORTED_SUBQUERY"), explained():
         engine.session.sql("DELETE FROM default.delayed_index WHERE ledger_id NOT IN (SELECT 1)")
+
+
+def test_the_command_line_has_it_done_on_spark(spark: SparkEngine, tmp_path: Path) -> None:
+    """The last one here: the command takes the session that there is, and ends it."""
+    context = spark.session.sparkContext
+    tables_of_docs(tmp_path, "persistent://public/default/orders")
+    audit = ("--config", str(tmp_path / "settings.yaml"), "audit", "--output", "json", "--engine")
+    local = run_here(*audit, "local")
+    assert (local.returncode, local.stderr) == (0, "")
+    done = run_here(*audit, "spark")
+    assert (done.returncode, done.stdout) == (0, local.stdout)
+    assert context._jsc is None, "it was not done on Spark"

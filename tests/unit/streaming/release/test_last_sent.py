@@ -163,7 +163,7 @@ def test_topics_of_dead_letters_are_asked_too(monkeypatch: pytest.MonkeyPatch, p
     destination = Destination()
     destination.send(NEWEST - 1)
     monkeypatch.setattr(last_sent, "AdminClient", Admin)
-    names = Names(dead, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 5)
+    names = Names(dead, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     assert last_sent._ask(settings, destination, names) == NEWEST - 1
-    nowhere = Names(f"{DESTINATION}-none", ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 5)
+    nowhere = Names(f"{DESTINATION}-none", ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     assert last_sent._ask(settings, destination, nowhere) == -1

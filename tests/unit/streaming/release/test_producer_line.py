@@ -42,7 +42,7 @@ class Topic:
     full: threading.Event = field(default_factory=threading.Event)  # set when it has 20 messages
 
     def create(self) -> FakeProducer:
-        if self.hangs is not None and not self.hangs.wait(10):
+        if self.hangs is not None and not self.hangs.wait(60):
             raise AssertionError("nothing has set it")
         if self.refuses is not None:
             raise self.refuses("no")
