@@ -325,11 +325,12 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     from conf.settings import local_path
     from streaming.checkpoint.last_routes import last_routes
     from warehouse.known_routes import KnownRoutes, changes
+    from warehouse.schedules_left_out import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
     now = (before or KnownRoutes.from_json(status.status().routes)).taken_on(settings)
     if before is not None:
-        reporter.changed(changes(before, now))
+        reporter.changed(changes(before, now) + schedules_left_out(settings, before, now))
     status.routes(now.to_json())
     return now.missing
 
