@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,6 @@ import pyarrow.compute as pc
 
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
-from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -26,9 +23,8 @@ from tracker.messages import (
     typed,
     with_columns,
 )
-from tracker.shaping.bucket import Bucket, FloatArray, own_ranks
-from tracker.shaping.open_time import OpenTime
 from tracker.shaping.rule import Rule
+from tracker.shaping.target import Target, TargetState
 from tracker.sharding import Place
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
@@ -38,39 +34,10 @@ _TABLE = "shaping"
 # A place this much after the time of its message is none: the two are the same but for rounding, ms.
 _TOLERANCE_MILLIS = 0.01
 
-# Messages may be so late, ms, and by half of what a burst may save up, if that is less, without places being put off.
-_LATE_MILLIS = 500.0
-
 # After a start it takes about so long until what is in flight can be sent again, ms.
 _START_MILLIS = 3_000
 
 _PLACED = MESSAGES.append(pa.field("subscription_mask", pa.int64()))
-
-_NO_KEY = ""
-
-
-@dataclass
-class _Target:
-    """The state of a subscription.
-
-    Attributes:
-        next_times: by key the state of its bucket as a real time, ms since the epoch; without keys that of `_NO_KEY`.
-        last: the last place that was given to a message that was moved to it, ms since the epoch.
-        floor: after a rebuild the state of each bucket that is not in `next_times`.
-        put_off: [tick, open time in ms]: by how much all places given before that tick are later now.
-        rate: messages a second, burst, and whether by key, by which the last places were given; empty: not known.
-        since: places given before this tick are those of a rate that was higher: they count no more.
-        since_until: the last of these, ms since the epoch.
-    """
-
-    next_times: dict[str, float] = field(default_factory=dict)
-    last: int = 0
-    put_off: list[list[float]] = field(default_factory=list)
-    floor: float = 0.0
-    rate: list[Any] = field(default_factory=list)
-    since: int = 0
-    since_until: int = 0
-
 
 # By source topic and subscription: a time, ms since the epoch, after which there are places, and how many messages wait
 # for one in each shard.
@@ -112,10 +79,12 @@ class Shaper:
         self._place = place
         self._saved = store.get(_TABLE, (0, 0))
         saved = json.loads(self._saved) if self._saved else []
-        self._targets = {(topic, number): _Target(*state) for topic, number, *state in saved}
+        self._targets = {
+            (topic, number): Target(self._rule(topic, number), place, TargetState(*state))
+            for topic, number, *state in saved
+        }
         self.n_moved = 0  # messages that this tick has given a place after its cutoff
         self._n_waiting: dict[tuple[str, int], int] = {}
-        self._given: dict[tuple[str, int], FloatArray] = {}  # places of this tick's offset that are left, real time
 
     def __bool__(self) -> bool:
         """Whether any subscription's messages are shaped."""
@@ -127,7 +96,7 @@ class Shaper:
         found: dict[str, dict[str, list[int]]] = {}
         for (topic, number), n in self._n_waiting.items():
             name = self._subscriptions.names[topic][number]
-            found.setdefault(topic, {})[name] = [n, self._target(topic, number).last]
+            found.setdefault(topic, {})[name] = [n, self._target(topic, number).state.last]
         return found
 
     def give(self, places: Places) -> None:
@@ -142,17 +111,8 @@ class Shaper:
         for topic, names in places.items():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
                 rule = self._rule(topic, number)
-                if name not in names or rule is None or rule.rate is None:
-                    continue
-                after, waiting = names[name]
-                opened, interval = OpenTime(rule.windows, after), 1000 / rule.rate
-                begin = float(opened.to_open(np.array([float(after)]))[0])
-                ranks = own_ranks(waiting, self._place.number)
-                self._given[topic, number] = opened.to_real(begin + interval * (ranks + 1).astype(np.float64))
-                end = float(opened.to_real(np.array([begin + sum(waiting) * interval]))[0])
-                target = self._target(topic, number)
-                target.last = max(target.last, ceil(end))
-                target.next_times[_NO_KEY] = self._full(topic, number, target.last)
+                if name in names and rule is not None and rule.rate is not None:
+                    self._target(topic, number).give(*names[name])
 
     @property
     def until(self) -> dict[str, dict[str, int]]:
@@ -160,8 +120,8 @@ class Shaper:
         found: dict[str, dict[str, int]] = {}
         for (topic, number), target in self._targets.items():
             names = self._subscriptions.names.get(topic, ())
-            if target.last and number < len(names):
-                found.setdefault(topic, {})[names[number]] = target.last
+            if target.state.last and number < len(names):
+                found.setdefault(topic, {})[names[number]] = target.state.last
         return found
 
     def begin_again(self, since: Mapping[tuple[str, int], int], moment: Moment) -> None:
@@ -174,7 +134,7 @@ class Shaper:
         for (topic, number), first in since.items():
             rule = self._rule(topic, number)
             if rule is not None and rule.rate is not None and first < moment.now + _START_MILLIS:
-                self._put_off(topic, number, rule, first, moment.now + _START_MILLIS, moment)
+                self._target(topic, number).put_off(first, moment.now + _START_MILLIS, moment)
         # What another shard has in flight may be of some ticks, so its rows go that much later than here they would.
         self._follow_other_shards(moment.now + 2 * _START_MILLIS, moment)
 
@@ -188,8 +148,7 @@ class Shaper:
             for number in rules:
                 last = until.get(topic, {}).get(self._subscriptions.names[topic][number], 0)
                 if last:
-                    # Without a burst: of the places before nothing can have been saved up.
-                    self._targets[topic, number] = _Target({}, last, floor=self._full(topic, number, last))
+                    self._target(topic, number).begin_after(last)
 
     def notice_late(self, rows: pa.Table, moment: Moment) -> None:
         """Puts the places of subscriptions off some of whose due rows could not be kept to theirs.
@@ -212,14 +171,8 @@ class Shaper:
             until: to when it puts the first one off, ms since the epoch.
             moment: of this tick.
         """
-        for (topic, number), target in list(self._targets.items()):
-            # Where places were put off before, the first of them is not before that.
-            rule, first = self._rule(topic, number), max(moment.released + 1, target.floor)
-            if rule is None or rule.rate is None or rule.is_per_key or self._place.shards == 1:
-                continue
-            is_known = any(tick == moment.tick for tick, _ in target.put_off)
-            if target.last >= first and first < until - _slack(rule) and not is_known:
-                self._put_off(topic, number, rule, first, until, moment)
+        for target in self._targets.values():
+            target.follow_other_shards(until, moment)
 
     def _notice_own_late(self, rows: pa.Table, moment: Moment) -> None:
         """Puts places off where rows, as MESSAGES, that come due in this tick could not be kept to theirs."""
@@ -228,15 +181,8 @@ class Shaper:
         placed = rows.filter(pc.is_valid(rows["shaped_from"]))
         # A row that has a place is for one subscription.
         own = np.left_shift(1, np.maximum(subscription_numbers(placed, self._subscriptions.names), 0))
-        for topic, number, rule, chosen in self._by_target(placed, self._masks(placed) & own):
-            of_target = placed.take(pa.array(chosen))
-            of_target = of_target.filter(pa.array(self._have_places(topic, number, rule, of_target, moment)))
-            if rule.rate is None or not of_target.num_rows:
-                continue
-            opened = OpenTime(rule.windows, min(moment.now, int(int64(placed, "deliver_at").min())))
-            times = self._put_off_places(topic, number, of_target, opened)
-            if times.min() < moment.now - _slack(rule):
-                self._put_off(topic, number, rule, float(times.min()), moment.now, moment)
+        for topic, number, chosen in self._by_target(placed, self._masks(placed) & own):
+            self._target(topic, number).notice_late(placed.take(pa.array(chosen)), moment)
 
     def shape(self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int) -> Shaped:
         """Gives due rows their places; those with a place after the cutoff are moved there.
@@ -254,10 +200,11 @@ class Shaper:
         masks = masks.copy()
         placed: list[pa.Table] = []
         waiting: list[pa.Table] = []
-        for topic, number, rule, chosen in self._by_target(rows, shaped):
+        for topic, number, chosen in self._by_target(rows, shaped):
+            target = self._target(topic, number)
             of_target = rows.take(pa.array(chosen))
             due = int64(of_target, "deliver_at")
-            places, has_place = self._places(topic, number, rule, of_target, moment, cutoff)
+            places, has_place = target.places(of_target, moment, cutoff)
             if (has_none := np.isnan(places)).any():
                 masks[chosen[has_none]] &= ~(1 << number)
                 waiting.append(self._waiting(of_target.filter(pa.array(has_none)), number))
@@ -280,7 +227,7 @@ class Shaper:
                 original, sequence = of_target.filter(pa.array(is_later)), self._operations.next_sequence(moment)
                 shaped_from = int64(later, "shaped_from")
                 self._operations.move(original, number, at[is_later], sequence, shaped_from=shaped_from)
-                self._target(topic, number).last = max(self._target(topic, number).last, int(at[is_later].max()))
+                target.state.last = max(target.state.last, int(at[is_later].max()))
                 self.n_moved += later.num_rows
         return Shaped(masks, concat(placed, nothing.schema), concat(waiting))
 
@@ -288,7 +235,7 @@ class Shaper:
         """Writes what is not in the store yet."""
         if not self._targets and self._saved is None:
             return
-        state = [[*key, *vars(t).values()] for key, t in sorted(self._targets.items())]
+        state = [[*key, *vars(t.state).values()] for key, t in sorted(self._targets.items())]
         data = json.dumps(state, separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_TABLE, (0, 0), data)
@@ -296,139 +243,17 @@ class Shaper:
 
     def forget_past(self, now: int) -> None:
         """Forgets buckets that are full again, and places that are past, ms since the epoch."""
-        for key, target in list(self._targets.items()):
-            if target.last <= now:
-                target.last, target.put_off = 0, []
-            if target.floor <= now:
-                target.floor = 0.0
-            if target.since_until <= now:
-                target.since = target.since_until = 0
-            target.next_times = {name: time for name, time in target.next_times.items() if time > now}
-            if not target.next_times and not target.last and not target.floor and not target.since:
-                del self._targets[key]
-
-    def _places(
-        self, topic: str, number: int, rule: Rule, rows: pa.Table, moment: Moment, cutoff: int
-    ) -> tuple[FloatArray, BoolArray]:
-        """Returns the places of rows of one subscription, float64, (rows,), ms; and which had one before.
-
-        NaN is the place of a row that gets none in this tick.
-        """
-        due = int64(rows, "deliver_at")
-        opened = OpenTime(rule.windows, min(moment.now, int(due.min())))
-        places = due.astype(np.float64)
-        has_place = self._have_places(topic, number, rule, rows, moment)
-        if has_place.any():
-            places[has_place] = self._put_off_places(topic, number, rows.filter(pa.array(has_place)), opened)
-            # Other windows in the settings than when the place was given: it needs another one. Without a rate there is
-            # a place whenever it is open.
-            has_place &= opened.is_open(places if rule.rate is not None else np.maximum(places, moment.now))
-        new = np.flatnonzero(~has_place)
-        if len(new):
-            keys = rows["key"].take(pa.array(new)) if rule.is_per_key else None
-            times = np.maximum(due[new], moment.now).astype(np.float64)
-            given = self._given.pop((topic, number), times[:0])
-            n = min(len(given), len(new))
-            places[new[:n]] = np.maximum(given[:n], times[:n])
-            self._given[topic, number] = given[n:]
-            new, times = new[n:], opened.to_open(times[n:])
-            target = self._target(topic, number)
-            if rule.rate is not None and not rule.is_per_key and self._place.shards > 1:
-                # Alone a shard gives only places of this tick.
-                n = self._number_of_places(target, rule, times, opened, cutoff)
-                places[new[n:]] = np.nan
-                new, times = new[:n], times[:n]
-            places[new] = opened.to_real(self._take(target, rule, times, keys, opened))
-        return places, has_place
-
-    def _have_places(self, topic: str, number: int, rule: Rule, rows: pa.Table, moment: Moment) -> BoolArray:
-        """Tells which rows of one subscription have a place that counts: bool, (rows,).
-
-        Where the rate is lower than it was, those that were given before have none any more: they get new ones.
-        """
-        has_place: BoolArray = np.asarray(pc.is_valid(rows["shaped_from"]))
-        target, rate = self._target(topic, number), [rule.rate, rule.burst, rule.is_per_key]
-        if target.rate and target.rate != rate and target.last > moment.now and _is_less(rate, target.rate):
-            target.since, target.since_until = moment.tick, max(target.since_until, target.last)
-            target.last, target.put_off, target.next_times = moment.now, [], {}
-            target.floor = self._full(topic, number, moment.now)
-        target.rate = rate
-        if target.since and has_place.any():
-            has_place = has_place & (_ticks(rows) >= target.since)
-        return has_place
-
-    def _take(
-        self, target: _Target, rule: Rule, times: FloatArray, keys: pa.ChunkedArray | None, opened: OpenTime
-    ) -> FloatArray:
-        """Takes places from the buckets of a subscription, in open time, for times in open time: float64, (n,)."""
-        if rule.rate is None:
-            return times
-        bucket = Bucket.of(rule.rate, rule.burst, self._place)
-        if keys is None:
-            names, numbers = [_NO_KEY], np.zeros(len(times), np.int64)
-        else:
-            encoded = pc.fill_null(keys.cast(pa.string()), _NO_KEY).combine_chunks().dictionary_encode()
-            names, numbers = encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
-        before = np.array([target.next_times.get(name, target.floor) for name in names])
-        if keys is None:
-            places, after = bucket.places(times, float(opened.to_open(before)[0]))
-            states = np.array([after])
-        else:
-            places, states = bucket.places_of_keys(times, numbers, opened.to_open(before))
-        target.next_times |= dict(zip(names, opened.to_real(states).tolist(), strict=True))
-        return places
-
-    def _number_of_places(self, target: _Target, rule: Rule, times: FloatArray, opened: OpenTime, cutoff: int) -> int:
-        """Returns for how many messages the shard has places until the cutoff, ms; times are in open time."""
-        assert rule.rate is not None
-        state = float(opened.to_open(np.array([target.next_times.get(_NO_KEY, target.floor)]))[0])
-        places, _ = Bucket.of(rule.rate, rule.burst, self._place).places(times, state)
-        return int((opened.to_real(places) <= cutoff).sum())
+        self._targets = {key: target for key, target in self._targets.items() if target.state.forget_past(now)}
 
     def _waiting(self, rows: pa.Table, number: int) -> pa.Table:
         """Returns rows as they are, but for one subscription."""
         return with_columns(rows, subscription=self._subscriptions.names_of(rows["topic"], number))
 
-    def _put_off_places(self, topic: str, number: int, rows: pa.Table, opened: OpenTime) -> FloatArray:
-        """Returns where the places of rows are now: float64, (rows,), ms since the epoch."""
-        places = int64(rows, "deliver_at").astype(np.float64)
-        target = self._targets.get((topic, number))
-        if target is None or not target.put_off:
-            return places
-        of_tick = _ticks(rows)
-        by = sum((np.where(of_tick < tick, millis, 0.0) for tick, millis in target.put_off), np.zeros(len(places)))
-        is_later = by > 0
-        places[is_later] = opened.to_real(opened.to_open(places[is_later]) + by[is_later])
-        return places
-
-    def _put_off(self, topic: str, number: int, rule: Rule, first: float, until: float, moment: Moment) -> None:
-        """Puts all places of a subscription off, so that the one at `first` is at `until`; both ms since the epoch."""
-        opened = OpenTime(rule.windows, min(first, moment.now))
-        start, end = opened.to_open(np.array([first, until]))
-        by = float(end - start)
-        if by <= 0:
-            return
-        target = self._target(topic, number)
-        target.floor = max(target.floor, 0 if rule.is_per_key else until)
-        names = list(target.next_times)
-        times = opened.to_open(np.maximum(np.array([target.next_times[name] for name in names]), first)) + by
-        target.next_times = dict(zip(names, opened.to_real(times).tolist(), strict=True))
-        if target.last:
-            target.last = int(opened.to_real(opened.to_open(np.array([float(target.last)])) + by)[0])
-            target.put_off.append([moment.tick, by])
-
-    def _full(self, topic: str, number: int, last: int) -> float:
-        """Returns the state of a bucket of which the last place was at a time, and nothing is saved up: ms."""
-        rule = self._rule(topic, number)
-        if rule is None or rule.rate is None:
-            return float(last)
-        bucket = Bucket.of(rule.rate, rule.burst, self._place)
-        opened = OpenTime(rule.windows, last)
-        after = opened.to_open(np.array([float(last)])) + max(1, bucket.burst) * bucket.interval
-        return float(opened.to_real(after)[0])
-
-    def _target(self, topic: str, number: int) -> _Target:
-        return self._targets.setdefault((topic, number), _Target())
+    def _target(self, topic: str, number: int) -> Target:
+        key = topic, number
+        if key not in self._targets:
+            self._targets[key] = Target(self._rule(topic, number), self._place)
+        return self._targets[key]
 
     def _rule(self, topic: str, number: int) -> Rule | None:
         text = self._subscriptions.shaping.get(topic, {}).get(number)
@@ -444,15 +269,15 @@ class Shaper:
         shaping = self._subscriptions.shaping
         return by_topic(rows, lambda topic: sum(1 << number for number in shaping.get(topic, ())))
 
-    def _by_target(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Rule, Int64Array]]:
-        """Yields topic, number and rule of each subscription, with the indexes of its rows, int64, ascending."""
+    def _by_target(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Int64Array]]:
+        """Yields topic and number of each subscription, with the indexes of its rows, int64, ascending."""
         topics = rows["topic"].combine_chunks().dictionary_encode()
         indices = topics.indices.to_numpy()
         for i, topic in enumerate(topics.dictionary.to_pylist()):
             for number in self._subscriptions.shaping.get(topic, ()):
                 chosen = np.flatnonzero((indices == i) & (masks >> number & 1 > 0))
-                if len(chosen) and (rule := self._rule(topic, number)) is not None:
-                    yield topic, number, rule, chosen
+                if len(chosen):
+                    yield topic, number, chosen
 
     @staticmethod
     def _retimed(rows: pa.Table, at: Int64Array, chosen: BoolArray) -> pa.Table:
@@ -463,21 +288,3 @@ class Shaper:
         shaped_from = pc.coalesce(rows["shaped_from"], rows["was_due"], rows["deliver_at"])
         was_due = pa.nulls(rows.num_rows, pa.int64())
         return with_columns(rows, deliver_at=pa.array(at[chosen]), shaped_from=shaped_from, was_due=was_due)
-
-
-def _ticks(rows: pa.Table) -> Int64Array:
-    """Returns in which tick rows were given their places, int64, (rows,); 0: that is not known."""
-    ticks: Int64Array = pc.fill_null(rows["sequence"], 0).to_numpy().astype(np.int64) >> SEQUENCE_BITS
-    return ticks
-
-
-def _is_less(rate: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Whether places of a rate before are more than a rate allows; both as `_Target.rate`."""
-    if rate[0] is None:
-        return False
-    return before[0] is None or rate[0] < before[0] or rate[1] < before[1] or rate[2] != before[2]
-
-
-def _slack(rule: Rule) -> float:
-    """Returns how late messages may be, ms, before places are put off."""
-    return min(_LATE_MILLIS, 500 * rule.burst / rule.rate) if rule.rate is not None else _LATE_MILLIS
