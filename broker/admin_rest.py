@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from broker.admin_connection import AdminConnection
+from broker.client import NoAnswerError, PulsarError
 from conf.settings import PulsarSettings
 
 if TYPE_CHECKING:
     import httpx
-from broker.client import NoAnswerError, PulsarError, token_reader
 
-BROKER_ENTRY_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
+_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 
-DEFAULT_ADMIN_TIMEOUT_SECONDS = 10.0
-
-_AGAIN_SECONDS = 1.0  # before a question about an entry is asked again
-
-_ENTRY_SECONDS = 2.0  # timeout of a question about an entry; milliseconds are usual
-
+_TIMEOUT_SECONDS = 10.0
+_ENTRY_SECONDS = 2.0  # the same for a question about an entry; milliseconds are usual
 _CONTENT_SECONDS = 5.0  # the same for an entry with its content
-
-_REDIRECTS = (307, 308)  # the answer of a broker that does not own the topic
-
-_MOST_REDIRECTS = 5
+_AGAIN_SECONDS = 1.0  # before a question about an entry is asked again
 
 _RANGE = re.compile(r"([(\[])(-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)([)\]])")  # (7:1..7:4], of entries
 
@@ -81,29 +74,6 @@ class TopicLedgers:
     added: int = 0
 
 
-def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
-    """Makes a client for HTTP that sends the token and trusts the certificates of the `pulsar` section.
-
-    Args:
-        options: further ones of `httpx.Client`.
-
-    Raises:
-        PulsarError: the token file or the certificates can't be read.
-    """
-    import httpx
-
-    verify: ssl.SSLContext | bool = True
-    if settings.trust_certs_file is not None:
-        try:
-            verify = ssl.create_default_context(cafile=settings.trust_certs_file)
-        except OSError as error:
-            raise PulsarError(
-                f"can't read the certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file"
-            ) from error
-    auth = _bearer(token_reader(settings.token_file)) if settings.token_file is not None else None
-    return httpx.Client(auth=auth, verify=verify, trust_env=False, **options)
-
-
 class AdminClient:
     """The few calls to Pulsar's admin REST API that are needed here. One connection pool; safe in several threads.
 
@@ -111,10 +81,9 @@ class AdminClient:
     be reached or refuses, unless it says otherwise.
     """
 
-    def __init__(self, settings: PulsarSettings, timeout_seconds: float = DEFAULT_ADMIN_TIMEOUT_SECONDS) -> None:
-        self.url = settings.admin_url.rstrip("/")
-        self._timeout_seconds = timeout_seconds
-        self._http = http_client(settings, base_url=f"{self.url}/admin/v2/", timeout=timeout_seconds)
+    def __init__(self, settings: PulsarSettings, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+        self._admin = AdminConnection(settings, timeout_seconds)
+        self.url = self._admin.url
 
     def __enter__(self) -> Self:
         return self
@@ -126,39 +95,39 @@ class AdminClient:
 
     def close(self) -> None:
         """Closes the connections."""
-        self._http.close()
+        self._admin.close()
 
     def health(self) -> bool:
         """Whether the broker answers, and can produce and read a message; False where it does not answer."""
         try:
-            return self._request("GET", "brokers/health").status_code == 200
+            return self._admin.request("GET", "brokers/health").status_code == 200
         except PulsarError:
             return False
 
     def namespaces(self, tenant: str) -> list[str]:
         """Returns the tenant's namespaces as `tenant/namespace`."""
-        namespaces: list[str] = self._json("GET", f"namespaces/{tenant}")
+        namespaces: list[str] = self._admin.json("GET", f"namespaces/{tenant}")
         return namespaces
 
     def broker_configuration(self) -> dict[str, str]:
         """Returns the running broker's configuration, all values as text."""
-        configuration: dict[str, str] = self._json("GET", "brokers/configuration/runtime")
+        configuration: dict[str, str] = self._admin.json("GET", "brokers/configuration/runtime")
         return configuration
 
     def deduplication_enabled(self, namespace: str) -> bool:
         """Whether the broker drops repeated sends in a namespace: by the namespace's policy, else by its default."""
-        policy = self._request("GET", f"namespaces/{namespace}/deduplication")
+        policy = self._admin.request("GET", f"namespaces/{namespace}/deduplication")
         if policy.status_code == 200 and policy.content:
             return bool(policy.json())
         if policy.status_code not in (200, 204, 404):
-            raise self._refused(policy)
+            raise self._admin.refused(policy)
         return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
 
     def keeps_what_is_consumed(self, namespace: str) -> bool:
         """Whether a namespace has a retention: by its policy, else by the broker's default."""
-        policy = self._request("GET", f"namespaces/{namespace}/retention")
+        policy = self._admin.request("GET", f"namespaces/{namespace}/retention")
         if policy.status_code not in (200, 204, 404):
-            raise self._refused(policy)
+            raise self._admin.refused(policy)
         if policy.status_code == 200 and policy.content and (found := policy.json()):
             return bool(found["retentionTimeInMinutes"] and found["retentionSizeInMB"])
         configuration = self.broker_configuration()
@@ -167,10 +136,10 @@ class AdminClient:
 
     def partitions(self, topic: str) -> int | None:
         """Returns the number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
-        response = self._request("GET", f"{_path(topic)}/partitions")
+        response = self._admin.request("GET", f"{_path(topic)}/partitions")
         if response.status_code == 404:
             return None
-        return int(self._body(response)["partitions"])
+        return int(self._admin.body(response)["partitions"])
 
     def create_partitioned_topic(self, topic: str, partitions: int) -> None:
         """Creates a partitioned topic with a number of partitions.
@@ -178,9 +147,7 @@ class AdminClient:
         Raises:
             PulsarError: also where the topic exists.
         """
-        response = self._request("PUT", f"{_path(topic)}/partitions", json=partitions)
-        if response.status_code not in (200, 204):
-            raise self._refused(response)
+        self._admin.change("PUT", f"{_path(topic)}/partitions", partitions)
 
     def backlog(self, topic: str, subscription: str) -> int | None:
         """Counts the messages of a topic, all its partitions together, that a subscription has not acknowledged.
@@ -189,10 +156,10 @@ class AdminClient:
             the number; None: there is no such topic or subscription.
         """
         kind = "partitioned-stats?perPartition=false" if self.partitions(topic) else "stats"
-        response = self._request("GET", f"{_path(topic)}/{kind}")
+        response = self._admin.request("GET", f"{_path(topic)}/{kind}")
         if response.status_code == 404:
             return None
-        found = self._body(response)["subscriptions"].get(subscription)
+        found = self._admin.body(response)["subscriptions"].get(subscription)
         return None if found is None else int(found["msgBacklog"])
 
     def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
@@ -202,10 +169,10 @@ class AdminClient:
         of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
         partition: name the partition (`...-partition-0`).
         """
-        response = self._request("GET", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
+        response = self._admin.request("GET", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
         if response.status_code != 200:
-            raise self._refused(response)
-        index = response.headers.get(BROKER_ENTRY_INDEX_HEADER)
+            raise self._admin.refused(response)
+        index = response.headers.get(_INDEX_HEADER)
         return None if index is None else int(index)
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
@@ -224,33 +191,33 @@ class AdminClient:
 
     def replication_clusters(self, topic: str) -> list[str]:
         """Returns the clusters that a topic is replicated between: by its own policy, else by its namespace's."""
-        own = self._request("GET", f"{_path(topic)}/replication")
+        own = self._admin.request("GET", f"{_path(topic)}/replication")
         # A broker without policies of topics answers 405.
         if own.status_code == 200 and own.content and (clusters := own.json()):
             return list(clusters)
         namespace = "/".join(_path(topic).split("/")[1:3])
-        return list(self._json("GET", f"namespaces/{namespace}/replication"))
+        return list(self._admin.json("GET", f"namespaces/{namespace}/replication"))
 
     def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
         """Returns the type, definition and properties of a version of a topic's schema; None: there is no such one."""
-        response = self._request("GET", f"{_schemas_path(topic)}/schema/{version}")
+        response = self._admin.request("GET", f"{_schemas_path(topic)}/schema/{version}")
         if response.status_code == 404:
             return None
-        found = self._body(response)
+        found = self._admin.body(response)
         return found["type"], found["data"], found.get("properties") or {}
 
     def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
         """Registers a schema with a topic; returns its version, which is an old one where the topic has the schema."""
         content = {"type": kind, "schema": definition, "properties": properties}
-        found = self._body(self._request("POST", f"{_schemas_path(topic)}/schema", json=content))
+        found = self._admin.body(self._admin.request("POST", f"{_schemas_path(topic)}/schema", json=content))
         return int(found["version"]["version"])
 
     def internal_stats(self, topic: str) -> TopicLedgers | None:
         """Returns a topic partition's ledgers and cursors; None: there is no such topic."""
-        response = self._request("GET", f"{_path(topic)}/internalStats")
+        response = self._admin.request("GET", f"{_path(topic)}/internalStats")
         if response.status_code == 404:
             return None
-        found = self._body(response)
+        found = self._admin.body(response)
         ledgers = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in found["ledgers"]}
         if ledgers:
             ledgers[max(ledgers)] = int(found["currentLedgerEntries"])  # of an open ledger the list says 0
@@ -266,7 +233,7 @@ class AdminClient:
 
     def made_at(self, topic: str) -> int | None:
         """Returns when a topic partition was made, ms since the epoch; None: the broker does not say."""
-        response = self._request("GET", f"{_path(topic)}/internal-info")
+        response = self._admin.request("GET", f"{_path(topic)}/internal-info")
         return _millis(response.json().get("creationDate") or "") if response.status_code == 200 else None
 
     def reset_to_entry(self, topic: str, subscription: str, ledger_id: int, entry_id: int) -> None:
@@ -276,7 +243,7 @@ class AdminClient:
             PulsarError: also where there is no such subscription.
         """
         body = {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1, "batchIndex": -1, "isExcluded": True}
-        self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor", body)
+        self._reset(topic, subscription, "resetcursor", body)
 
     def reset_to_time(self, topic: str, subscription: str, published_at: int) -> None:
         """Has a subscription of a topic partition go on with what was published at a time or later.
@@ -287,7 +254,9 @@ class AdminClient:
         Raises:
             PulsarError: also where there is no such subscription.
         """
-        self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor/{published_at}", None)
+        self._admin.change(
+            "POST", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor/{published_at}"
+        )
 
     def skip_all(self, topic: str, subscription: str) -> None:
         """Has a subscription of a topic partition go on with what is published from now on.
@@ -295,12 +264,10 @@ class AdminClient:
         Raises:
             PulsarError: also where there is no such subscription.
         """
-        self._reset(f"{_path(topic)}/subscription/{quote(subscription, safe='')}/skip_all", None)
+        self._reset(topic, subscription, "skip_all")
 
-    def _reset(self, path: str, body: dict[str, Any] | None) -> None:
-        response = self._request("POST", path, json=body)
-        if response.status_code not in (200, 204):
-            raise self._refused(response)
+    def _reset(self, topic: str, subscription: str, how: str, body: Any = None) -> None:
+        self._admin.change("POST", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{how}", body)
 
     def acknowledged_alone(self, topic: str, subscription: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """Returns the entries beyond its mark-delete position that a subscription has acknowledged, as ranges.
@@ -312,10 +279,10 @@ class AdminClient:
             of each the position before the first entry, and that of the last, (ledger, entry); ascending. Empty where
             there is no such topic or subscription, too.
         """
-        response = self._request("GET", f"{_path(topic)}/internalStats")
+        response = self._admin.request("GET", f"{_path(topic)}/internalStats")
         if response.status_code == 404:
             return []
-        cursor = self._body(response)["cursors"].get(subscription, {})
+        cursor = self._admin.body(response)["cursors"].get(subscription, {})
         found = _RANGE.findall(cursor.get("individuallyDeletedMessages", ""))
         return sorted(
             # Of a range that begins with a bracket, not a parenthesis, the first entry is one of it.
@@ -325,12 +292,12 @@ class AdminClient:
 
     def has_room(self, topic: str, subscription: str) -> bool:
         """Whether every consumer of a topic partition's subscription has permits left, so that it can be sent more."""
-        found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        found = self._admin.json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
 
     def connections(self, topic: str, subscription: str) -> list[str]:
         """Returns a text for each consumer of a topic partition's subscription: another one after a reconnection."""
-        found = self._json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        found = self._admin.json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
@@ -358,7 +325,7 @@ class AdminClient:
             if attempt:
                 time.sleep(_AGAIN_SECONDS)
             try:
-                response = self._request(method, _entry_path(topic, ledger_id, entry_id), timeout=timeout_seconds)
+                response = self._admin.request(method, _entry_path(topic, ledger_id, entry_id), timeout=timeout_seconds)
             except NoAnswerError:
                 if method != "GET":
                     raise
@@ -368,7 +335,7 @@ class AdminClient:
             if response.status_code == 200:
                 return response
             if response.status_code != 500:
-                raise self._refused(response)
+                raise self._admin.refused(response)
         self._check_gone(topic, ledger_id, entry_id)
         return None
 
@@ -381,57 +348,6 @@ class AdminClient:
         stats = self.internal_stats(topic)
         if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
             raise NotToldError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
-
-    def _json(self, method: str, path: str) -> Any:
-        return self._body(self._request(method, path))
-
-    def _body(self, response: httpx.Response) -> Any:
-        if response.status_code != 200:
-            raise self._refused(response)
-        return response.json()
-
-    def _request(self, method: str, path: str, json: Any = None, timeout: float | None = None) -> httpx.Response:
-        import httpx
-
-        url: httpx.URL | str = path
-        for _ in range(_MOST_REDIRECTS + 1):
-            try:
-                # httpx could follow redirects, but without the token.
-                response = self._http.request(method, url, json=json, timeout=timeout or self._timeout_seconds)
-            except httpx.HTTPError as error:
-                reason = str(error) or type(error).__name__
-                kind = NoAnswerError if isinstance(error, httpx.TimeoutException) else PulsarError
-                raise kind(
-                    f"no answer from {self.url} ({reason}): "
-                    "start a broker (delaylake broker start) or set pulsar.admin_url"
-                ) from error
-            if response.status_code not in _REDIRECTS or "Location" not in response.headers:
-                break
-            url = response.url.join(response.headers["Location"])
-            if url.scheme != "https" and (response.url.scheme == "https" or url.scheme != "http"):
-                raise PulsarError(f"{response.url} redirects to {url}: the token is not sent there")
-        return response
-
-    def _refused(self, response: httpx.Response) -> PulsarError:
-        try:
-            reason = response.json()["reason"]
-        except (ValueError, KeyError, TypeError):
-            reason = response.reason_phrase
-        request = response.request
-        return PulsarError(
-            f"{request.method} {request.url} was answered {response.status_code}: {_one_line(str(reason))}"
-        )
-
-
-def _bearer(token: Callable[[], str]) -> httpx.Auth:
-    import httpx
-
-    class Bearer(httpx.Auth):
-        def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-            request.headers["Authorization"] = f"Bearer {token()}"
-            yield request
-
-    return Bearer()
 
 
 def _broker_entry(headers: httpx.Headers) -> BrokerEntry:
@@ -486,7 +402,3 @@ def _path(topic: str) -> str:
 
 def _schemas_path(topic: str) -> str:
     return _path(topic).replace("persistent/", "schemas/", 1)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

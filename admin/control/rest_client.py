@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from admin.control.requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
-from broker.admin_rest import http_client
+from broker.admin_connection import http_client
 from broker.message_ids import MessageRef
 from conf.errors import one_line
 from conf.settings import PulsarSettings

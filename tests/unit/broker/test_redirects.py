@@ -22,7 +22,7 @@ def client(tmp_path: Path, answers: dict[str, httpx.Response], asked: list[httpx
         asked.append(request)
         return answers[f"{request.url.scheme}://{request.url.host}"]
 
-    admin._http._transport = httpx.MockTransport(answer)
+    admin._admin._http._transport = httpx.MockTransport(answer)
     return admin
 
 

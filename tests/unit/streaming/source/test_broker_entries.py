@@ -43,7 +43,7 @@ def admin(answer: Answer, stats: int = 200) -> AdminClient:
         return answer(request)
 
     made = AdminClient(PulsarSettings())
-    made._http = httpx.Client(transport=httpx.MockTransport(all_answers), base_url="http://broker/admin/v2/")
+    made._admin._http = httpx.Client(transport=httpx.MockTransport(all_answers), base_url="http://broker/admin/v2/")
     return made
 
 
