@@ -10,16 +10,16 @@ import typer
 
 from conf.errors import DelayLakeError
 from conf.times import time_text
+from jobs.commands.changes import Subscriptions, Timeout, run_command, split_names
 from jobs.commands.pending import SubscriptionOption, Topic
 from jobs.commands.produce import parse_time, recurrence_properties
-from jobs.commands.topics import Subscriptions, Timeout, run_command, split_names
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.text_table import table_text
 
 if TYPE_CHECKING:
     from admin.control.requests import Outcome
     from broker.message_ids import MessageRef
-    from jobs.commands.topics import Client
+    from jobs.commands.changes import Client
     from warehouse.queries.schedule import Occurrence, Schedule
 
 app = typer.Typer(

@@ -2,59 +2,38 @@
 
 from __future__ import annotations
 
-import getpass
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conf.errors import DelayLakeError
 from jobs.commands import by_filter, redrive
+from jobs.commands.changes import (
+    ONE_WAY,
+    Base64Ids,
+    FromFile,
+    ScheduleKeys,
+    SubscriptionOption,
+    Subscriptions,
+    Timeout,
+    Topic,
+    TopicsError,
+    Triplets,
+    check_ids,
+    lines_of,
+    named,
+    run_command,
+    schedule_keys_of,
+    split_names,
+)
 from jobs.commands.produce import parse_duration, parse_time
-from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
+from jobs.options import Output, OutputOption, global_options, rest_client, show
 
 if TYPE_CHECKING:
-    from admin.control.client import ControlClient
-    from admin.control.requests import Outcome
-    from admin.control.rest_client import RestClient
     from broker.message_ids import MessageRef
     from conf.settings import Settings
 
-    Client = ControlClient | RestClient
-
 app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscriptions.", no_args_is_help=True)
-
-_SHOWN = 20
-
-_ONE_WAY = "messages are named by their ids or by --schedule-key, not by both"
-
-Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
-Subscriptions = Annotated[
-    str | None,
-    typer.Option(
-        "-s", "--subscriptionNames", help="Subscriptions, separated by commas; none: all; *: later ones, too."
-    ),
-]
-FromFile = Annotated[
-    typer.FileText | None, typer.Option("--from-file", help="Read ids from a file, one a line; - is standard input.")
-]
-SubscriptionOption = Annotated[str, typer.Option("-s", "--subscription", help="The subscription.")]
-Triplets = Annotated[
-    list[str] | None, typer.Option("--messageId-triplet", help="ledger:entry[:batchIndex]; may be repeated.")
-]
-Base64Ids = Annotated[
-    list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
-]
-ScheduleKeys = Annotated[
-    list[str] | None,
-    typer.Option("--schedule-key", help="The message that waits under this schedule key; may be repeated."),
-]
-Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for the answer.")]
-
-
-class TopicsError(DelayLakeError):
-    """A command was wrong, or not applied to all that it names."""
 
 
 @app.command("cancel-delayed-message")
@@ -84,12 +63,12 @@ def cancel_delayed_message(
     names = split_names(subscriptions)
     if schedule_keys:
         if from_file is not None or (ledger_id, entry_id, deliver_at) != (None, None, None):
-            raise typer.BadParameter(_ONE_WAY)
-        keys = _keys(schedule_keys)
+            raise typer.BadParameter(ONE_WAY)
+        keys = schedule_keys_of(schedule_keys)
         run_command(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
         return
     if from_file is not None:
-        for line in _lines(from_file):
+        for line in lines_of(from_file):
             message, _, time = line.partition(" ")
             if not time.strip().isdigit():
                 raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
@@ -97,7 +76,7 @@ def cancel_delayed_message(
     elif ledger_id is None or entry_id is None or deliver_at is None:
         raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --schedule-key, or --from-file")
     else:
-        _check(ledger_id, entry_id)
+        check_ids(ledger_id, entry_id)
         cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
     run_command(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
 
@@ -118,13 +97,13 @@ def acknowledge_message(
     names = split_names(subscriptions)
     if schedule_keys:
         if ledger_id is not None or entry_id is not None:
-            raise typer.BadParameter(_ONE_WAY)
-        keys = _keys(schedule_keys)
+            raise typer.BadParameter(ONE_WAY)
+        keys = schedule_keys_of(schedule_keys)
         run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, names, timeout))
         return
     if ledger_id is None or entry_id is None:
         raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
-    _check(ledger_id, entry_id)
+    check_ids(ledger_id, entry_id)
     message = [MessageRef(ledger_id, entry_id)]
     run_command(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
 
@@ -169,10 +148,10 @@ def skip_messages(
     With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
     """
     if schedule_keys:
-        keys = _keys(schedule_keys, triplets, base64_ids, from_file)
+        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
         run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, [subscription], timeout))
         return
-    messages = _named(triplets, base64_ids, from_file)
+    messages = named(triplets, base64_ids, from_file)
     run_command(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
 
 
@@ -200,11 +179,11 @@ def reschedule(
         raise typer.BadParameter("one of --deliver-at and --deliver-after is needed")
     due = deliver_at if deliver_at is not None else time.time_ns() // 1_000_000 + (deliver_after or 0)
     if schedule_keys:
-        keys = _keys(schedule_keys, triplets, base64_ids, from_file)
+        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
         names = [subscription]
         run_command(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, due, names, timeout))
         return
-    messages = _named(triplets, base64_ids, from_file)
+    messages = named(triplets, base64_ids, from_file)
     run_command(
         context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
     )
@@ -224,12 +203,12 @@ def deliver_now(
 ) -> None:
     """Deliver messages that wait, or that a pause holds back, at once."""
     if schedule_keys:
-        keys = _keys(schedule_keys, triplets, base64_ids, from_file)
+        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
         run_command(
             context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, 0, [subscription], timeout)
         )
         return
-    messages = _named(triplets, base64_ids, from_file)
+    messages = named(triplets, base64_ids, from_file)
     run_command(
         context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout)
     )
@@ -247,7 +226,7 @@ def restore(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Undo cancels and skips of messages whose time has not come."""
-    messages = _named(triplets, base64_ids, from_file)
+    messages = named(triplets, base64_ids, from_file)
     run_command(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
 
 
@@ -273,7 +252,7 @@ def retry(
 
     After as many retries as the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
     """
-    messages = _named(triplets, base64_ids, from_file)
+    messages = named(triplets, base64_ids, from_file)
     run_command(
         context,
         len(messages),
@@ -341,89 +320,3 @@ def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
         return MessageIndex(Tables(settings.warehouse)).find(source, partition, index)
     except TableNotFoundError as error:
         raise TopicsError(f"no table of entries in {settings.warehouse}: the job has not run yet") from error
-
-
-def _client(options: GlobalOptions) -> Client:
-    """Returns a client of the admin API where one is named, else of the control topic."""
-    if options.api_url is not None:
-        return rest_client(options, options.api_url)
-    from admin.control.client import ControlClient
-
-    return ControlClient(options.settings, getpass.getuser())
-
-
-def run_command(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
-    """Runs a command and prints its outcomes: as text, where they are many, only counts and the first that failed.
-
-    Args:
-        context: of the command line.
-        n: number of messages that the command names.
-        output: text or JSON.
-        command: calls the client.
-
-    Raises:
-        TopicsError: the command was not applied to all that it names.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    outcomes = []
-    with _client(global_options(context)) as client:
-        console = Console(stderr=True)
-        with Progress(console=console, disable=n <= _SHOWN or not console.is_terminal) as progress:
-            task = progress.add_task("messages", total=n)
-            for outcome in command(client):
-                outcomes.append(outcome)
-                progress.update(task, completed=min(n, len(outcomes)))
-    failed = [outcome for outcome in outcomes if not outcome.is_done]
-    shown = outcomes if len(outcomes) <= _SHOWN else failed[:_SHOWN]
-    lines = [str(outcome) for outcome in shown]
-    if len(outcomes) > _SHOWN:
-        lines.append(f"{len(outcomes) - len(failed):,} of {len(outcomes):,} done")
-    show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
-    if failed:
-        raise TopicsError(f"not done: {failed[0]}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
-
-
-def _named(
-    triplets: list[str] | None, base64_ids: list[str] | None, from_file: typer.FileText | None
-) -> list[MessageRef]:
-    """Returns the messages that the options name."""
-    from broker.message_ids import parse, parse_base64, parse_triplet
-
-    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
-    if from_file is not None:
-        messages += [parse(line) for line in _lines(from_file)]
-    if not messages:
-        raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
-    return messages
-
-
-def _keys(
-    keys: list[str],
-    triplets: list[str] | None = None,
-    base64_ids: list[str] | None = None,
-    from_file: typer.FileText | None = None,
-) -> list[str]:
-    """Returns the schedule keys, each once; nothing else may name messages."""
-    from tracker.schedule_key import check_key
-
-    if triplets or base64_ids or from_file is not None:
-        raise typer.BadParameter(_ONE_WAY)
-    for key in keys:
-        check_key(key)
-    return list(dict.fromkeys(keys))
-
-
-def split_names(subscriptions: str | None) -> list[str]:
-    """Returns the subscriptions of an option that has them separated by commas."""
-    return [name.strip() for name in (subscriptions or "").split(",") if name.strip()]
-
-
-def _lines(file: typer.FileText) -> list[str]:
-    return [line.strip() for line in file if line.strip()]
-
-
-def _check(ledger_id: int, entry_id: int) -> None:
-    if ledger_id < 0 or entry_id < 0:
-        raise TopicsError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")
