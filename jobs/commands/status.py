@@ -92,6 +92,11 @@ def _text(found: JobStatus, now: int, zone: tzinfo | None) -> str:
     if found.is_held_up:
         lines.append("held up: the senders are behind, and source topics are not read")
     lines += [
+        f"shaped: {topic}: what the rate or windows of {name} have put off is out at {time_text(until, zone)}"
+        for topic in sorted(found.shaped_until)
+        for name, until in found.queues(topic, "", now)
+    ]
+    lines += [
         f"{trouble.kind.replace('_', ' ')}: {trouble.name}: {trouble.text} (for {(now - trouble.since) // 1000:,} s)"
         for trouble in found.troubles
     ]

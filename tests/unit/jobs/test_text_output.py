@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from status.batch_status import BatchStatus
 from status.job_status import StatusWriter
 from tests.conftest import run_here
 from tests.messages import TOPIC
+from tests.unit.status.test_metrics import COUNTS
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.schemas import SCHEMAS
 from warehouse.tables import Tables
@@ -100,3 +102,13 @@ def test_of_a_job_that_has_done_nothing_no_figures_are_told(folder: Path) -> Non
     assert told.startswith("starting, started 2")
     assert "it has made no batch since: what waits is not known" in told
     assert "pending" not in told
+
+
+def test_status_tells_when_what_a_rate_has_put_off_is_out(folder: Path) -> None:
+    now = time.time_ns() // 1_000_000
+    with StatusWriter(f"file:{folder}/warehouse", 1) as status:
+        shaped = {TOPIC: {"a": SUMMER, "b": now - 1_000}}
+        status.batch(BatchStatus(1, now, counts=COUNTS, shaped_until=shaped))
+        told = said(folder, "status").splitlines()
+    line = f"shaped: {TOPIC}: what the rate or windows of a have put off is out at 2030-07-01T10:00:00.123Z"
+    assert [text for text in told if "shaped" in text] == [line]
