@@ -109,6 +109,7 @@ def test_status_tells_when_what_a_rate_has_put_off_is_out(folder: Path) -> None:
     with StatusWriter(f"file:{folder}/warehouse", 1) as status:
         shaped = {TOPIC: {"a": SUMMER, "b": now - 1_000}}
         status.batch(BatchStatus(1, now, counts=COUNTS, shaped_until=shaped))
+        status._write()
         told = said(folder, "status").splitlines()
     line = f"shaped: {TOPIC}: what the rate or windows of a have put off is out at 2030-07-01T10:00:00.123Z"
     assert [text for text in told if "shaped" in text] == [line]
