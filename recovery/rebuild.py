@@ -16,13 +16,8 @@ import pyarrow.parquet as pq
 from broker.position import Position
 from conf.settings import Settings
 from recovery.changes import Changes, find_commands, not_to_deliver, write_moves
-from recovery.delivered import (
-    DONE,
-    Delivered,
-    partition_name,
-    read_delivered,
-    write_missing_deliveries,
-)
+from recovery.delivered import DONE, Delivered, partition_name, read_delivered
+from recovery.destinations import write_missing_deliveries
 from recovery.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
 from recovery.recurring import Schedules
 from recovery.schedule_keys import KEYED_ROWS, keyed_topics, live_keys

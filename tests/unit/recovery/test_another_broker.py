@@ -16,7 +16,8 @@ from broker.position import START, Position
 from broker.replicas import REPLICAS
 from conf.settings import Settings
 from recovery.another_broker import compare
-from recovery.delivered import _Sent, read_delivered, write_missing_deliveries
+from recovery.delivered import read_delivered
+from recovery.destinations import _Sent, write_missing_deliveries
 from tests.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
 from warehouse.renumbering import PAIRS, Renumbering, renumber
@@ -186,10 +187,10 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
             return [one for one in sent if one.published_at >= since and topic == one.destination]
 
         with (
-            mock.patch("recovery.delivered.connect", return_value=client),
-            mock.patch("recovery.delivered.AdminClient"),
-            mock.patch("recovery.delivered._first_not_durable", return_value=NOW),
-            mock.patch("recovery.delivered._messages_since", since),
+            mock.patch("recovery.destinations.connect", return_value=client),
+            mock.patch("recovery.destinations.AdminClient"),
+            mock.patch("recovery.destinations._first_not_durable", return_value=NOW),
+            mock.patch("recovery.destinations._messages_since", since),
         ):
             write_missing_deliveries(made, tables, known, durable, {}, lambda *_: None, renumbering=of)
         ids = tables.sql("SELECT ledger_id, entry_id FROM deliveries ORDER BY ledger_id, entry_id")

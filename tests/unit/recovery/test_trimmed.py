@@ -14,7 +14,8 @@ from broker.admin_rest import AdminClient, BrokerEntry, TopicLedgers
 from broker.client import PulsarError
 from broker.position import Position
 from conf.settings import Settings
-from recovery.delivered import Delivered, UnreadableDestinationError, write_missing_deliveries
+from recovery.delivered import Delivered
+from recovery.destinations import UnreadableDestinationError, write_missing_deliveries
 from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from recovery.trimmed import warn_of_trimmed
 from warehouse.schemas import DELIVERIES
@@ -168,8 +169,8 @@ def test_a_destination_that_can_not_be_read_is_named_and_can_be_left_out(
     overdue = {(ORDERS, 0): NEEDED}
     warnings: list[str] = []
     with (
-        mock.patch("recovery.delivered.connect", return_value=client),
-        mock.patch("recovery.delivered.AdminClient", return_value=FakeAdmin([])),
+        mock.patch("recovery.destinations.connect", return_value=client),
+        mock.patch("recovery.destinations.AdminClient", return_value=FakeAdmin([])),
     ):
         with pytest.raises(
             UnreadableDestinationError, match=f"{BILLING} can't be read .*no rights.*--without-dest"
@@ -202,8 +203,8 @@ def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_
     known = Delivered({ORDERS: ["billing", "audit"]}, {ORDERS: Position(1, 0)})
     warnings: list[str] = []
     with (
-        mock.patch("recovery.delivered.connect", return_value=client),
-        mock.patch("recovery.delivered.AdminClient", return_value=FakeAdmin([(9, 3, NEEDED + MINUTE)])),
+        mock.patch("recovery.destinations.connect", return_value=client),
+        mock.patch("recovery.destinations.AdminClient", return_value=FakeAdmin([(9, 3, NEEDED + MINUTE)])),
     ):
         overdue = {(ORDERS, 0): NEEDED}  # audit's is not read
         write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append)
@@ -222,8 +223,8 @@ def test_dead_letters_are_read_wherever_there_are_any(tables: Tables, tmp_path: 
     client.create_reader.return_value.has_message_available.return_value = False
     known = Delivered({ORDERS: ["billing"]}, {ORDERS: Position(1, 0)})
     with (
-        mock.patch("recovery.delivered.connect", return_value=client),
-        mock.patch("recovery.delivered.AdminClient", return_value=admin),
+        mock.patch("recovery.destinations.connect", return_value=client),
+        mock.patch("recovery.destinations.AdminClient", return_value=admin),
     ):
         write_missing_deliveries(settings, tables, known, known.durable, {(ORDERS, 0): NEEDED}, lambda *_: None)
     read = {call.args[0] for call in client.create_reader.call_args_list}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from broker.position import Position
-from recovery.delivered import _deliveries, _of_known_entries, _Sent
+from recovery.destinations import _deliveries, _of_known_entries, _Sent
 from warehouse.schemas import DELIVERIES, SCHEMAS
 from warehouse.tables import Tables
 
