@@ -14,7 +14,7 @@ from admin.control.bulk import MAX_MATCHED, MOST_MATCHED
 from admin.control.dead_letters import DeadLetterFilter
 from admin.control.redrive import Redrive
 from admin.errors import AdminError, error_responses
-from admin.rest.pending_api import refusal
+from admin.rest.pending_errors import refusal
 from admin.rest.request_bodies import BadRequest, parse_request_id
 from admin.rest.target import TargetTopic
 from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Canceller

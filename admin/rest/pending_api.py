@@ -11,33 +11,18 @@ from typing import Annotated, Any
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError
 
 from admin.control.async_client import AsyncControlClient
-from admin.control.bulk import (
-    MAX_MATCHED,
-    MOST_MATCHED,
-    NAMED,
-    Action,
-    Change,
-    CumulativeError,
-    Tally,
-    TooManyError,
-    check,
-    matching,
-    meant,
-    plan,
-    requests,
-)
-from admin.control.redrive import RedriveBusyError
+from admin.control.bulk import MOST_MATCHED, NAMED, Action, Change, Tally, check, plan, requests
 from admin.errors import AdminError, error_responses, prefers_outcomes
+from admin.rest.by_filter import BulkRequest, by_filter, refuse_key
+from admin.rest.pending_errors import invalid, refusal
 from admin.rest.request_bodies import BadRequest, parse_count
 from admin.rest.target import Target, TargetTopic
 from admin.rest.topics_schema import (
     CALLER_ERRORS,
     CHANGE_ERRORS,
-    IDEMPOTENCY_KEY,
     SKIP_NEXT_RESPONSES,
     SKIP_NEXT_TEXT,
     TOPIC_PATH,
@@ -52,60 +37,19 @@ from conf.settings import Settings
 from status.job_status import read_status
 from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
-from warehouse.queries.listing import (
-    CursorError,
-    NoTablesError,
-    PendingError,
-    PendingFilter,
-    State,
-    UnknownTopicError,
-    VersionGoneError,
-)
+from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.waiting import MAX_LIMIT, Pending
 
 _PAGE = 100  # messages, where no limit is given
-_SHOWN = 100  # messages of a dry run
 _STREAMED_AT_ONCE = 100_000
 PROTOBUF = "application/x-protobuf"
 
-_CODES: dict[type[PendingError], int] = {
-    CursorError: 400,
-    UnknownTopicError: 404,
-    RedriveBusyError: 409,
-    CumulativeError: 405,
-    VersionGoneError: 410,
-    TooManyError: 412,
-    NoTablesError: 503,
-}
 _MEANT = (
     "\n\nA message is known here when the job has sealed it, a few seconds after it came; one that is due sooner than"
     " about ten seconds may never be."
 )
 
 router = APIRouter()
-
-
-class BulkRequest(BaseModel):
-    """Which messages are to be changed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
-
-    filter: PendingFilter
-    dry_run: bool = False
-    max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
-
-
-class BulkReschedule(BulkRequest):
-    """Which messages are to be delivered at another time, and when."""
-
-    deliver_at: Annotated[int | None, Field(ge=0, lt=2**63, description="When, ms since the epoch.")] = None
-    shift_millis: Annotated[int | None, Field(gt=-(2**62), lt=2**62, description="So much later.")] = None
-
-    @model_validator(mode="after")
-    def _one_time(self) -> BulkReschedule:
-        if (self.deliver_at is None) == (self.shift_millis is None):
-            raise ValueError("one of deliverAt and shiftMillis is needed")
-        return self
 
 
 def pending_filter(
@@ -138,7 +82,7 @@ def pending_filter(
             state=state,
         )
     except ValidationError as error:
-        raise _invalid(error) from error
+        raise invalid(error) from error
 
 
 Filter = Annotated[PendingFilter, Depends(pending_filter)]
@@ -258,62 +202,6 @@ async def skip_by_filter(
     return await by_filter(request, role, target, subscription, body, Change(Action.SKIP))
 
 
-def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:
-    """Reads a body with a filter instead of ids.
-
-    Args:
-        change: what is to be done; None: to reschedule, to the time that the body says.
-
-    Returns:
-        the body, and what is to be done.
-
-    Raises:
-        AdminError: 400, it can't be read.
-    """
-    try:
-        if change is not None:
-            return BulkRequest.model_validate_json(body), change
-        moved = BulkReschedule.model_validate_json(body)
-    except ValidationError as error:
-        raise _invalid(error) from error
-    return moved, Change(Action.RESCHEDULE, moved.deliver_at, moved.shift_millis)
-
-
-async def by_filter(
-    request: Request, role: str, target: Target, subscription: str, body: BulkRequest, change: Change
-) -> Response:
-    """Changes all messages that match the body's filter, or in a dry run tells which would be.
-
-    Raises:
-        AdminError: the filter is not for this call, too many messages match, or they can't be changed or read.
-        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send_ahead`.
-    """
-    target.check_subscriptions([subscription])
-    _refuse_key(request)
-    wanted = body.filter
-    if not wanted.is_selective:
-        raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
-    if wanted.subscription not in (None, subscription):
-        raise AdminError(400, "the filter has another subscription than the path")
-    wanted = meant(wanted.model_copy(update={"subscription": subscription}), change.action)
-    settings: Settings = request.app.state.settings
-    client: AsyncControlClient = request.app.state.control
-    try:
-        question = await asyncio.to_thread(_ask, request, target, wanted)
-        check(question, change.action)
-        if body.dry_run:
-            return JSONResponse(await asyncio.to_thread(_would_match, question))
-        rows = await asyncio.to_thread(matching, question, body.max)
-    except PendingError as error:
-        raise refusal(error) from error
-    todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
-    tally = Tally(todo)
-    commands = requests(settings, role, question.topic, todo.calls)
-    async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
-        tally.add(outcome)
-    return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
-
-
 @router.post(
     TOPIC_PATH + "/subscription/{subscription}/skip/{n}",
     summary="Skip the next messages",
@@ -336,7 +224,7 @@ async def skip_next(
     if await request.body():
         raise AdminError(400, "a number of messages goes without a body; message ids go to skip/0 or skipByMessageIds")
     target.check_subscriptions([subscription])
-    _refuse_key(request)
+    refuse_key(request)
     try:
         question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
         check(question, Action.SKIP)
@@ -380,12 +268,6 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
     return tally
 
 
-def _refuse_key(request: Request) -> None:
-    """Raises an AdminError (400) where the caller relies on an id: which messages are meant changes with the tables."""
-    if IDEMPOTENCY_KEY in request.headers:
-        raise AdminError(400, f"{IDEMPOTENCY_KEY} is for calls that name messages by their ids")
-
-
 def _check_partition(target: Target, rows: pa.Table) -> None:
     """Checks that the call names a partition where the topic is partitioned.
 
@@ -407,20 +289,5 @@ def _not_handed_out(request: Request, target: Target, subscription: str) -> Pend
     return _ask(request, target, PendingFilter(subscription=subscription, due_from=horizon))
 
 
-def _would_match(question: Pending) -> dict[str, Any]:
-    page = question.page(_SHOWN)
-    return {"matched": question.count(), "messages": page.to_json()["messages"]}
-
-
 def _ask(request: Request, target: Target, wanted: PendingFilter, cursor: str | None = None) -> Pending:
     return Pending(request.app.state.settings, target.name, wanted, cursor)
-
-
-def _invalid(error: ValidationError) -> AdminError:
-    first = error.errors()[0]
-    return AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]]))
-
-
-def refusal(error: PendingError) -> AdminError:
-    """Returns the answer of a call whose question can't be answered."""
-    return AdminError(_CODES.get(type(error), 500), str(error))

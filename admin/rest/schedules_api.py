@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from admin.control.requests import Cancel
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, command_factory, send
-from admin.rest.pending_api import refusal
+from admin.rest.pending_errors import refusal
 from admin.rest.request_bodies import BadRequest, parse_subscriptions
 from admin.rest.target import Target, TargetTopic
 from admin.rest.topics_schema import (

@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 
 from admin.control.bulk import Action, Change
 from admin.errors import AdminError
+from admin.rest.by_filter import by_filter, parse_bulk
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, command_factory, send
-from admin.rest.pending_api import by_filter, parse_bulk
 from admin.rest.request_bodies import (
     BadRequest,
     TooManyIds,

@@ -1,0 +1,124 @@
+"""Changing all messages that match a filter, over HTTP: the body, what may be asked, and the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from admin.control.async_client import AsyncControlClient
+from admin.control.bulk import (
+    MAX_MATCHED,
+    MOST_MATCHED,
+    Action,
+    Change,
+    Tally,
+    check,
+    matching,
+    meant,
+    plan,
+    requests,
+)
+from admin.errors import AdminError
+from admin.rest.pending_errors import invalid, refusal
+from admin.rest.target import Target
+from admin.rest.topics_schema import IDEMPOTENCY_KEY
+from conf.settings import Settings
+from warehouse.queries.listing import PendingError, PendingFilter
+from warehouse.queries.waiting import Pending
+
+_SHOWN = 100  # messages of a dry run
+
+
+class BulkRequest(BaseModel):
+    """Which messages are to be changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
+
+    filter: PendingFilter
+    dry_run: bool = False
+    max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+
+
+class BulkReschedule(BulkRequest):
+    """Which messages are to be delivered at another time, and when."""
+
+    deliver_at: Annotated[int | None, Field(ge=0, lt=2**63, description="When, ms since the epoch.")] = None
+    shift_millis: Annotated[int | None, Field(gt=-(2**62), lt=2**62, description="So much later.")] = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> BulkReschedule:
+        if (self.deliver_at is None) == (self.shift_millis is None):
+            raise ValueError("one of deliverAt and shiftMillis is needed")
+        return self
+
+
+def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:
+    """Reads a body with a filter instead of ids.
+
+    Args:
+        change: what is to be done; None: to reschedule, to the time that the body says.
+
+    Returns:
+        the body, and what is to be done.
+
+    Raises:
+        AdminError: 400, it can't be read.
+    """
+    try:
+        if change is not None:
+            return BulkRequest.model_validate_json(body), change
+        moved = BulkReschedule.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error) from error
+    return moved, Change(Action.RESCHEDULE, moved.deliver_at, moved.shift_millis)
+
+
+async def by_filter(
+    request: Request, role: str, target: Target, subscription: str, body: BulkRequest, change: Change
+) -> Response:
+    """Changes all messages that match the body's filter, or in a dry run tells which would be.
+
+    Raises:
+        AdminError: the filter is not for this call, too many messages match, or they can't be changed or read.
+        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send_ahead`.
+    """
+    target.check_subscriptions([subscription])
+    refuse_key(request)
+    wanted = body.filter
+    if not wanted.is_selective:
+        raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
+    if wanted.subscription not in (None, subscription):
+        raise AdminError(400, "the filter has another subscription than the path")
+    wanted = meant(wanted.model_copy(update={"subscription": subscription}), change.action)
+    settings: Settings = request.app.state.settings
+    client: AsyncControlClient = request.app.state.control
+    try:
+        question = await asyncio.to_thread(Pending, settings, target.name, wanted)
+        check(question, change.action)
+        if body.dry_run:
+            return JSONResponse(await asyncio.to_thread(_would_match, question))
+        rows = await asyncio.to_thread(matching, question, body.max)
+    except PendingError as error:
+        raise refusal(error) from error
+    todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
+    tally = Tally(todo)
+    commands = requests(settings, role, question.topic, todo.calls)
+    async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
+        tally.add(outcome)
+    return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
+
+
+def refuse_key(request: Request) -> None:
+    """Raises an AdminError (400) where the caller relies on an id: which messages are meant changes with the tables."""
+    if IDEMPOTENCY_KEY in request.headers:
+        raise AdminError(400, f"{IDEMPOTENCY_KEY} is for calls that name messages by their ids")
+
+
+def _would_match(question: Pending) -> dict[str, Any]:
+    page = question.page(_SHOWN)
+    return {"matched": question.count(), "messages": page.to_json()["messages"]}
