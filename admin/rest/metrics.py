@@ -17,9 +17,10 @@ from conf.settings import Settings
 from status.job_status import read_status
 from status.metrics import JobCollector
 from warehouse.queries.live_schedules import live_schedules
+from warehouse.queries.paused import paused
 
 _STORAGE_SECONDS = 10.0
-_SCHEDULES_SECONDS = 60.0
+_SUBSCRIPTIONS_SECONDS = 60.0
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -70,26 +71,30 @@ class StorageCollector(Collector):
         yield metric
 
 
-class SchedulesCollector(Collector):
-    """A metric of the recurring messages that are live; they are counted at most every minute."""
+class WarehouseCollector(Collector):
+    """Metrics of the routes' subscriptions that are read from the tables, at most every minute."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._read_at = -_SCHEDULES_SECONDS
-        self._found: dict[tuple[str, str], int] = {}
+        self._read_at = -_SUBSCRIPTIONS_SECONDS
+        self._schedules: dict[tuple[str, str], int] = {}
+        self._paused: set[tuple[str, str]] = set()
 
     def collect(self) -> Iterator[Metric]:
-        if time.monotonic() - self._read_at >= _SCHEDULES_SECONDS:
+        if time.monotonic() - self._read_at >= _SUBSCRIPTIONS_SECONDS:
             self._read_at = time.monotonic()
-            self._found = live_schedules(self._settings, time.time_ns() // 1_000_000)
-        metric = GaugeMetricFamily(
-            "delaylake_schedules",
-            "Recurring messages that have an occurrence to come.",
-            labels=["topic", "subscription"],
+            self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
+            self._paused = paused(self._settings.warehouse)
+        labels = ["topic", "subscription"]
+        schedules = GaugeMetricFamily(
+            "delaylake_schedules", "Recurring messages that have an occurrence to come.", labels=labels
         )
-        for labels, n in self._found.items():
-            metric.add_metric(labels, n)
-        yield metric
+        pauses = GaugeMetricFamily("delaylake_paused", "1 while a subscription is paused.", labels=labels)
+        for of, n in self._schedules.items():
+            schedules.add_metric(of, n)
+            pauses.add_metric(of, of in self._paused)
+        yield schedules
+        yield pauses
 
 
 class ApiMetrics:
@@ -112,7 +117,7 @@ class ApiMetrics:
             "delaylake_api_requests_in_progress", "Requests that wait for an answer.", registry=self.registry
         )
         self.registry.register(StorageCollector(settings))
-        self.registry.register(SchedulesCollector(settings))
+        self.registry.register(WarehouseCollector(settings))
         self.registry.register(JobCollector(lambda: read_status(settings.warehouse)))
 
 

@@ -15,6 +15,7 @@ from broker.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.commands.moves import HELD_DELIVER_AT
 from warehouse.queries.listing import ORDER, Cursor, NoTablesError, Page, PendingFilter, PendingMessage, State, of_route
+from warehouse.queries.paused import paused
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
 from warehouse.snapshot import Snapshot
 
@@ -233,7 +234,7 @@ class Pending:
             zip(counts_of_cancelled["subscription"].to_pylist(), counts_of_cancelled["n"].to_pylist(), strict=True)
         )
         written_at = self._tables.written_at("delayed_index")
-        paused = self._paused()
+        are_paused = {name for _, name in paused(self._warehouse, self.topic)}
         return {
             "topic": self.topic,
             "version": self.version,
@@ -248,25 +249,12 @@ class Pending:
                     "earliest": counts[f"min_{i}"],
                     "latest": counts[f"max_{i}"],
                     "held": counts[f"held_{i}"],
-                    "isPaused": name in paused,
+                    "isPaused": name in are_paused,
                     "takenBack": cancelled.get(name, 0),
                 }
                 for i, name in enumerate(names)
             ],
         }
-
-    def _paused(self) -> set[str]:
-        """Returns the names of the topic's paused subscriptions."""
-        try:
-            outcomes = Snapshot(self._warehouse, {"outcomes": None})
-        except DeltaError:
-            return set()
-        pause_changes = outcomes.sql(
-            f"SELECT subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {self._pending.of_topic} "  # noqa: S608
-            "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
-        ).to_pylist()
-        last = {row["subscription"]: row["operation"] for row in pause_changes}
-        return {name for name, operation in last.items() if operation == "PAUSE"}
 
     def _message(self, row: dict[str, Any]) -> PendingMessage:
         return PendingMessage(

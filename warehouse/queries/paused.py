@@ -1,0 +1,28 @@
+"""Which subscriptions are paused, read from the Delta tables."""
+
+from __future__ import annotations
+
+from deltalake.exceptions import DeltaError
+
+from warehouse.snapshot import Snapshot
+from warehouse.tables import literal
+
+
+def paused(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
+    """Returns the (topic, subscription) pairs that are paused; `*` is for those that are added later.
+
+    Args:
+        warehouse: its location. Without tables nothing is paused.
+        topic: the only one that is asked for; None: all.
+    """
+    try:
+        outcomes = Snapshot(warehouse, {"outcomes": None})
+    except DeltaError:
+        return set()
+    of_topic = "true" if topic is None else f"topic = {literal(topic)}"
+    changes = outcomes.sql(
+        f"SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {of_topic} "  # noqa: S608
+        "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
+    ).to_pylist()
+    last = {(row["topic"], row["subscription"]): row["operation"] for row in changes}
+    return {of for of, operation in last.items() if operation == "PAUSE"}
