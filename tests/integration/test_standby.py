@@ -29,7 +29,7 @@ def test_a_standby_takes_over_from_a_killed_job_and_from_one_that_is_told_to_sto
     stopped = threading.Event()
 
     def produce() -> None:
-        while not stopped.wait(0.02):
+        while not stopped.wait(0.05):
             payload, due = f"m{len(sent)}", now() + 500 + len(sent) % 7 * 500
             producer.send(payload.encode(), properties={"deliverAt": str(due)})
             sent[payload] = due

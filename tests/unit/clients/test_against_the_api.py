@@ -17,6 +17,8 @@ from admin.control.requests import ControlRequest, Outcome
 from conf.settings import Settings
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
+pytestmark = pytest.mark.slow
+
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
 TOPIC = "persistent://public/default/orders"

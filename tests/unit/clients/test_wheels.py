@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hatchling import build
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 # Of packages that are often beside ours, and need not be installed here: proto-plus, which google-cloud's use, ...

@@ -58,6 +58,7 @@ def test_what_is_wrong_at_the_first_look_ends_it() -> None:
         watch(render, 3, Output.TEXT, sleep=sleep)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text(f"warehouse: file:{tmp_path}/warehouse\n")

@@ -22,6 +22,8 @@ from warehouse.queries.index_rows import read_segment
 from warehouse.schemas import SCHEMAS, VERSION, VERSION_OF
 from warehouse.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = sorted((Path(__file__).parents[2] / "fixtures").glob("warehouse-*.tar.xz"))
 
 

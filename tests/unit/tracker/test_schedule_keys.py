@@ -12,6 +12,7 @@ from hypothesis import Phase, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, SKIP, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
@@ -167,7 +168,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@effort(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@effort(max_examples=examples(60), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(steps=STEPS, shards=st.integers(1, 3))
 def test_shards_against_the_model(
     steps: list[tuple[int, list[tuple[str | None, str, int]], str | None, str, int]], shards: int

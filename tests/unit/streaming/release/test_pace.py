@@ -20,6 +20,7 @@ from streaming.release.attempt import Assignment, Attempt
 from streaming.release.pace import Pace, Paces, RateLimit
 from streaming.release.plan import PlannedSend, by_time, plan_release
 from streaming.release.sender import _set_paces
+from tests.examples import examples
 from tests.messages import TOPIC, messages, release_rows
 from tests.unit.streaming.release.test_producer_line import Topic, lines_to, now, run
 from tracker.messages import pack
@@ -94,7 +95,8 @@ def test_in_any_second_no_more_than_rate_and_burst_whenever_tasks_begin(
     assert last <= max(first_due, *(begin for begin, _ in tasks)) + n / rate + busy + 1 / rate + 1
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(deadline=None, max_examples=examples(90), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(0, 3)), max_size=200))
 def test_each_bucket_is_as_if_it_were_alone(
     tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, float]]
@@ -153,6 +155,7 @@ def test_each_key_takes_places_of_its_own_where_the_rate_is_by_key() -> None:
         assert len(paces) == n
 
 
+@pytest.mark.slow
 def test_tasks_that_are_late_at_once_send_no_more_than_rate_and_burst_in_any_second(tmp_path: Path) -> None:
     limit, path, published = RateLimit(40.0, 20), tmp_path / "paces", list[float]()
 
