@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from tracker.commands.apply import Executor, Here
 from tracker.commands.cancelled import Compression
 from tracker.commands.holding import Holding
+from tracker.commands.in_advance import InAdvance
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.occurrences import Occurrences
@@ -23,7 +24,7 @@ from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.remaining import Remaining
 from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.request_log import RequestLog
-from tracker.commands.schema import ANSWER, CANCEL, KNOWN, OUTCOME_ROWS, RESCHEDULE, SKIP, PauseChange
+from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.commands.waiting import WaitingCommands
 from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where, with_columns
 from tracker.sharding import Place
@@ -90,6 +91,9 @@ class Control:
             self._subscriptions, self._remaining, self.operations, self.occurrences, self._remembered_millis
         )
         self._waiting = WaitingCommands(store)
+        self._in_advance = InAdvance(
+            self._waiting, self._subscriptions, self.operations, self._is_home, self._remembered_millis
+        )
         self._requests = RequestLog(store)
         self.cancelled = self._remaining.cancelled
 
@@ -340,7 +344,7 @@ class Control:
         applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment, here)
         outcomes.append(applied)
         if unmatched.num_rows:
-            outcomes += self._wait(unmatched, moment)
+            outcomes += self._in_advance.wait(unmatched, moment)
         if again.num_rows:
             index, names = each_subscription(again, self._subscriptions.names)
             again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
@@ -349,19 +353,7 @@ class Control:
 
     def expire(self, moment: Moment) -> pa.Table:
         """Ends waiting commands whose message can no longer come; returns their OUTCOME_ROWS."""
-
-        def is_expired(rows: pa.Table) -> BoolArray:
-            is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
-            is_past = int64(rows, "deliver_at") + self._remembered_millis <= moment.released
-            return (
-                (int64(rows, "tick") <= moment.ingested_through)
-                & (~is_cancel | is_past)
-                & ~self._is_without_route(rows)
-            )
-
-        expired = self._waiting.take_where(is_expired)
-        expired = where(expired, self._is_home(expired))
-        return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
+        return self._in_advance.expire(moment)
 
     def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
         """Takes over a rebuilt state.
@@ -393,57 +385,3 @@ class Control:
         if data != self._saved:
             self._store.put(_META, (0, 0), data)
             self._saved = data
-
-    def _wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
-        """Answers commands for messages that are not known, and keeps those whose message may still come."""
-        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
-        has_all_come = (moment.ingested_through >= moment.tick) & ~self._is_without_route(commands)
-        is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
-        is_nowhere = ~is_cancel & has_all_come
-        waiting = where(commands, ~is_past & ~is_nowhere)
-        self._waiting.add(waiting, moment.tick)
-        if self._place.shards > 1:
-            # Of a command that is for another shard's message, too, its entry's home tells what becomes of it.
-            is_home = self._is_home(commands)
-            commands, is_past, is_nowhere = where(commands, is_home), is_past[is_home], is_nowhere[is_home]
-            waiting = where(waiting, self._is_home(waiting))
-        outcomes = [
-            answer(
-                self._subscriptions,
-                where(commands, is_past),
-                Result.TOO_LATE,
-                "no such message is known, and its time is past",
-            ),
-            answer(self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
-            self._let_wait(waiting, moment),
-        ]
-        # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
-        taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
-        index, names = each_subscription(taking, self._subscriptions.names)
-        due = np.maximum(int64(taking, "deliver_at") - self._remembered_millis, moment.now)[index]
-        rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-        self.operations.add("CANCEL", rows, self.next_sequence(moment), due)
-        return outcomes
-
-    def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
-        """Answers commands that wait, with what a rebuild needs: the order in which they came, and their times.
-
-        The rows of one command have one sequence.
-        """
-        answers = answer(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
-        if not answers.num_rows:
-            return answers
-        ids = answers["request_id"]
-        is_next = np.append(False, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
-        sequences = self.operations.next_sequences(moment, np.cumsum(is_next))
-        index, _ = each_subscription(commands, self._subscriptions.names)
-        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
-        times = pc.if_else(has_time, commands["deliver_at"], None)
-        # Of a retry, which has a time only after a rebuild, how long it is to wait counts from now on.
-        after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)
-        times = pc.if_else(after, pc.add(moment.now, commands["after_millis"]), times).take(pa.array(index))
-        return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
-
-    def _is_without_route(self, rows: pa.Table) -> BoolArray:
-        """Tells which commands are for topics without a route: these are not read, so their message may still come."""
-        return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0
