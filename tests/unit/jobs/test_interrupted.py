@@ -108,3 +108,24 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
     assert done.stderr.startswith("error: ")
     assert "No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", [subprocess.DEVNULL, subprocess.PIPE], ids=["nowhere", "read"])
+def test_a_connection_that_breaks_is_an_error(out: int) -> None:
+    """Also where the output is thrown away, as a service's may be."""
+    broken = """
+from unittest import mock
+from jobs.__main__ import main
+with mock.patch("conf.times.parse_zone", side_effect=BrokenPipeError(32, "Broken pipe")):
+    main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", broken, "--time-zone", "UTC", "status"],
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: [Errno 32] Broken pipe (unexpected: a connection was closed)\n"
