@@ -40,16 +40,16 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.named_messages import Named, NamedMessages
-from tracker.releasing import Releasing
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.spans import first_due
 from tracker.sharding import Place
-from tracker.step import Step
+from tracker.stages.named_messages import Named, NamedMessages
+from tracker.stages.releasing import Releasing
+from tracker.stages.step import Step
+from tracker.stages.unwritable import held_back, open_releases, sent_rejects
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
-from tracker.unwritable import held_back, open_releases, sent_rejects
 
 
 class _Last(NamedTuple):

@@ -15,9 +15,9 @@ from tracker.in_flight import SENDING, InFlight, Release
 from tracker.key_order import KeyOrder
 from tracker.messages import are_recurring, concat, has_occurrences, in_order, int64, is_rejected, where
 from tracker.shaping.shaper import Shaper
-from tracker.step import Step
+from tracker.stages.step import Step
+from tracker.stages.unwritable import sent_rejects
 from tracker.subscriptions import Subscriptions
-from tracker.unwritable import sent_rejects
 
 
 class Releasing:
