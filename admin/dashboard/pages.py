@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 from deltalake.exceptions import DeltaError
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
-from pydantic import ValidationError
 
 from admin.dashboard.data import (
     WHICH_ATTEMPTS,
@@ -23,16 +22,13 @@ from admin.dashboard.data import (
 )
 from admin.dashboard.histogram import ALL, FIT, SPANS, histogram
 from admin.dashboard.responses import COOKIE, page, part, static_file
+from admin.dashboard.search_form import Asked, Text, parse_field_time, parse_ref, wanted_of
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
-from broker.message_ids import MessageIdError, MessageRef
-from broker.message_ids import parse as parse_id
-from conf.errors import one_line
 from conf.secrets import without_secrets
 from conf.settings import Operation, Route, Settings
-from conf.times import parse_time
 from status.job_status import read_status
-from warehouse.queries.listing import PendingError, PendingFilter, State
+from warehouse.queries.listing import PendingError, State
 from warehouse.queries.schedules import Schedules
 from warehouse.queries.waiting import Pending
 
@@ -45,7 +41,6 @@ router = APIRouter(include_in_schema=False)
 
 Caller = Annotated[Reader, Depends(requires_some(Operation.READ))]
 Admin = Annotated[Reader, Depends(requires_some(Operation.ADMIN))]
-Text = Annotated[str, Query()]
 
 
 @router.get("/ui/static/{rest}", dependencies=[Depends(open_to_all)])
@@ -123,7 +118,7 @@ def schedule(
 ) -> Response:
     route = _route(caller, topic)
     _check_subscription(route, subscription)
-    begin, until = (_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
+    begin, until = (parse_field_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
     status = read_status(_settings(request).warehouse)
     queues = status.queues(route.source, subscription, _now()) if status is not None else []
     return page(
@@ -147,7 +142,7 @@ def schedule_data(
     route = _route(caller, topic)
     _check_subscription(route, subscription)
     settings = _settings(request)
-    begin, until = (_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
+    begin, until = (parse_field_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
     if begin is not None and until is not None and until <= begin:
         raise AdminError(400, "the window ends before it begins")
     try:
@@ -169,34 +164,6 @@ def schedule_data(
     )
 
 
-def _asked(
-    topic: Text = "",
-    subscription: Text = "",
-    state: Text = State.WAITING,
-    key: Text = "",
-    property: Text = "",
-    producer: Text = "",
-    id: Text = "",
-    due_from: Annotated[str, Query(alias="dueFrom")] = "",
-    due_before: Annotated[str, Query(alias="dueBefore")] = "",
-) -> dict[str, str]:
-    """A dependency: the fields of the search form, as they were filled in."""
-    return {
-        "topic": topic,
-        "subscription": subscription,
-        "state": state,
-        "key": key,
-        "property": property,
-        "producer": producer,
-        "id": id,
-        "dueFrom": due_from,
-        "dueBefore": due_before,
-    }
-
-
-Asked = Annotated[dict[str, str], Depends(_asked)]
-
-
 @router.get("/ui/messages")
 def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     route = _route(caller, asked["topic"])
@@ -204,7 +171,7 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
     shown: dict[str, Any] = {"found": None, "problem": None, "filter": None}
     code = 200
     try:
-        wanted = _wanted(asked)
+        wanted = wanted_of(asked)
         _check_subscription(route, subscription)
         shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
         shown["is_selective"] = wanted.is_selective
@@ -270,7 +237,7 @@ def retries(request: Request, caller: Caller, topic: Text = "", subscription: Te
 def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     """Shows how many messages a listing has, in the version of the tables that its first page read."""
     try:
-        n = Pending(_settings(request), _route(caller, asked["topic"]).source, _wanted(asked), cursor or None).count()
+        n = Pending(_settings(request), _route(caller, asked["topic"]).source, wanted_of(asked), cursor or None).count()
     except PendingError as error:
         raise AdminError(410, str(error)) from error
     return part(request, "parts/count.html", caller, n=n)
@@ -279,7 +246,7 @@ def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> 
 @router.get("/ui/message")
 def message(request: Request, caller: Caller, topic: Text = "", id: Text = "") -> Response:
     route = _route(caller, topic)
-    ref = _ref(id)
+    ref = parse_ref(id)
     settings = _settings(request)
     found, events, problem, code = None, [], None, 200
     try:
@@ -361,46 +328,6 @@ def _route(caller: Reader, topic: str) -> Route:
 def _check_subscription(route: Route, subscription: str) -> None:
     if subscription and subscription not in [s.name for s in route.subscriptions]:
         raise AdminError(404, f"the topic has no subscription {subscription[:200]!r}")
-
-
-def _wanted(asked: dict[str, str]) -> PendingFilter:
-    """Returns the search form as a filter.
-
-    Raises:
-        AdminError: 400, a field can't be read.
-    """
-    name, _, value = asked["property"].partition("=")
-    if asked["property"] and not name:
-        raise AdminError(400, "a property must be name=value")
-    position = _ref(asked["id"]) if asked["id"] else None
-    try:
-        return PendingFilter(
-            subscription=asked["subscription"] or None,
-            state=State(asked["state"]),
-            key=asked["key"] or None,
-            properties={name: value} if name else {},
-            producer_name=asked["producer"] or None,
-            due_from=_time("due from", asked["dueFrom"]) if asked["dueFrom"] else None,
-            due_before=_time("due before", asked["dueBefore"]) if asked["dueBefore"] else None,
-            ledger_id=None if position is None else position.ledger_id,
-            entry_id=None if position is None else position.entry_id,
-        )
-    except (ValidationError, ValueError) as error:
-        raise AdminError(400, one_line(error)[:200]) from error
-
-
-def _ref(text: str) -> MessageRef:
-    try:
-        return parse_id(text.strip())
-    except MessageIdError as error:
-        raise AdminError(400, str(error)) from error
-
-
-def _time(name: str, text: str) -> int:
-    try:
-        return parse_time(text.strip())
-    except ValueError as error:
-        raise AdminError(400, f"{name}: {error}") from error
 
 
 def _now() -> int:
