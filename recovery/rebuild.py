@@ -94,12 +94,13 @@ def rebuild(
     durable = last_entries(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
     changed = _write_changes(known, tables, now)
-    delivered = read_delivered(tables, names, durable, Tenures.of(settings.warehouse), on_progress)
+    tenures = Tenures.of(settings.warehouse)
+    delivered = read_delivered(tables, names, durable, tenures, on_progress)
     commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
     control = _control(known, changes, now)
     tick = _last_tick(tables) + 1  # that of what is written here
-    schedules = Schedules(tables, names, durable, tick, now)
+    schedules = Schedules(tables, names, durable, tick, now, tenures)
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
     for at, due in schedules.standing(delivered, control).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))

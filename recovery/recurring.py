@@ -28,6 +28,7 @@ from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
 from warehouse.pending import IS_SKIPPED_OCCURRENCE
 from warehouse.queries.index_rows import cancels_to_index
 from warehouse.tables import Tables
+from warehouse.tenure import Tenures
 
 _POSITION = "topic, partition, ledger_id, entry_id, batch_index"
 
@@ -143,6 +144,7 @@ class Schedules:
         durable: by topic partition the last entry that does not come again from the source topics.
         tick: the new rows have sequences of this tick, which is later than any that the tables have.
         now: ms since the epoch.
+        tenures: since when the subscriptions are in the settings.
     """
 
     def __init__(
@@ -152,8 +154,10 @@ class Schedules:
         durable: Mapping[str, Position],
         tick: int,
         now: int,
+        tenures: Tenures,
     ) -> None:
         self._names = names
+        self._tenures = tenures
         self._durable = durable
         self._sequence = tick << SEQUENCE_BITS
         self._now = now
@@ -225,9 +229,30 @@ class Schedules:
         if number > 1 and rule.next_occurrence(number - 1, before, start, before) is None:
             found.ended.setdefault(message[0], []).append(message[1:])
             return
+        subscription = self._names[source["topic"]][message[0]]
+        next_at = self._next_at(number, before, rule, start, row, rescheduled)
+        if self._tenures.was_absent(source["topic"], subscription, source, next_at):
+            # It was due while the subscription was not there, for which the later ones are not, either.
+            found.ended.setdefault(message[0], []).append(message[1:])
+            return
         due = self._pending(message, source, number, before, rule, start, row, moved, rescheduled, found)
         found.done += [(*message, n, one.at, None) for n, one in done.items() if n >= number - 1]
         self._note(found, source["topic"], message[0], due)
+
+    def _next_at(
+        self,
+        number: int,
+        before: int,
+        rule: Recurrence,
+        start: int,
+        row: dict[str, Any] | None,
+        rescheduled: dict[str, Any] | None,
+    ) -> int:
+        """Returns when the next occurrence is, or was, due, ms since the epoch; arguments as of `_pending`."""
+        rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
+        if rows:
+            return int(max(rows, key=lambda one: one["sequence"])["deliver_at"])
+        return rule.following(before, start) or self._now
 
     def _pending(
         self,

@@ -95,6 +95,14 @@ class _Moment:
             had |= (partition == number) & is_before
         return had & (int64(rows, "deliver_at") <= self.handed_out)
 
+    def had_one(self, message: Mapping[str, Any], due: int) -> bool:
+        """Tells whether what was due then of a message (partition, ledger_id, entry_id) had been handed out."""
+        last = self.positions.get(message["partition"])
+        if last is None or due > self.handed_out:
+            return False
+        position = message["ledger_id"], message["entry_id"]
+        return _first_ledger(last) <= position[0] and position <= (last.ledger_id, last.entry_id)
+
     def sql(self, row: str, due: str) -> str:
         """The same as an SQL condition on a row, given its alias and the SQL for when its message is due."""
         parts = [
@@ -169,6 +177,16 @@ class Tenures:
             is_own &= rows["subscription"].is_null().to_numpy(zero_copy_only=False)
         missed &= is_own
         return missed
+
+    def was_absent(self, topic: str, subscription: str, message: Mapping[str, Any], due: int) -> bool:
+        """Tells whether what came due for a topic's subscription alone was handed out while it was not there.
+
+        Args:
+            message: its partition, ledger_id and entry_id.
+            due: ms since the epoch.
+        """
+        absences = self._absences.get((topic, subscription), ())
+        return any(until.had_one(message, due) and not since.had_one(message, due) for since, until in absences)
 
     def sql(self, row: str, due: str, topic: str, subscription: str) -> str:
         """The condition of `were_missed` in SQL, but for the column `subscription` of a row.

@@ -8,7 +8,7 @@ that was due within seconds: then it follows from the rule.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deltalake.exceptions import DeltaError
@@ -149,12 +149,20 @@ class Schedules:
             rule=rule,
             start=start,
             progress=tuple(
-                progress.of(s.name, row, rule, start)
+                self._as_state_has_it(progress.of(s.name, row, rule, start), row)
                 for n, s in enumerate(self.subscriptions)
                 if not row[f"missed_{n}"]
             ),
             **{name: row[name] for name in ("batch_size", "key", "schedule_key", "publish_time", "producer_name")},
         )
+
+    def _as_state_has_it(self, one: Progress, row: Mapping[str, Any]) -> Progress:
+        """What was due while its subscription was not in the settings has ended the schedule for it."""
+        if not one.is_active or one.next is None or one.next.number == 1:
+            return one
+        if self._tenures.was_absent(self.topic, one.subscription, row, one.next.at):
+            return replace(one, state=ScheduleState.ENDED, next=None, next_by_rule=None)
+        return one
 
 
 class _Progress:

@@ -25,6 +25,7 @@ from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP_NEXT, PauseChange
 from tracker.messages import MESSAGES, concat, where
 from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.audit.accounts import run_audit
@@ -40,6 +41,7 @@ from warehouse.queries.index_rows import (
 )
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import Tables
+from warehouse.tenure import write_changes
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +68,7 @@ class Service:
         self.unwritten: list[dict[str, Any]] = []  # at the destinations, and not in `deliveries`
         self.arrived: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}  # (entry, occurrence)
         self.requests = 0
+        self.removed = 0  # subscriptions that are not in the settings, as bits
 
     def step(
         self,
@@ -117,7 +120,8 @@ class Service:
             pause_changes=[pause] if pause else [],
             **changes,
         )
-        effects = Shard(self.store, {TOPIC: NAMES}, 1_000_000).apply(tick, tick_input)
+        subscriptions = Subscriptions({TOPIC: NAMES}, {TOPIC: self.removed})
+        effects = Shard(self.store, subscriptions, 1_000_000).apply(tick, tick_input)
         for index in (to_index(effects.bucket, self.tick), cancels_to_index(effects.cancels, self.tick)):
             if index.num_rows:
                 self.tables.append("delayed_index", index, {})
@@ -181,6 +185,16 @@ class Service:
         ]
         schema = self.tables.sql("SELECT * FROM outcomes LIMIT 0").schema
         self.tables.append("outcomes", pa.Table.from_pylist(rows, schema=schema), {})
+
+    def remove(self, bits: int) -> None:
+        """From now on these subscriptions are not in the settings, and the others are."""
+        of_topic = {
+            name: "REMOVED" if bits >> n & 1 else "ADDED" if self.removed >> n & 1 else "KEPT"
+            for n, name in enumerate(NAMES)
+        }
+        self.removed = bits
+        changed = {"handed_out": self.now + LOOKAHEAD, "positions": {"-1": "1:99"}, "subscriptions": of_topic}
+        write_changes(self.tables, {TOPIC: changed}, self.tick, self.now, f"w{self.tick}")
 
     def lose_checkpoint(self) -> None:
         """The job goes on with what a rebuild finds in the tables and at the destinations."""
@@ -295,6 +309,31 @@ def test_a_later_occurrence_stays_rescheduled_or_skipped_although_its_message_co
     assert due["a", 3] == [(2, 90)]
     for entry in range(4):
         assert due["b", entry][:2] == [(2, 23), (3, 43)]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_was_due_while_a_subscription_was_not_there_ends_its_schedule(tmp_path: Path, is_lost: bool) -> None:
+    """With the job's own state as after a lost checkpoint."""
+    service = Service(tmp_path)
+    start = NOW + 3 * SECOND
+    service.step(concat([recurring(0, start, "@every 20s"), recurring(1, start, "@every 90s")]))
+
+    def go_on(steps: int) -> None:
+        for n in range(steps):
+            service.step(seals=n % 4 == 0)
+            service.arrive([True], True)
+
+    go_on(8)
+    service.remove(1)
+    go_on(30)
+    service.remove(0)
+    go_on(4)
+    if is_lost:
+        service.lose_checkpoint()
+    go_on(60)
+    assert service.numbers("a", 0) == [1]
+    assert service.numbers("b", 0)[:5] == [1, 2, 3, 4, 5]
+    assert service.numbers("a", 1) == service.numbers("b", 1) == [1, 2]
 
 
 Move = tuple[str, int, int, list[bool]]

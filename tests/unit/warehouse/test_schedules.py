@@ -17,6 +17,7 @@ from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicEr
 from warehouse.queries.live_schedules import live_schedules
 from warehouse.queries.schedule import Occurrence, Schedule, ScheduleState
 from warehouse.queries.schedules import Schedules
+from warehouse.tenure import write_changes
 from warehouse.views import Warehouse
 
 NONE_LIVE = {(TOPIC, "a"): 0, (TOPIC, "b"): 0}
@@ -78,6 +79,28 @@ def test_a_skipped_occurrence_is_done_but_not_delivered(tables: ScheduleTables) 
     a, b = found(tables, 1).progress
     assert (a.delivered, a.last, a.next) == (0, Occurrence(1, NINE), Occurrence(2, NINE + DAY))
     assert b.next == Occurrence(1, NINE)
+
+
+def test_what_was_due_while_a_subscription_was_not_there_has_ended_for_it(tables: ScheduleTables) -> None:
+    for entry in (1, 2):
+        tables.came(entry)
+        for name in ("a", "b"):
+            tables.delivered(name, entry, 1, NINE)
+            tables.waits(name, entry, 2, NINE + DAY * entry, sequence=5)
+    for tick, (change, at) in enumerate((("REMOVED", NINE + 9), ("ADDED", NINE + DAY + 9))):
+        changed = {"handed_out": at, "positions": {"-1": "7:9"}, "subscriptions": {"a": change, "b": "KEPT"}}
+        write_changes(tables.tables, {TOPIC: changed}, tick, at, f"w{tick}")
+    states = {(entry, p.subscription): (p.state, p.next) for entry in (1, 2) for p in found(tables, entry).progress}
+    assert states == {
+        (1, "a"): (ScheduleState.ENDED, None),
+        (1, "b"): (ScheduleState.WAITING, Occurrence(2, NINE + DAY)),
+        (2, "a"): (ScheduleState.WAITING, Occurrence(2, NINE + 2 * DAY)),
+        (2, "b"): (ScheduleState.WAITING, Occurrence(2, NINE + 2 * DAY)),
+    }
+    # What came only when it was back is handed out, however late.
+    tables.came(10)
+    tables.delivered("a", 10, 1, NINE)
+    assert found(tables, 10).progress[0].next == Occurrence(2, NINE + DAY)
 
 
 def test_what_is_held_back_has_no_time(tables: ScheduleTables) -> None:
