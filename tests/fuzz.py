@@ -215,7 +215,7 @@ class Producers:
         for thread in self._threads:
             thread.join(seconds)
         assert not self.are_busy, f"{len(self.sent)} sent"
-        assert self._java.wait(60) == 0
+        assert self._java.wait(300) == 0
         aborted = {n for n, name in self._transactions.items() if name.startswith("abort") or name in self._failed}
         self.aborted = len(aborted)
         self.sent -= aborted

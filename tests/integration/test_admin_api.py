@@ -491,7 +491,7 @@ def test_without_the_job_a_call_is_answered_504_with_its_request_id(
         request_id = reason(answer, 504).rpartition(" ")[2]
         sent = []
         while control.has_message_available():
-            sent.append(control.read_next(1000).data())
+            sent.append(control.read_next(60_000).data())
         assert any(request_id.encode() in data for data in sent)
     finally:
         assert api.stop() == 0

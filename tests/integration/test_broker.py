@@ -51,7 +51,7 @@ def exchange(broker: EmbeddedBroker, send: list[bytes], expect: list[bytes]) -> 
     for data in send:
         producer.send(data, sequence_id=producer.last_sequence_id() + 1 or 1)
     reader = client.create_reader(TOPIC, pulsar.MessageId.earliest)
-    assert [reader.read_next(10_000).data() for _ in expect] == expect
+    assert [reader.read_next(60_000).data() for _ in expect] == expect
     assert not reader.has_message_available()
     client.close()
 

@@ -72,7 +72,7 @@ def job(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
         {"source": BATCHED, "subscriptions": [{"name": "a"}]},
         {"source": TYPED, "subscriptions": shared},
     ]
-    tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 9000}
+    tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 14_000}
     release = {"lookahead_millis": 4000, "min_lookahead_millis": 4000}
     job = Job(tmp_path_factory.mktemp("job"), broker.settings, routes, tracker=tracker, release=release)
     try:
@@ -215,7 +215,8 @@ def test_every_kind_of_command_on_every_kind_of_message(
     )
     assert cancel(sealed, sealed_due, "a", "b") == {"a": "APPLIED", "b": "APPLIED"}
     case.cancelled("sealed", "a", "b")
-    wait_until(lambda: now() > loaded_due - 6_000 * job.pace, 45, "the segment of a message")
+    # Long enough before it is handed out, at 4 s, for the command to come in time.
+    wait_until(lambda: now() > loaded_due - 11_000, 45 * job.pace, "the segment of a message")
     assert cancel(loaded, loaded_due, "b") == {"b": "APPLIED"}
     case.cancelled("loaded", "b")
 
@@ -256,7 +257,7 @@ def _outcome_topic_and_table_agree(
     reader = client.create_reader(job.settings.control.outcome_topic, pulsar.MessageId.earliest)
     published: Counter[Any] = Counter()
     while reader.has_message_available():
-        o = ControlOutcome.FromString(reader.read_next(5_000).data())
+        o = ControlOutcome.FromString(reader.read_next(60_000).data())
         published[o.request_id, o.subscription, o.ledger_id, o.entry_id, o.batch_index, Result.Name(o.result)] += 1
     reader.close()
 

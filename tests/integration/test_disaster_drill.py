@@ -31,7 +31,7 @@ def places(tmp_path: Path) -> Iterator[list[EmbeddedBroker]]:
         for broker in brokers.values():
             broker.start(port=0, http_port=0)
         for broker in brokers.values():
-            with httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=30) as http:
+            with httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=90) as http:
                 for name, other in brokers.items():
                     at = {"serviceUrl": other.settings.admin_url, "brokerServiceUrl": other.settings.service_url}
                     assert 409 in (http.put(f"clusters/{name}", json=at).status_code, 409)

@@ -87,7 +87,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
 
     def arrived() -> Counter[str]:
         while reader.has_message_available():
-            message = reader.read_next(10_000)
+            message = reader.read_next(60_000)
             if message.data() != b"foreign":
                 received[message.properties()["delaylake.messageId"]] += 1
         return received
@@ -150,7 +150,7 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
     def told() -> list[str]:
         found = []
         while reader.has_message_available():
-            found.append(ControlOutcome.FromString(reader.read_next(10_000).data()).request_id)
+            found.append(ControlOutcome.FromString(reader.read_next(60_000).data()).request_id)
         return [name for name in found if name]
 
     own = f"{checkpoint.app_id}-outcomes-batched"

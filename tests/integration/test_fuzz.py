@@ -75,7 +75,7 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
             assert time.monotonic() - started < PATIENCE * (60 + fuzz.n / 500), f"{len(producers.sent)} sent"
             time.sleep(UNLOAD_SECONDS)
             unload(broker.settings.admin_url, chance.choice(fuzz.topics) + chance.choice(["", "-a"]))
-        producers.wait(60)
+        producers.wait(300)
         took = time.monotonic() - started
         n_readable = len(producers.sent) - len(producers.unreadable)
         n_unreadable = len(set(producers.unreadable.values()) - {""})  # entries

@@ -113,7 +113,7 @@ def test_a_topic_that_ends_before_what_was_read_of_it_is_of_a_new_cluster(
         url = f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}"
         consumer = pulsar_client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
         for _ in range(3):
-            consumer.acknowledge(consumer.receive(10_000))
+            consumer.acknowledge(consumer.receive(60_000))
         consumer.close()
         http.put(f"{url}/unload").raise_for_status()
         check_topics(admin, {topic: f"{ledger}:{entry}"})
@@ -220,7 +220,7 @@ def test_destinations_that_do_not_answer_hold_up_no_start(
         started = time.monotonic()
         offset = Offset(tick=6, now=now(), lanes=4, routes=known_routes(settings).to_json())
         assert last_sent(settings, checkpoint, offset, seconds=1) == {}
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
     # Two destinations, their topics of dead letters, and the rejects topic.
     assert f"is not known of 5 topics: {topic}-a (no answer)" in caplog.text
 
@@ -252,7 +252,7 @@ def test_a_sender_that_wakes_up_in_another_epoch_sends_nothing_more(
     sender.join(30)
     came = 0
     while reader.has_message_available():
-        assert reader.read_next(5_000).publish_timestamp() <= stopped_at
+        assert reader.read_next(60_000).publish_timestamp() <= stopped_at
         came += 1
     assert 0 < came < len(due)
 

@@ -122,7 +122,7 @@ class Watched:
 
     def receive_to(self, end: Position, after: Position = START) -> Receiver:
         receiver = self.receive(after)
-        assert receiver.wait_for(end, 20)
+        assert receiver.wait_for(end, 100)
         return receiver
 
     def book(self, receiver: Receiver, after: Position, last: Position) -> None:
@@ -213,7 +213,7 @@ def test_what_was_cleared_at_the_end_is_found_by_looking_and_what_waits_is_not(w
     assert [(p, payload) for p, _, payload in watched.rejects()] == [(lost[0], b"lost 1"), (lost[1], b"lost 2")]
     # What comes then follows on a gap that is known already.
     last = watched.send("taken in, too")
-    assert receiver.wait_for(last[0], 20)
+    assert receiver.wait_for(last[0], 100)
     watched.watch.decide_gaps()
     assert len(watched.rejects()) == 2
 
@@ -240,7 +240,7 @@ def test_the_audit_is_of_what_the_broker_took(watched: Watched) -> None:
     watched.watch.decide_gaps()
     assert [f"{p}:-1:-1" for p, _, _ in watched.rejects()] == lost
     later = watched.send("later")
-    assert receiver.wait_for(later[0], 20)
+    assert receiver.wait_for(later[0], 100)
     wait_until(lambda: receiver.waiting, 5, "the message in a chunk")
     watched.book(receiver, sent[3], later[0])
     audit, counts = watched.audit()
@@ -354,7 +354,7 @@ def test_what_can_not_be_read_before_a_topics_first_message_is_put_aside(
     receiver._thread.join()
     second = produce("d")
     [plain] = watched.send("plain")
-    assert watched.receive().wait_for(plain, 20)
+    assert watched.receive().wait_for(plain, 100)
     wait_until(lambda: found() == first + second, 30, "the entry before the first that can be read")
 
 

@@ -40,7 +40,7 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
 
     try:
         job.start()
-        due = now() + int(120_000 * job.pace)
+        due = now() + int(150_000 * job.pace)
         producer = pulsar_client.create_producer(topic, batching_enabled=False)
         ids = []
         for i in range(30):

@@ -58,7 +58,7 @@ class DeadLetters:
     def sent_back(self) -> list[pulsar.Message]:
         reader, found = self.client.create_reader(self.topic, pulsar.MessageId.earliest), []
         while reader.has_message_available():
-            found.append(reader.read_next(10_000))
+            found.append(reader.read_next(60_000))
         reader.close()
         return found
 

@@ -145,7 +145,7 @@ def received(client: pulsar.Client, topic: str) -> list[bytes]:
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     found = []
     while reader.has_message_available():
-        found.append(reader.read_next(30_000).data())
+        found.append(reader.read_next(60_000).data())
     with contextlib.suppress(pulsar.NotConnected):  # a topic that is terminated may be unloaded just now
         reader.close()
     return found

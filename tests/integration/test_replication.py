@@ -43,7 +43,7 @@ def namespace(broker: EmbeddedBroker) -> Iterator[Namespace]:
     name = f"geo_{uuid.uuid4().hex[:8]}/ns"
     tenant = name.partition("/")[0]
     nowhere = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
-    with httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=30) as http:
+    with httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=90) as http:
 
         def put(path: str, content: object) -> None:
             assert http.put(path, json=content).status_code in (200, 204, 409), path
@@ -94,7 +94,7 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
         )
         receiver.start()
         try:
-            assert receiver.wait_for(end, 30)
+            assert receiver.wait_for(end, 100)
             rows = receiver.rows(START, end).to_pylist()
         finally:
             stopped.set()

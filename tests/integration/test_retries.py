@@ -66,7 +66,7 @@ def n_sent_back(client: pulsar.Client, topic: str) -> int:
     """Counts the messages of a source topic that were sent back."""
     reader, n = client.create_reader(topic, pulsar.MessageId.earliest), 0
     while reader.has_message_available():
-        n += "retryOf" in reader.read_next(10_000).properties()
+        n += "retryOf" in reader.read_next(60_000).properties()
     reader.close()
     return n
 

@@ -62,7 +62,7 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
         wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (last - now()) / 1000 / PATIENCE + 6, job.log)
         check_exactly_once(sent[well], collector.received[well_to])
         late = sorted(m.published_at - sent[well][m.payload.decode()] for m in collector.received[well_to])
-        assert late[len(late) * 9 // 10] < 2_000 * job.pace, late[-20:]
+        assert late[len(late) * 9 // 10] < 5_000 * job.pace, late[-20:]
         wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
 
         # What is kept for it outlives the job.
