@@ -8,6 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.admin_connection import AdminConnection
 from broker.admin_rest import AdminClient, BrokerEntry, NotToldError
 from broker.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position
@@ -97,7 +98,7 @@ def test_ranges_are_read_as_the_broker_writes_them(monkeypatch: Any) -> None:
             cursor = {"individuallyDeletedMessages": "[(8:-1..8:0],(7:1..7:4],[9:1..9:3)]"}
             return {"cursors": {"s": cursor, "none": {"individuallyDeletedMessages": "[]"}}}
 
-    monkeypatch.setattr(AdminClient, "_request", lambda *_: Response())
+    monkeypatch.setattr(AdminConnection, "request", lambda *_: Response())
     with AdminClient(PulsarSettings()) as admin:
         found = admin.acknowledged_alone("persistent://a/b/c", "s")
         assert found == [((7, 1), (7, 4)), ((8, -1), (8, 0)), ((9, 0), (9, 2))]
