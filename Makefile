@@ -12,8 +12,8 @@ CLIENT := clients/python
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
-# As many as have 4 GB each, at most four.
-WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 4 ? 4 : n)}')
+# As many as have 4 GB each, at most three: with more, two cores are full and all is late.
+WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 3 ? 3 : n)}')
 export KILLS MINUTES FAULTS
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
