@@ -16,3 +16,4 @@ class BatchStatus:
     counts: dict[str, int] = field(default_factory=dict)  # by name, as `StatusWriter.batch` reads them
     # By source topic and subscription the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
+    paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic the subscriptions that are paused

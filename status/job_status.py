@@ -122,6 +122,7 @@ class JobStatus:
     shaped: int = 0  # messages that got a later time, because of their subscription's rate or windows
     # By source topic and subscription the last time that such a message has got, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
+    paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic the subscriptions that are paused
     clock_steps: int = 0  # how often the machine's clock was set
     planned: Lateness = field(default_factory=Lateness)
     short_notice: Lateness = field(default_factory=Lateness)
@@ -290,6 +291,7 @@ class StatusWriter:
                 "operator_millis_last": counts["operator_millis"],
                 "sending": status.sending,
                 "shaped_until": status.shaped_until,
+                "paused": status.paused,
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]

@@ -337,6 +337,7 @@ class Shard:
         rejected_commands = step.input.rejected_commands
         effects.rejects = concat([effects.rejects, rejected_commands, *(one.rejects for one in given_up)])
         effects.shaped_until, effects.waiting = self._shaper.until, self._shaper.waiting
+        effects.paused = self._subscriptions.named(self._control.paused)
         effects.status = {
             "tick": tick.tick,
             "now": tick.now,

@@ -65,6 +65,14 @@ class Subscriptions:
         """Returns a mask of the subscriptions that a topic's messages go to: those that are not removed."""
         return self.known(topic) & ~self.removed.get(topic, 0)
 
+    def named(self, masks: Mapping[str, int]) -> dict[str, list[str]]:
+        """Returns by topic the names of those of its mask that are in the settings; topics without any are left out."""
+        found = {
+            topic: [name for n, name in enumerate(self.names.get(topic, ())) if bits & self.wanted(topic) & 1 << n]
+            for topic, bits in masks.items()
+        }
+        return {topic: names for topic, names in found.items() if names}
+
     def names_of(self, topics: pa.ChunkedArray, subscription: int | str) -> pa.Array:
         """Returns the name of a subscription of each row's topic.
 

@@ -89,5 +89,6 @@ class Effects:
     status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
     # By source topic and subscription's name the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
+    paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic the subscriptions that are paused
     # By source topic and subscription's name how many rows wait for the next tick's places, and the last place given.
     waiting: dict[str, dict[str, list[int]]] = field(default_factory=dict)

@@ -92,6 +92,10 @@ def _text(found: JobStatus, now: int, zone: tzinfo | None) -> str:
     if found.is_held_up:
         lines.append("held up: the senders are behind, and source topics are not read")
     lines += [
+        f"paused: {topic}: what is due for {', '.join(names)} is held back"
+        for topic, names in sorted(found.paused.items())
+    ]
+    lines += [
         f"shaped: {topic}: what the rate or windows of {name} have put off is out at {time_text(until, zone)}"
         for topic in sorted(found.shaped_until)
         for name, until in found.queues(topic, "", now)

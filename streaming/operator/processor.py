@@ -185,5 +185,5 @@ class Operator:
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
         status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
-        status |= {"waiting": effects.waiting}
+        status |= {"waiting": effects.waiting, "paused": effects.paused}
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())

@@ -98,8 +98,11 @@ class BatchSink:
         }
         totals["sink_millis"] = time.time_ns() // 1_000_000 - now
         shaped_until = _latest(s.get("shaped_until", {}) for s in statuses)
+        paused = statuses[0]["paused"]  # all shards know of each pause
         releaser = self._releaser
-        self._on_batch(BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until))
+        self._on_batch(
+            BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until, paused)
+        )
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:

@@ -93,6 +93,8 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
             "a": (False, 0),
             "b": (True, 1),
         }
+        told = job.command("status").stdout.splitlines()
+        assert f"paused: {topic}: what is due for b is held back" in told
         resumed = topics("resume", topic, "-s", "b")
         assert resumed.returncode == 0, resumed.stderr
         wait_until(lambda: arrived("b") == Counter(["by hand", "soon"]), 20, f"what was held back\n{job.log}")

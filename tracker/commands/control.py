@@ -128,6 +128,11 @@ class Control:
         self._holding.begin(pace, now, last_cutoff, cutoff)
 
     @property
+    def paused(self) -> Mapping[str, int]:
+        """By topic a mask of the subscriptions that are paused."""
+        return self._holding.paused
+
+    @property
     def n_put_behind(self) -> int:
         """How many messages this tick has moved behind what was held back before."""
         return self._holding.n_put_behind

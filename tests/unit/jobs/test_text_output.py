@@ -104,6 +104,14 @@ def test_of_a_job_that_has_done_nothing_no_figures_are_told(folder: Path) -> Non
     assert "pending" not in told
 
 
+def test_status_names_paused_subscriptions(folder: Path) -> None:
+    with StatusWriter(f"file:{folder}/warehouse", 1) as status:
+        status.batch(BatchStatus(1, time.time_ns() // 1_000_000, counts=COUNTS, paused={TOPIC: ["a", "b"]}))
+        status._write()
+        told = said(folder, "status").splitlines()
+    assert [text for text in told if "paused" in text] == [f"paused: {TOPIC}: what is due for a, b is held back"]
+
+
 def test_status_tells_when_what_a_rate_has_put_off_is_out(folder: Path) -> None:
     now = time.time_ns() // 1_000_000
     with StatusWriter(f"file:{folder}/warehouse", 1) as status:

@@ -16,13 +16,14 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.examples import examples
-from tests.messages import TOPIC, batches, command, commands, messages, positions
+from tests.messages import TOPIC, batches, command, commands, messages, positions, tick_at
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE
+from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE, PauseChange
 from tracker.messages import concat, int64
 from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
@@ -258,3 +259,17 @@ def test_what_was_cancelled_before_a_rebuild_and_comes_again_can_be_restored(res
     assert told == {"never": [], "before": ["WAITING", "APPLIED"]}.get(restored, ["APPLIED"])
     waits = [False, restored in ("before", "with"), restored != "never"]
     assert delayed[:3] == [int(is_waiting) for is_waiting in waits]
+
+
+def test_a_tick_tells_which_subscriptions_are_paused() -> None:
+    store = MemoryStore()
+
+    def paused(tick: int, removed: int, *changes: PauseChange) -> dict[str, list[str]]:
+        subscriptions = Subscriptions({TOPIC: ["a", "b", "c"]}, {TOPIC: removed})
+        tick_input = TickInput(pause_changes=changes, request_ids={change.request_id: 1 for change in changes})
+        return Shard(store, subscriptions, 8).apply(tick_at(tick, START), tick_input).paused
+
+    assert paused(1, 0) == {}
+    assert paused(2, 0, PauseChange("r", TOPIC, 0b101, is_paused=True)) == {TOPIC: ["a", "c"]}
+    assert paused(3, 0b1) == {TOPIC: ["c"]}  # "a" is not in the settings any more
+    assert paused(4, 0, PauseChange("s", TOPIC, 0b101, is_paused=False)) == {}
