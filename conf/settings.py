@@ -125,7 +125,7 @@ class TrackerSettings(Section):
 class ReleaseSettings(Section):
     lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 2_500
     min_lookahead_millis: Annotated[int, Field(ge=0)] = 600
-    max_lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 6_000
+    max_lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 4_000
     lanes: Annotated[int, Field(gt=0, le=MOST_LANES)] = 4
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
     max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000

@@ -44,7 +44,7 @@ from warehouse.tables import Tables
 
 _BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second: to be watched
 _TAKEN_BACK_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped
-_CANCEL_AHEAD_SECONDS = 8
+_CANCEL_AHEAD_SECONDS = 6
 _PATIENCE_SECONDS = 120
 
 # A message with a shorter delay may be released when it comes in: its lateness is how long a batch takes.
