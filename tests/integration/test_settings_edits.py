@@ -132,10 +132,13 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
         assert {name: arrived(f"{topic}-{name}") for name in expected} == expected
         assert job.command("topics", "purge", topic, "--yes").returncode == 1, "it has a route"
 
-        clean = wait_until(lambda: (found := run_audit(job.settings)).is_clean and found, 30, "a clean audit")
-        taken_back = {(row["topic"], row["subscription"]): row["taken_back"] for row in clean.counts}
-        assert [taken_back[topic, "a"], taken_back[topic, "b"]] == [2 * N, N + 1], "those for nobody, too"
-        assert [taken_back[goes, "a"], taken_back[goes, "b"]] == [N, N]
+        def taken_back(of: str) -> list[int]:
+            counts = {(row["topic"], row["subscription"]): row["taken_back"] for row in run_audit(job.settings).counts}
+            return [counts[of, name] for name in ("a", "b")]
+
+        wait_until(lambda: run_audit(job.settings).is_clean, 30, "a clean audit")
+        wait_until(lambda: taken_back(topic) == [2 * N, N + 1], 30, "those for nobody, too, are taken back")
+        assert taken_back(goes) == [N, N]
         wait_until(lambda: job.command("status").returncode == 0, 60, "no trouble")
         assert job.terminate() == 0
     finally:
