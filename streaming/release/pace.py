@@ -48,8 +48,12 @@ class RateLimit:
 
     @property
     def most_at_once(self) -> float:
-        """How many the bucket holds: with them there are never more than rate + burst in a second without its end."""
-        return self.burst + 1 - self.rate % 1 - 1e-6
+        """How many the bucket holds, never less than the burst.
+
+        With one less a second than makes the next whole message there are never more than rate + burst in a second
+        without its end. Half of that is kept for the time between taking a place and being published.
+        """
+        return self.burst + (1 - self.rate % 1) / 2
 
 
 class Paces:
