@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from broker.client import NoAnswerError, PulsarError, token_reader
+from conf.errors import one_line
 from conf.settings import PulsarSettings
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ class AdminConnection:
         except (ValueError, KeyError, TypeError):
             reason = response.reason_phrase
         request = response.request
-        return PulsarError(
-            f"{request.method} {request.url} was answered {response.status_code}: {_one_line(str(reason))}"
-        )
+        return PulsarError(f"{request.method} {request.url} was answered {response.status_code}: {one_line(reason)}")
 
 
 def _bearer(token: Callable[[], str]) -> httpx.Auth:
@@ -130,7 +129,3 @@ def _bearer(token: Callable[[], str]) -> httpx.Auth:
             yield request
 
     return Bearer()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -254,9 +254,7 @@ class AdminClient:
         Raises:
             PulsarError: also where there is no such subscription.
         """
-        self._admin.change(
-            "POST", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/resetcursor/{published_at}"
-        )
+        self._reset(topic, subscription, f"resetcursor/{published_at}")
 
     def skip_all(self, topic: str, subscription: str) -> None:
         """Has a subscription of a topic partition go on with what is published from now on.

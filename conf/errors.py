@@ -10,6 +10,6 @@ class DelayLakeError(Exception):
         return [one_line(self)]
 
 
-def one_line(error: BaseException) -> str:
-    """Returns the message of an error, as of another library, as one line."""
+def one_line(error: object) -> str:
+    """Returns an error, or what another program says of one, as one line."""
     return " ".join(str(error).split())

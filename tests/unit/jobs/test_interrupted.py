@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -30,6 +31,22 @@ from jobs.__main__ import main
 main()
 """
 
+PROGRAM = ("-m", "jobs")
+
+
+def run(*arguments: str, out: int | IO[bytes] = subprocess.PIPE, **also: Any) -> subprocess.CompletedProcess[str]:
+    """Runs Python to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+        **also,
+    )
+
+
 # A module of the first that are imported, one of the last, and one that the command imports.
 MODULES = ["typer", "jobs.commands.topics", "uvicorn"]
 
@@ -42,12 +59,8 @@ def test_the_program_is_what_these_tests_run() -> None:
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_while_it_imports_ends_it_without_a_word(module: str, number: signal.Signals) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, module, str(int(number)), "api", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
+    done = run(
+        *("-c", SIGNALLED, module, str(int(number)), "api", "--port", "0"),
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # the tests may run with it ignored
     )
     # The shell says 128 + n also of what a signal ended.
@@ -57,12 +70,8 @@ def test_a_signal_while_it_imports_ends_it_without_a_word(module: str, number: s
 
 def test_a_signal_that_it_was_told_to_ignore_is_ignored() -> None:
     """As a shell has it for what a script starts in the background."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, "typer", str(int(signal.SIGINT)), "--version"],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
+    done = run(
+        *("-c", SIGNALLED, "typer", str(int(signal.SIGINT)), "--version"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,14 +87,7 @@ def test_who_stops_reading_it_ends_it_without_a_word(arguments: tuple[str, ...])
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "jobs", *arguments],
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        done = run(*PROGRAM, *arguments, out=writer)
     finally:
         os.close(writer)
     if arguments == ("no-such-command",):  # which writes nothing to it
@@ -97,14 +99,7 @@ def test_who_stops_reading_it_ends_it_without_a_word(arguments: tuple[str, ...])
 
 def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "jobs", "--version"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        done = run(*PROGRAM, "--version", out=full)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "No space left on device" in done.stderr
@@ -120,13 +115,6 @@ from jobs.__main__ import main
 with mock.patch("conf.times.parse_zone", side_effect=BrokenPipeError(32, "Broken pipe")):
     main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", broken, "--time-zone", "UTC", "status"],
-        stdout=out,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
+    done = run("-c", broken, "--time-zone", "UTC", "status", out=out)
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 32] Broken pipe (unexpected: a connection was closed)\n"

@@ -248,7 +248,8 @@ def test_nothing_of_a_batch_is_released_before_its_offset_is_on_the_disk_nor_by_
     settings: Settings, tmp_path: Path, synced: list[str]
 ) -> None:
     job = Start(settings, tmp_path / "c")
-    status = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r", "unwritable": {}, "paused": {}, "changed": {}}
+    status: dict[str, object] = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r"}
+    status |= {"unwritable": {}, "paused": {}, "changed": {}}
     row = {"shard": 0, "kind": "status", "tick": 1, "body": json.dumps(status).encode()}
     batch = mock.Mock()
     batch.toArrow.return_value.to_pylist.return_value = [row]
