@@ -31,6 +31,8 @@ _REST_SECONDS = 1.0
 
 _AT_ONCE_SECONDS = 0.005  # what becomes free within it goes at once
 
+_SCATTER_SECONDS = 0.02  # by which the times from handing over to being published differ, where brokers keep up
+
 
 @dataclass(frozen=True)
 class RateLimit:
@@ -48,12 +50,14 @@ class RateLimit:
 
     @property
     def most_at_once(self) -> float:
-        """How many the bucket holds, never less than the burst.
+        """How many the bucket holds, at least one; a batch of somewhat more, up to the burst, goes when it is full.
 
-        With one less a second than makes the next whole message there are never more than rate + burst in a second
-        without its end. Half of that is kept for the time between taking a place and being published.
+        With one less a second than makes the next whole message there are never more than rate + burst handed over in a
+        second without its end. What is handed over is published somewhat later, now more and now less: half of that
+        one, and of the burst what comes in `_SCATTER_SECONDS`, are kept for it.
         """
-        return self.burst + (1 - self.rate % 1) / 2
+        kept = min(self.rate * _SCATTER_SECONDS, self.burst / 10)
+        return max(1.0, self.burst + (1 - self.rate % 1) / 2 - kept)
 
 
 class Paces:
@@ -98,7 +102,7 @@ class Paces:
         with self._locked():
             at, full_at = self._slot(bucket, now)
             full_at = max(full_at, now)
-            wait = full_at - now - (limit.most_at_once - n) / limit.rate
+            wait = full_at - now - max(limit.most_at_once - n, 0) / limit.rate
             if wait <= 0:
                 full_at += n / limit.rate
                 _SLOT.pack_into(self._map, at, bucket, full_at)

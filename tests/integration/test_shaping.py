@@ -77,13 +77,12 @@ def test_never_above_rate_and_burst_whatever_is_killed(tmp_path: Path, broker: E
 
         for name in ("slow", "all", "window"):
             check_exactly_once(sent, received(name))
-        # They are sent at their places, or later, and no faster than the rate. After starts soon after each other, as
-        # two of these may be, shards may have given a place twice: seconds with one message more were seen.
+        # They are sent at their places, or later, and no faster than the rate.
         places = [int(m.properties["delaylake.deliverAt"]) for m in received("slow")]
         late = [m.published_at - place for m, place in zip(received("slow"), places, strict=True)]
         assert min(late) >= 0
         published = [m.published_at for m in received("slow")]
-        assert most_within(published, 1_000) <= 1.05 * (RATE + BURST)
+        assert most_within(published, 1_000) <= RATE + BURST
         told = Counter(m.properties.get("delaylake.shapedFrom") for m in received("slow"))
         assert set(told) <= {None, str(due)}
         assert told[str(due)] >= N - BURST
