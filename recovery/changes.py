@@ -109,11 +109,11 @@ class Commands:
         # A rebuild removes the rows of messages that come again, but for moved ones.
         kept = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
         is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
-        is_open = ~is_sealed & ~_is_delivered(moves, delivered) & (int64(moves, "is_time_known") > 0)
+        is_open = ~is_sealed & ~_is_done(moves, delivered) & (int64(moves, "is_time_known") > 0)
         is_there = is_among(moves, kept, _MESSAGE)
         unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
         moves = where(moves, ~is_open | is_there)
-        retried = where(moves, (int64(moves, "attempt") > 0) & ~_is_delivered(moves, delivered))
+        retried = where(moves, (int64(moves, "attempt") > 0) & ~_is_done(moves, delivered))
 
         # A cancel has to be remembered until its message's last row is loaded; a row that was held back never is.
         loaded = where(delays, int64(delays, "deliver_at") < HELD_DELIVER_AT)
@@ -288,12 +288,13 @@ def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
     return last
 
 
-def _is_delivered(moves: pa.Table, delivered: Delivered) -> BoolArray:
+def _is_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
+    """A mask of the moves whose messages have been delivered, or were handed out while the subscription was absent."""
     numbers = int64(moves, "subscription")
-    is_delivered = np.zeros(moves.num_rows, np.bool_)
+    is_done = delivered.are_missed(moves)
     for number, found in delivered.find(moves):
-        is_delivered |= found & (numbers == number)
-    return is_delivered
+        is_done |= found & (numbers == number)
+    return is_done
 
 
 def write_moves(

@@ -38,6 +38,7 @@ from warehouse.missing_routes import with_missing_routes
 from warehouse.queries.first_answers import find_bodies
 from warehouse.renumbering import Renumbering
 from warehouse.tables import OnProgress, Tables
+from warehouse.tenure import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.tenure import Changes as SubscriptionChanges
 from warehouse.tenure import Tenures, changes, write_changes
 
@@ -211,7 +212,7 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
         taken_in = [last_entries(tables, "entries"), last_entries(tables, "deliveries")]
         positions = {name: str(max(t[name] for t in taken_in if name in t)) for name in {**taken_in[0], **taken_in[1]}}
         found = changes(before, after, now, positions)
-        write_changes(tables, found, _last_tick(tables), now, f"rebuild-{time.time_ns()}")
+        write_changes(tables, found, _last_tick(tables) + 1, now, f"rebuild-{time.time_ns()}")
     return found
 
 
@@ -247,8 +248,12 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
 
 def _last_tick(tables: Tables) -> int:
     """Returns the last tick of which any table has rows."""
-    columns = [("deliveries", "batch_id"), ("outcomes", "batch_id"), ("delayed_index", "bucket_id")]
-    return max(int(tables.sql(f"SELECT coalesce(max({c}), 0) AS t FROM {n}")["t"][0].as_py()) for n, c in columns)  # noqa: S608
+    columns = [
+        *[("deliveries", "batch_id"), ("outcomes", "batch_id"), ("delayed_index", "bucket_id")],
+        (SUBSCRIPTION_CHANGES, "batch_id"),
+    ]
+    last = (tables.query(n, f"SELECT coalesce(max({c}), 0) AS t FROM {n}") for n, c in columns)  # noqa: S608
+    return max(int(found["t"][0].as_py()) for found in last)
 
 
 def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:

@@ -230,8 +230,8 @@ class Schedules:
             found.ended.setdefault(message[0], []).append(message[1:])
             return
         subscription = self._names[source["topic"]][message[0]]
-        next_at = self._next_at(number, before, rule, start, row, rescheduled)
-        if self._tenures.was_absent(source["topic"], subscription, source, next_at):
+        next_at, sequence = self._next_at(number, before, rule, start, row, rescheduled)
+        if self._tenures.was_absent(source["topic"], subscription, source, next_at, sequence):
             # It was due while the subscription was not there, for which the later ones are not, either.
             found.ended.setdefault(message[0], []).append(message[1:])
             return
@@ -247,12 +247,16 @@ class Schedules:
         start: int,
         row: dict[str, Any] | None,
         rescheduled: dict[str, Any] | None,
-    ) -> int:
-        """Returns when the next occurrence is, or was, due, ms since the epoch; arguments as of `_pending`."""
+    ) -> tuple[int, int]:
+        """Returns when the next occurrence is, or was, due, ms since the epoch, and the sequence that gave it the time.
+
+        The sequence is 0 where the rule says when it is due. Arguments as of `_pending`.
+        """
         rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
         if rows:
-            return int(max(rows, key=lambda one: one["sequence"])["deliver_at"])
-        return rule.following(before, start) or self._now
+            last = max(rows, key=lambda one: one["sequence"])
+            return last["deliver_at"], last["sequence"]
+        return rule.following(before, start) or self._now, 0
 
     def _pending(
         self,

@@ -2,6 +2,8 @@
 
 For each time that a topic's subscriptions changed, the table `subscription_changes` has a row for each of them, which
 says up to where messages had been handed out by then. A subscription without a row counts as having been there always.
+Of a row that a message got later, for one subscription (it has a sequence), the tick in which it was made tells whether
+it was there by then; of the row with which it came, its position.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.position import Position
-from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, int64
+from tracker.commands.schema import SEQUENCE_BITS
+from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64
 from warehouse.known_routes import KnownRoutes
 from warehouse.schemas import SUBSCRIPTION_CHANGES
 from warehouse.tables import Tables, exists, literal
@@ -78,43 +81,61 @@ def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: s
     tables.append(TABLE, pa.Table.from_pylist(rows, SUBSCRIPTION_CHANGES), {writer: tick})
 
 
+class _Rows(NamedTuple):
+    """Rows of messages, int64, (rows,) each."""
+
+    partition: Int64Array
+    ledger_id: Int64Array
+    entry_id: Int64Array
+    due: Int64Array  # ms since the epoch
+    sequence: Int64Array  # 0: the message came with the row
+
+    @staticmethod
+    def of(rows: pa.Table) -> _Rows:
+        if "sequence" in rows.column_names:
+            sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
+        else:
+            sequence = np.zeros(rows.num_rows, np.int64)
+        partition, ledger, entry, due = (int64(rows, n) for n in ("partition", "ledger_id", "entry_id", "deliver_at"))
+        return _Rows(partition, ledger, entry, due, sequence)
+
+
 @dataclass(frozen=True)
 class _Moment:
     """Up to where messages of a topic had been handed out."""
 
     handed_out: int
     positions: dict[int, Position]  # by partition; -1: the topic is not partitioned
+    sequence: int  # those of rows that were there are less
 
-    def had(self, rows: pa.Table) -> BoolArray:
+    def had(self, rows: _Rows) -> BoolArray:
         """A mask of the rows whose messages had been handed out."""
-        had = np.zeros(rows.num_rows, np.bool_)
-        partition, ledger, entry = (int64(rows, name) for name in ("partition", "ledger_id", "entry_id"))
+        was_there = (rows.sequence > 0) & (rows.sequence < self.sequence)
         for number, last in self.positions.items():
-            is_before = (ledger < last.ledger_id) | ((ledger == last.ledger_id) & (entry <= last.entry_id))
-            is_before &= ledger >= _first_ledger(last)
-            had |= (partition == number) & is_before
-        return had & (int64(rows, "deliver_at") <= self.handed_out)
+            is_before = rows.ledger_id < last.ledger_id
+            is_before |= (rows.ledger_id == last.ledger_id) & (rows.entry_id <= last.entry_id)
+            is_before &= rows.ledger_id >= _first_ledger(last)
+            was_there |= (rows.sequence == 0) & (rows.partition == number) & is_before
+        had: BoolArray = was_there & (rows.due <= self.handed_out)
+        return had
 
-    def had_one(self, message: Mapping[str, Any], due: int) -> bool:
-        """Tells whether what was due then of a message (partition, ledger_id, entry_id) had been handed out."""
-        last = self.positions.get(message["partition"])
-        if last is None or due > self.handed_out:
-            return False
-        position = message["ledger_id"], message["entry_id"]
-        return _first_ledger(last) <= position[0] and position <= (last.ledger_id, last.entry_id)
-
-    def sql(self, row: str, due: str) -> str:
-        """The same as an SQL condition on a row, given its alias and the SQL for when its message is due."""
+    def sql(self, row: str, due: str, sequence: str | None) -> str:
+        """The same as an SQL condition on a row: see `Tenures.sql`."""
         parts = [
             f"({row}.partition = {number} AND {row}.ledger_id >= {_first_ledger(last)} "
             f"AND ({row}.ledger_id < {last.ledger_id} "
             f"OR ({row}.ledger_id = {last.ledger_id} AND {row}.entry_id <= {last.entry_id})))"
             for number, last in self.positions.items()
         ]
-        return f"(({' OR '.join(parts) or 'false'}) AND coalesce({due}, 0) <= {self.handed_out})"
+        was_there = f"({' OR '.join(parts) or 'false'})"
+        if sequence is not None:
+            was_there = (
+                f"(CASE WHEN coalesce({sequence}, 0) = 0 THEN {was_there} ELSE {sequence} < {self.sequence} END)"
+            )
+        return f"({was_there} AND coalesce({due}, 0) <= {self.handed_out})"
 
 
-_NEVER = _Moment(-1, {})
+_NEVER = _Moment(-1, {}, 0)
 
 
 def _first_ledger(last: Position) -> int:
@@ -138,14 +159,16 @@ class Tenures:
         for row in rows.to_pylist():
             key, change = (row["topic"], row["subscription"]), row["change"]
             positions = {int(n): Position.parse(p) for n, p in json.loads(row["positions"]).items()}
-            moment = _Moment(row["handed_out"], positions)
+            moment = _Moment(row["handed_out"], positions, row["batch_id"] << SEQUENCE_BITS)
             names = self.last.setdefault(row["topic"], set())
             if change == "REMOVED":
                 names.discard(row["subscription"])
                 left[key] = moment
                 continue
+            # What a rebuild found added, the job's first batch adds once more.
+            is_added = change == "ADDED" and row["subscription"] not in names
             names.add(row["subscription"])
-            if change == "ADDED":
+            if is_added:
                 self._absences.setdefault(key, []).append((left.pop(key, _NEVER), moment))
 
     @staticmethod
@@ -163,43 +186,56 @@ class Tenures:
         """Tells which rows' messages were handed out while a topic's subscription was not there.
 
         Args:
-            rows: with topic, partition, ledger_id, entry_id and deliver_at, and maybe `subscription`: a row that is for
-                one subscription alone was not missed.
+            rows: with topic, partition, ledger_id, entry_id and deliver_at. Maybe `subscription`: one that is for
+                another one was not missed. Maybe `sequence`; without it all are rows with which messages came.
 
         Returns:
             a mask, bool, (rows,).
         """
-        missed = np.zeros(rows.num_rows, np.bool_)
-        for since, until in self._absences.get((topic, subscription), ()):
-            missed |= until.had(rows) & ~since.had(rows)
-        is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
+        if (topic, subscription) not in self._absences:
+            return np.zeros(rows.num_rows, np.bool_)
+        missed = self._missed(_Rows.of(rows), topic, subscription)
+        missed &= pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
         if "subscription" in rows.column_names:
-            is_own &= rows["subscription"].is_null().to_numpy(zero_copy_only=False)
-        missed &= is_own
+            is_for_it = pc.fill_null(pc.equal(rows["subscription"], subscription), True)
+            missed &= is_for_it.to_numpy(zero_copy_only=False)
         return missed
 
-    def was_absent(self, topic: str, subscription: str, message: Mapping[str, Any], due: int) -> bool:
+    def was_absent(
+        self, topic: str, subscription: str, message: Mapping[str, Any], due: int, sequence: int = 0
+    ) -> bool:
         """Tells whether what came due for a topic's subscription alone was handed out while it was not there.
 
         Args:
             message: its partition, ledger_id and entry_id.
             due: ms since the epoch.
+            sequence: of the row for it; 0: there is none, and it was there as soon as the message.
         """
-        absences = self._absences.get((topic, subscription), ())
-        return any(until.had_one(message, due) and not since.had_one(message, due) for since, until in absences)
+        if (topic, subscription) not in self._absences:
+            return False
+        values = message["partition"], message["ledger_id"], message["entry_id"], due, sequence
+        return bool(self._missed(_Rows(*(np.array([value]) for value in values)), topic, subscription)[0])
 
-    def sql(self, row: str, due: str, topic: str, subscription: str) -> str:
-        """The condition of `were_missed` in SQL, but for the column `subscription` of a row.
+    def _missed(self, rows: _Rows, topic: str, subscription: str) -> BoolArray:
+        """A mask of the rows that were handed out while a topic's subscription, to which they go, was not there."""
+        missed = np.zeros(len(rows.due), np.bool_)
+        for since, until in self._absences[topic, subscription]:
+            missed |= until.had(rows) & ~since.had(rows)
+        return missed
+
+    def sql(self, row: str, due: str, topic: str, subscription: str, sequence: str | None = None) -> str:
+        """The condition of `were_missed` in SQL, for rows that are for the subscription, or for all.
 
         Args:
             row: the alias of a table with partition, ledger_id and entry_id.
             due: SQL for when the row's message is due, ms since the epoch.
             topic: SQL for the row's topic.
             subscription: SQL for the subscription's name.
+            sequence: SQL for the row's; None: the messages came with the rows.
         """
         parts = [
             f"({topic} = {literal(of)} AND {subscription} = {literal(name)} "
-            f"AND {until.sql(row, due)} AND NOT {since.sql(row, due)})"
+            f"AND {until.sql(row, due, sequence)} AND NOT {since.sql(row, due, sequence)})"
             for (of, name), absences in self._absences.items()
             for since, until in absences
         ]

@@ -62,12 +62,13 @@ SELECT * FROM (
 WHERE messages > 0
 """,  # noqa: S608
     "last_occurrences": LAST_OCCURRENCES,
-    # What waits: a row for each message and subscription. A message that a pause holds back has no time (`is_held`).
-    # Of a recurring message it is the next `occurrence`.
-    "pending": f"""
+    # The rows of what has not been delivered, nor cancelled, nor moved on. What was due while the subscription was not
+    # in the settings does not wait any more (`is_missed`).
+    "unfinished": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
        i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload,
-       i.schedule_key, i.attempt, i.shaped_from, i.occurrence
+       i.schedule_key, i.attempt, i.shaped_from, i.occurrence, i.sequence,
+       {{missed}} AS is_missed
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id
@@ -77,14 +78,20 @@ LEFT ANTI JOIN last_occurrences AS n ON n.subscription = s.subscription AND n.le
     AND n.entry_id = i.entry_id AND n.batch_index = i.batch_index AND n.occurrence >= i.occurrence
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
-    AND NOT (i.subscription IS NULL AND {{missed}})
 """,  # noqa: S608
+    # What waits: a row for each message and subscription. A message that a pause holds back has no time (`is_held`).
+    # Of a recurring message it is the next `occurrence`.
+    "pending": """
+SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, is_held, key, properties,
+       publish_time, producer_name, payload, schedule_key, attempt, shaped_from, occurrence
+FROM unfinished WHERE NOT is_missed
+""",
     # Recurring messages: a row for each subscription. The next occurrence has no row yet where it came to be the next,
     # and due, within seconds: so only when the job has gone on for some time after the last one it is known that there
-    # is none.
+    # is none. One that was missed has ended the schedule.
     "schedules": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index,
-       CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_held THEN 'held'
+       CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_missed THEN 'ended' WHEN p.is_held THEN 'held'
             WHEN p.occurrence IS NOT NULL THEN 'waiting'
             WHEN d.occurrence >= TRY_CAST(i.properties['repeatTimes'] AS BIGINT) THEN 'ended'
             WHEN d.done_at < {{last_batch}} - {NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
@@ -93,20 +100,22 @@ SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_in
        TRY_CAST(i.properties['repeatTimes'] AS BIGINT) AS times,
        coalesce(i.properties['misfire'], 'once') AS misfire, i.deliver_at AS first_at,
        coalesce(d.delivered, 0) AS delivered, d.occurrence AS last_occurrence, d.due AS last_at,
-       p.occurrence AS next_occurrence, CASE WHEN NOT p.is_held THEN p.deliver_at END AS next_at,
+       CASE WHEN NOT p.is_missed THEN p.occurrence END AS next_occurrence,
+       CASE WHEN NOT p.is_missed AND NOT p.is_held THEN p.deliver_at END AS next_at,
        i.key, i.schedule_key, i.publish_time, i.producer_name, i.payload
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic
 LEFT JOIN (
     SELECT *, row_number() OVER (
         PARTITION BY subscription, ledger_id, entry_id, batch_index ORDER BY occurrence
-    ) AS place FROM pending WHERE occurrence IS NOT NULL
+    ) AS place FROM unfinished WHERE occurrence IS NOT NULL AND (sequence IS NOT NULL OR NOT is_missed)
 ) AS p ON p.place = 1 AND p.subscription = s.subscription
     AND p.ledger_id = i.ledger_id AND p.entry_id = i.entry_id AND p.batch_index = i.batch_index
 LEFT JOIN last_occurrences AS d ON d.subscription = s.subscription
     AND d.ledger_id = i.ledger_id AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
-WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL AND NOT ({{missed}})
+WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL
+    AND (p.occurrence IS NOT NULL OR d.occurrence IS NOT NULL OR NOT {{missed}})
 """,  # noqa: S608
     # What was delivered again, or is to be: a row for each retry of a message and subscription, and with attempt 0 for
     # each dead letter that was re-driven. `sent_at` is null where it was not delivered yet.
@@ -211,7 +220,7 @@ class Warehouse:
         if (status := read_status(settings.warehouse)) is not None:
             last_batch = min(last_batch, status.last_batch_at)
         missed = Tenures.of(settings.warehouse)
-        missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription")
+        missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription", "i.sequence")
         for name, sql in VIEWS.items():
             sql = (
                 sql.replace("{subscriptions}", values)

@@ -42,7 +42,7 @@ class ScheduleTables:
             "delayed_index",
             **_position(entry, batch_index),
             operation="DELAY",
-            deliver_at=NINE,
+            deliver_at=first,
             batch_size=batch_size,
             properties=list(given.items()),
             key=f"k{entry}",

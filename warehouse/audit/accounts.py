@@ -205,7 +205,9 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
     queries.create("subscriptions", _SUBSCRIPTIONS.format(values=values))
     queries.create("messages", _MESSAGES.format(numbers=queries.numbers_below("CAST(batch_size AS BIGINT)")))
     tenures = Tenures.of(settings.warehouse)
-    queries.create("fates", _fates(tenures.sql("m", "m.first_due", "s.topic", "s.subscription")))
+    missed = tenures.sql("m", "m.first_due", "s.topic", "s.subscription")
+    own_missed = tenures.sql("i", "i.deliver_at", "s.topic", "s.subscription", "i.sequence")
+    queries.create("fates", _fates(missed, own_missed))
     found = {}
     for kind, sql in _FINDINGS.items():
         topics = ", ".join(literal(topic) for topic in ("", *(route.source for route in missing)))
@@ -231,11 +233,12 @@ def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, know
         of_kind["examples"] = (of_kind["examples"] + examples)[:EXAMPLES]
 
 
-def _fates(missed: str) -> str:
+def _fates(missed: str, own_missed: str) -> str:
     """SQL for the table `fates`: for each message and subscription what became of it there, and when it is due there.
 
     Args:
         missed: the SQL condition that the message (m) was handed out while the subscription (s) was not there.
+        own_missed: the same of a row of the delayed index (i), which may be for the subscription alone.
     """
     from tracker.commands.schema import SEQUENCE_BITS
     from warehouse.pending import LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands, last
@@ -258,7 +261,9 @@ commands AS ({LAST_COMMANDS}),
 superseded AS (SELECT DISTINCT ledger_id, entry_id, {_MESSAGE} FROM outcomes WHERE result = 'SUPERSEDED'),
 due AS (
     SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at,
-           min(CASE WHEN i.occurrence > coalesce(n.occurrence, 0) THEN i.deliver_at END) AS next_due
+           min(CASE WHEN i.occurrence > coalesce(n.occurrence, 0) AND NOT {own_missed} THEN i.deliver_at END)
+               AS next_due,
+           bool_and({own_missed}) FILTER (WHERE i.subscription IS NOT NULL) AS is_missed
     FROM (SELECT *, {_MESSAGE} FROM delayed_index WHERE operation = 'DELAY') AS i
     JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
     LEFT JOIN occurrences AS n ON n.subscription = s.subscription AND n.ledger_id = i.ledger_id
@@ -283,7 +288,7 @@ LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledg
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
 LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_id AND u.message = m.message
 {join_commands("commands", "m", "{of}.subscription = s.subscription", "m.message")}
-WHERE d.times > 0 OR NOT {missed}
+WHERE d.times > 0 OR NOT coalesce(t.is_missed, {missed})
     """  # noqa: S608
 
 

@@ -241,6 +241,8 @@ class Retention:
         occurrences = Occurrences(self._query, _of_ledgers(rows)) if recurs else None
         # With this row a recurring message came, and it is needed for the next ones.
         is_kept = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
+        # Such a row tells that a schedule has ended, where it was missed.
+        is_next = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_valid(rows["sequence"]))
         ledgers = _of_ledgers(rows)
         cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
         restored = self._query(f"{_NAMED} FROM outcomes WHERE {IS_RESTORE} AND {ledgers}")
@@ -263,7 +265,7 @@ class Retention:
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
                     | (are_moved_on(rows, moves) & ~is_needed)
-                    | self._tenures.were_missed(rows, topic, subscription)
+                    | (self._tenures.were_missed(rows, topic, subscription) & ~is_next.to_numpy())
                 )
             settled |= is_of_topic
         return settled

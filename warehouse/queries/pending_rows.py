@@ -126,10 +126,10 @@ class PendingRows:
         tenures = Tenures.of(self._warehouse)
 
         def missed(name: str) -> str:
-            return f"i.subscription IS NULL AND {tenures.sql('i', 'i.deliver_at', literal(self._topic), literal(name))}"
+            return tenures.sql("i", "i.deliver_at", literal(self._topic), literal(name), "i.sequence")
 
         bits = [
-            f"CASE WHEN {_is_left(i, name, of_cancelled)} AND NOT ({missed(name)}) THEN {1 << i} ELSE 0 END"
+            f"CASE WHEN {_is_left(i, name, of_cancelled)} AND NOT {missed(name)} THEN {1 << i} ELSE 0 END"
             for i, name in enumerate(self._names)
         ]
         return f"""

@@ -8,7 +8,7 @@ that was due within seconds: then it follows from the rule.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from deltalake.exceptions import DeltaError
@@ -123,20 +123,16 @@ class Schedules:
 
     def _read(self, condition: str, limit: int) -> list[Schedule]:
         partition = "true" if self._partition is None else f"partition = {self._partition}"
-        missed = [
-            f"{self._tenures.sql('i', 'i.deliver_at', literal(self.topic), literal(s.name))} AS missed_{n}"
-            for n, s in enumerate(self.subscriptions)
-        ]
         rows = self._tables.sql(
-            f"SELECT i.*, {', '.join(missed)} FROM (SELECT ledger_id, entry_id, batch_index, partition, batch_size, "  # noqa: S608
-            "deliver_at, properties, key, schedule_key, publish_time, producer_name FROM delayed_index "
+            "SELECT ledger_id, entry_id, batch_index, partition, batch_size, deliver_at, properties, key, "  # noqa: S608
+            "schedule_key, publish_time, producer_name FROM delayed_index "
             "WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NULL AND "
             f"topic = {literal(self.topic)} AND {partition} AND ({condition}) "
-            f"ORDER BY ledger_id, entry_id, batch_index LIMIT {limit}) AS i ORDER BY ledger_id, entry_id, batch_index"
+            f"ORDER BY ledger_id, entry_id, batch_index LIMIT {limit}"
         ).to_pylist()
         if not rows:
             return []
-        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows])
+        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows], self._tenures)
         return [self._schedule(row, progress) for row in rows]
 
     def _schedule(self, row: Mapping[str, Any], progress: _Progress) -> Schedule:
@@ -149,20 +145,12 @@ class Schedules:
             rule=rule,
             start=start,
             progress=tuple(
-                self._as_state_has_it(progress.of(s.name, row, rule, start), row)
-                for n, s in enumerate(self.subscriptions)
-                if not row[f"missed_{n}"]
+                progress.of(s.name, row, rule, start)
+                for s in self.subscriptions
+                if progress.has(s.name, row) or not self._tenures.was_absent(self.topic, s.name, row, row["deliver_at"])
             ),
             **{name: row[name] for name in ("batch_size", "key", "schedule_key", "publish_time", "producer_name")},
         )
-
-    def _as_state_has_it(self, one: Progress, row: Mapping[str, Any]) -> Progress:
-        """What was due while its subscription was not in the settings has ended the schedule for it."""
-        if not one.is_active or one.next is None or one.next.number == 1:
-            return one
-        if self._tenures.was_absent(self.topic, one.subscription, row, one.next.at):
-            return replace(one, state=ScheduleState.ENDED, next=None, next_by_rule=None)
-        return one
 
 
 class _Progress:
@@ -170,9 +158,11 @@ class _Progress:
 
     Args:
         ledgers: their ids, ascending.
+        tenures: what was due while its subscription was not in the settings has ended the schedule for it.
     """
 
-    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int]) -> None:
+    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], tenures: Tenures) -> None:
+        self._topic, self._tenures = topic, tenures
         of = f"topic = {literal(topic)} AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES))})"
         self._done = _by_message(
             tables,
@@ -184,7 +174,7 @@ class _Progress:
         )
         self._next = _by_message(
             tables,
-            f"SELECT * FROM (SELECT {_MESSAGE}, deliver_at, occurrence_at, occurrence AS number, "  # noqa: S608
+            f"SELECT * FROM (SELECT {_MESSAGE}, deliver_at, occurrence_at, occurrence AS number, sequence, "  # noqa: S608
             f"row_number() OVER (PARTITION BY {_MESSAGE} ORDER BY sequence DESC) AS place FROM delayed_index "
             f"WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NOT NULL AND {of}) AS r "
             "WHERE place = 1",
@@ -195,6 +185,12 @@ class _Progress:
             "max(CASE WHEN result = 'APPLIED' AND operation = 'RESTORE' THEN sequence END) AS restored "
             f"FROM outcomes WHERE {of} GROUP BY {_MESSAGE}",
         )
+
+    def has(self, subscription: str, source: Mapping[str, Any]) -> bool:
+        """Whether a message has had an occurrence for a subscription, or has a row for it alone."""
+        key = subscription, source["ledger_id"], source["entry_id"]
+        indexes = {max(source["batch_index"], 0), source["batch_index"]}
+        return any((*key, index) in of for of in (self._done, self._next) for index in indexes)
 
     def of(self, subscription: str, source: Mapping[str, Any], rule: Recurrence, start: int) -> Progress:
         """Returns how far a message has got for a subscription; `source`: the row with which it came."""
@@ -215,13 +211,18 @@ class _Progress:
     ) -> tuple[Occurrence | None, int | None]:
         """Returns the next occurrence, and when it is due by the rule; None: there is none."""
         row = self._next.get(key) or self._next.get((*key[:3], source["batch_index"]))
+        found: tuple[int, int] | None
         if row is not None and row["number"] is not None and row["number"] > (last.number if last else 0):
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
-            return Occurrence(row["number"], row["deliver_at"]), by_rule
-        if last is None:
-            return Occurrence(1, source["deliver_at"]), start
-        found = rule.next_occurrence(last.number, last.at, start, last.at)
-        return (None, None) if found is None else (Occurrence(*found), found[1])
+            found, sequence = (row["number"], row["deliver_at"]), row["sequence"]
+        else:
+            found, by_rule, sequence = (1, source["deliver_at"]), start, 0
+            if last is not None:
+                found = rule.next_occurrence(last.number, last.at, start, last.at)
+                by_rule = found and found[1]
+        if found is None or self._tenures.was_absent(self._topic, key[0], source, found[1], sequence):
+            return None, None
+        return Occurrence(*found), by_rule
 
     def _is_cancelled(self, key: _Key) -> bool:
         commands = [self._commands[k] for k in (key, (*key[:3], -1)) if k in self._commands]

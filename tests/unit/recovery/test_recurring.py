@@ -42,6 +42,7 @@ from warehouse.queries.index_rows import (
 from warehouse.schemas import DELIVERIES
 from warehouse.tables import Tables
 from warehouse.tenure import write_changes
+from warehouse.views import Warehouse
 
 pytestmark = pytest.mark.slow
 
@@ -334,6 +335,38 @@ def test_what_was_due_while_a_subscription_was_not_there_ends_its_schedule(tmp_p
     assert service.numbers("a", 0) == [1]
     assert service.numbers("b", 0)[:5] == [1, 2, 3, 4, 5]
     assert service.numbers("a", 1) == service.numbers("b", 1) == [1, 2]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_was_moved_and_came_due_while_a_subscription_was_not_there_does_not_come(
+    tmp_path: Path, is_lost: bool
+) -> None:
+    """Of messages that do not recur, and of first occurrences."""
+    service = Service(tmp_path)
+    once = [(1, entry, -1, 1, NOW + 3_600 * SECOND) for entry in (0, 1)]
+    service.step(concat([batches(once, publish_time=NOW), recurring(2, NOW + 30 * SECOND, "@every 300s")]))
+
+    def go_on(steps: int) -> None:
+        for n in range(steps):
+            service.step(seals=n % 4 == 0)
+            service.arrive([True], True)
+
+    go_on(8)
+    for entry, seconds in ((0, 25), (1, 60), (2, 26)):
+        assert service.order(RESCHEDULE, entry, (0, 1), NOW + seconds * SECOND) == [Result.APPLIED] * 2
+    go_on(2)
+    service.remove(1)
+    go_on(20)
+    service.remove(0)
+    if is_lost:
+        service.lose_checkpoint()
+    go_on(50)
+    assert [entry for entry, _ in service.arrived["a"]] == [1]
+    assert [entry for entry, _ in service.arrived["b"]] == [0, 2, 1]
+    waiting = Warehouse(service.settings).sql("SELECT subscription, entry_id FROM pending")
+    assert waiting.to_pylist() == [{"subscription": "b", "entry_id": 2}]
+    findings = run_audit_of_tables(service)
+    assert findings == {}, findings
 
 
 Move = tuple[str, int, int, list[bool]]

@@ -13,6 +13,8 @@ from conf.settings import local_path
 from status.job_status import FILE as STATUS_FILE
 from tests.unit.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
 from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.schema import SEQUENCE_BITS
+from warehouse.audit.accounts import run_audit
 from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicError
 from warehouse.queries.live_schedules import live_schedules
 from warehouse.queries.schedule import Occurrence, Schedule, ScheduleState
@@ -91,12 +93,30 @@ def test_what_was_due_while_a_subscription_was_not_there_has_ended_for_it(tables
         changed = {"handed_out": at, "positions": {"-1": "7:9"}, "subscriptions": {"a": change, "b": "KEPT"}}
         write_changes(tables.tables, {TOPIC: changed}, tick, at, f"w{tick}")
     states = {(entry, p.subscription): (p.state, p.next) for entry in (1, 2) for p in found(tables, entry).progress}
+    view = Warehouse(tables.settings).sql("SELECT * FROM schedules").to_pylist()
+    assert {(row["entry_id"], row["subscription"]): (row["state"], row["next_at"]) for row in view} == {
+        of: (str(state), following and following.at) for of, (state, following) in states.items()
+    }
+    waiting = Warehouse(tables.settings).sql("SELECT entry_id, subscription FROM pending").to_pylist()
+    assert {(row["entry_id"], row["subscription"]) for row in waiting} == states.keys() - {(1, "a")}
+    overdue = run_audit(tables.settings, NINE + DAY * 3 // 2).findings["overdue"]["examples"]
+    assert [(one["position"], one["subscription"]) for one in overdue] == [("7:1:-1:-1", "b")]
     assert states == {
         (1, "a"): (ScheduleState.ENDED, None),
         (1, "b"): (ScheduleState.WAITING, Occurrence(2, NINE + DAY)),
         (2, "a"): (ScheduleState.WAITING, Occurrence(2, NINE + 2 * DAY)),
         (2, "b"): (ScheduleState.WAITING, Occurrence(2, NINE + 2 * DAY)),
     }
+    # Of a first occurrence, too, that was rescheduled; and what was rescheduled when it was back is not concerned.
+    late = {3: (NINE + DAY, 5), 4: (NINE + DAY, 2 << SEQUENCE_BITS), 5: (NINE + 2 * DAY, 5)}
+    for entry, (due, sequence) in late.items():
+        tables.came(entry, first=NINE + DAY - entry)
+        tables.waits("a", entry, 1, due, sequence=sequence)
+        tables.moved("a", entry, due, sequence=sequence)
+    ended = {3: ScheduleState.ENDED, 4: ScheduleState.WAITING, 5: ScheduleState.WAITING}
+    assert {entry: found(tables, entry, "a").progress[0].state for entry in late} == ended
+    view = "SELECT entry_id, state FROM schedules WHERE subscription = 'a' AND entry_id IN (3, 4, 5)"
+    assert dict(zip(*Warehouse(tables.settings).sql(view).to_pydict().values(), strict=True)) == ended
     # What came only when it was back is handed out, however late.
     tables.came(10)
     tables.delivered("a", 10, 1, NINE)

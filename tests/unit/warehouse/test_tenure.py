@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
 
 from conf.settings import Settings
 from streaming.checkpoint.prepared import PreparedState
+from tests.examples import examples
 from tests.rebuilt import of_all_shards, prepared
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
 from tracker.commands.control import Control
+from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import MESSAGES, typed
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
@@ -20,6 +28,7 @@ from warehouse.known_routes import KnownRoutes
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
+from warehouse.schemas import SUBSCRIPTION_CHANGES
 from warehouse.tables import Tables
 from warehouse.tenure import Changes, Tenures, changes, write_changes
 from warehouse.views import Warehouse
@@ -88,6 +97,24 @@ class History:
         write_changes(self.tables, found, self.tick, NOW, "job")
         write_changes(self.tables, found, self.tick, NOW, "job")  # the batch is run again
 
+    def move(self, name: str, which: int, due: int, attempt: int | None = None) -> None:
+        """Reschedules, or retries, a message for a subscription in a tick after the last change."""
+        self.tick += 1
+        place: dict[str, Any] = {
+            "ledger_id": 1,
+            "entry_id": which,
+            "subscription": name,
+            "sequence": self.tick << SEQUENCE_BITS,
+        }
+        moved = [
+            {**place, "operation": "MOVE", "deliver_at": self.due[which]},
+            {**place, "operation": "DELAY", "deliver_at": due, "bucket_id": self.tick, "attempt": attempt},
+        ]
+        self.tables.append("delayed_index", rows("delayed_index", moved), {})
+        operation = "RESCHEDULE" if attempt is None else "RETRY"
+        answer = {**place, "operation": operation, "result": "APPLIED", "deliver_at": due, "attempt": attempt}
+        self.tables.append("outcomes", rows("outcomes", [{**answer, "batch_id": self.tick}]), {})
+
     def rebuilt(self, now: Settings) -> list[set[str]]:
         """For each message the subscriptions to which it goes out after a rebuild."""
         found = prepared(now, self.folder / "checkpoint", NOW)
@@ -97,11 +124,11 @@ class History:
         control.rebuild(of_all_shards(found), NOW)
         index = self.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
         masks = control.subscription_mask(typed(index, MESSAGES))
-        first = found.offset.load_horizon
-        return [
-            {name for i, name in enumerate(names) if bits >> i & 1} if due >= first else set()
-            for bits, due in zip(masks.tolist(), self.due, strict=True)
-        ]
+        goes: list[set[str]] = [set() for _ in self.due]
+        for bits, row in zip(masks.tolist(), index.to_pylist(), strict=True):
+            if row["deliver_at"] >= found.offset.load_horizon:
+                goes[row["entry_id"]] |= {name for i, name in enumerate(names) if bits >> i & 1}
+        return goes
 
 
 def test_what_was_handed_out_while_a_subscription_was_away_is_not_its(tmp_path: Path) -> None:
@@ -132,6 +159,55 @@ def test_what_was_handed_out_while_a_subscription_was_away_is_not_its(tmp_path: 
     index = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
     assert Retention(now, history.tables, NOW)._is_settled(index).tolist() == [True] * 4 + [False] * 2
     assert history.rebuilt(now) == [set()] * 4 + [{"a", "b"}] * 2
+
+
+def test_what_was_moved_for_a_subscription_and_came_due_while_it_was_away_is_not_its(tmp_path: Path) -> None:
+    """b is out for the 4th and 5th; a row that it got when it was back is its, whatever its time."""
+    history = History(tmp_path, 9)
+    both, out, back = known(tmp_path, ("a", "b"), ("a",), ("a", "b"))
+    history.change(KnownRoutes({}), both, 0)
+    history.move("b", 6, history.due[3] + 1)  # missed
+    history.move("b", 7, history.due[1] + 1)  # handed out before b was removed
+    history.deliver("b", 0, 1, 2, 7)
+    history.move("b", 1, history.due[4], attempt=1)  # missed
+    history.move("b", 3, history.due[8] + 1)  # not yet due
+    history.move("a", 4, history.due[3] + 1)
+    history.change(both, out, 3)
+    history.change(out, back, 5)
+    history.move("b", 5, history.due[3] + 2)
+    history.deliver("a", *range(8))
+    now = settings(tmp_path, "a", "b")
+
+    pending = {("b", 3), ("b", 5), ("a", 8), ("b", 8)}
+    views = Warehouse(now).sql("SELECT subscription, entry_id FROM pending").to_pylist()
+    assert {(row["subscription"], row["entry_id"]) for row in views} == pending
+    assert len(views) == len(pending)
+    listed = Pending(now, TOPIC, PendingFilter(due_from=0), now=NOW).page(100).messages
+    assert {(name, message.ref.entry_id) for message in listed for name in message.subscriptions} == pending
+    audit = run_audit(now, NOW + 2 * DAY)
+    assert {(e["subscription"], e["position"]) for e in audit.findings.pop("overdue")["examples"]} == {
+        (name, f"1:{i}:-1:-1") for name, i in pending
+    }
+    assert audit.findings == {}
+    assert {row["subscription"]: row["pending"] for row in audit.counts} == {"a": 1, "b": 3}
+    index = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
+    settled = Retention(now, history.tables, NOW)._is_settled(index).tolist()
+    waiting = {entry for _, entry in pending}
+    for row, done in zip(index.to_pylist(), settled, strict=True):
+        if row["sequence"] is not None or row["entry_id"] == 8:
+            assert done == (row["entry_id"] not in waiting), row
+    assert history.rebuilt(now) == [{name for name, entry in pending if entry == i} for i in range(9)]
+
+
+def test_what_the_first_batch_after_a_rebuild_adds_again_has_been_added(tmp_path: Path) -> None:
+    history = History(tmp_path, 3)
+    both, out = known(tmp_path, ("a", "b"), ("a",))
+    history.change(KnownRoutes({}), both, 0)
+    history.change(both, out, 1)
+    history.change(out, both, 2)
+    history.change(out, both, 2)
+    table = history.tables.sql("SELECT * FROM delayed_index ORDER BY deliver_at")
+    assert Tenures.of(f"file:{tmp_path}/warehouse").were_missed(table, TOPIC, "b").tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("is_first_known", [True, False])
@@ -173,25 +249,71 @@ def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_p
     assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(3, 0), (3, 1)]
 
 
+@dataclass
+class Row:
+    """A row for b: the tick in which it came, when it is due, and whether the message came with it."""
+
+    tick: int
+    due: int
+    is_first: bool
+
+
+@effort(max_examples=examples(200), deadline=None)
+@given(
+    is_there=st.lists(st.booleans(), min_size=1, max_size=8),
+    rows_made=st.lists(st.builds(Row, st.integers(0, 7), st.integers(0, 9), st.booleans()), min_size=1, max_size=12),
+)
+def test_what_was_missed_is_what_a_job_drops(is_there: list[bool], rows_made: list[Row]) -> None:
+    """A job that hands out in each tick what is due by its number, and reads the settings before each tick."""
+    changes_made: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
+    goes_out = []
+    taken_in = -1
+    for tick, (before, now) in enumerate(pairwise([True, *is_there])):
+        if before != now:
+            positions = json.dumps({"-1": f"1:{taken_in}"} if taken_in >= 0 else {})
+            change = {"subscription": "b", "change": "ADDED" if now else "REMOVED", "positions": positions}
+            changes_made.append({"topic": TOPIC, **change, "handed_out": tick - 1, "batch_id": tick, "changed_at": 0})
+        for row in (row for row in rows_made if row.tick == tick and (row.is_first or now)):
+            taken_in += row.is_first
+            sequence = None if row.is_first else (tick << SEQUENCE_BITS) + 1
+            place = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": taken_in if row.is_first else 0}
+            table.append({**place, "deliver_at": row.due, "sequence": sequence})
+            goes_out.append(max(tick, row.due))
+    if table:
+        made = pa.Table.from_pylist(table, pa.schema([MESSAGES.field(name) for name in table[0]]))
+        tenures = Tenures(pa.Table.from_pylist(changes_made, SUBSCRIPTION_CHANGES))
+        # What is dropped while it is away, and does not come back, nobody asks for.
+        back = max((row["batch_id"] for row in changes_made if row["change"] == "ADDED"), default=-1)
+        expected = [tick < back and not is_there[tick] for tick in goes_out]
+        assert tenures.were_missed(made, TOPIC, "b").tolist() == expected
+
+
 def test_columns_and_sql_say_the_same(tmp_path: Path) -> None:
     history = History(tmp_path, 5)
     first, both, out, back = known(tmp_path, ("a",), ("a", "b"), ("a",), ("b",))
     for handed_out, pair in ((1, (first, both)), (2, (both, out)), (4, (out, back))):
         history.change(*pair, handed_out)
     tenures = Tenures.of(f"file:{tmp_path}/warehouse")
-    late = [{"ledger_id": ledger, "entry_id": 0, "deliver_at": at} for ledger in (0, 1, 2) for at in history.due]
+    late: list[dict[str, Any]] = [
+        {"ledger_id": ledger, "entry_id": 0, "deliver_at": at} for ledger in (0, 1, 2) for at in history.due
+    ]
+    others: list[dict[str, Any]] = [{}, {"partition": 1}, {"topic": "t"}]
+    others += [{"subscription": "b", "sequence": tick << SEQUENCE_BITS} for tick in range(6)]
     table = pa.concat_tables(
-        [
-            rows("delayed_index", [{**row, "operation": "LATE", **other} for row in late])
-            for other in ({}, {"partition": 1}, {"subscription": "b"}, {"topic": "t"})
-        ]
+        [rows("delayed_index", [{**row, "operation": "LATE", **other} for row in late]) for other in others]
     )
     history.tables.append("delayed_index", table, {})
     table = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'LATE'")
     for name in ("a", "b", "c"):
-        condition = tenures.sql("i", "i.deliver_at", "i.topic", f"'{name}'")
-        sql = f"SELECT subscription IS NULL AND {condition} AS missed FROM delayed_index AS i WHERE operation = 'LATE'"
+        condition = tenures.sql("i", "i.deliver_at", "i.topic", f"'{name}'", "i.sequence")
+        sql = f"SELECT {condition} AS missed FROM delayed_index AS i WHERE operation = 'LATE'"
         by_sql = history.tables.sql(sql)["missed"].to_pylist()
         assert tenures.were_missed(table, TOPIC, name).tolist() == by_sql
+        one_by_one = [
+            row["topic"] == TOPIC and tenures.was_absent(TOPIC, name, row, row["deliver_at"], row["sequence"] or 0)
+            for row in table.to_pylist()
+        ]
+        assert one_by_one == by_sql
         assert any(by_sql) == (name == "b")
     assert tenures.last == {TOPIC: {"b"}}
