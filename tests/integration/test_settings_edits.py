@@ -137,6 +137,8 @@ def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route
             return [counts[of, name] for name in ("a", "b")]
 
         wait_until(lambda: run_audit(job.settings).is_clean, 30, "a clean audit")
+        # Where these were not durable when the checkpoint was rebuilt, they are read again only now, and no table has
+        # them until they are durable.
         wait_until(lambda: taken_back(topic) == [2 * N, N + 1], 30, "those for nobody, too, are taken back")
         assert taken_back(goes) == [N, N]
         wait_until(lambda: job.command("status").returncode == 0, 60, "no trouble")
