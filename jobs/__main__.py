@@ -19,8 +19,9 @@ def main() -> None:
 
     SIGINT gives 130 and no further word, output that nobody reads any more 141.
     """
-    # By handlers, for in a container the first process ignores a signal that has none. They raise nothing: some of
-    # what is imported catches all exceptions. What is to be ignored stays so.
+    # By handlers, for in a container the first process ignores a signal that has none; there SIGTERM keeps its handler
+    # until a command sets its own. They raise nothing: some of what is imported catches all exceptions. What is to be
+    # ignored stays so.
     default: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     ours = [number for number, handler in default.items() if signal.getsignal(number) == handler]
     for number in ours:
@@ -30,7 +31,8 @@ def main() -> None:
         from jobs.cli import main as command_line
 
         for number in ours:
-            signal.signal(number, default[number])
+            if number != signal.SIGTERM or os.getpid() != 1:
+                signal.signal(number, default[number])
         command_line()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

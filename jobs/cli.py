@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -164,5 +165,5 @@ def _complain(message: str) -> int:
     return 1
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # submitted to Spark by this file's name
+    runpy.run_module("jobs", run_name="__main__")

@@ -6,7 +6,8 @@ case "${1:-}" in
   driver)
     shift
     # SIGTERM is for the program, a child of Spark's JVM, which then finishes its batch; the JVM would end in its middle.
-    trap 'pkill -TERM -P $! -f "/jobs/cli\.py "' TERM
+    # As long as it has not started the program, there is nothing to finish.
+    trap 'pkill -TERM -P $! -f "/jobs/(__main__|cli)\.py " || kill -TERM $!' TERM
     "$SPARK_HOME/bin/spark-submit" --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
       --deploy-mode client "$@" &
     while kill -0 $! 2>/dev/null; do
@@ -32,6 +33,7 @@ case "${1:-}" in
       --podName "$SPARK_EXECUTOR_POD_NAME"
     ;;
   *)
-    exec "$@"
+    # Not as the first process, which ignores a signal until it has a handler for it, and has to reap others' children.
+    exec tini -s -- "$@"
     ;;
 esac

@@ -18,13 +18,14 @@ import pulsar
 import pyspark
 import pytest
 
+import jobs
 from broker.standalone import EmbeddedBroker
-from jobs import cli
 from tests.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 SPARK_HOME = Path(pyspark.__file__).parent
-ENTRY_POINT = Path(cli.__file__).parents[1] / "conf" / "kubernetes" / "entrypoint.sh"
+PROGRAM = Path(jobs.__file__).with_name("__main__.py")
+ENTRY_POINT = PROGRAM.parents[1] / "conf" / "kubernetes" / "entrypoint.sh"
 
 
 class Cluster:
@@ -132,7 +133,7 @@ def test_a_lost_worker_loses_doubles_and_hurries_nothing(
             "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
         }
         environment = [f"{name}={value}" for name, value in variables.items()]
-        program = "--class", "org.apache.spark.deploy.PythonRunner", f"local://{cli.__file__}"
+        program = "--class", "org.apache.spark.deploy.PythonRunner", f"local://{PROGRAM}"
         job.start(["env", *environment, str(ENTRY_POINT), "driver", "--master", cluster.master, *program])
         produce(200, 5)
         wait_until(all_arrived, 60, f"all messages\n{job.log}")

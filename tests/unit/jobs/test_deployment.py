@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -175,7 +176,10 @@ def test_the_image_has_the_program_where_the_manifests_look() -> None:
     packages = PurePosixPath(environment()["SPARK_HOME"]).parent
     assert PurePosixPath(environment()["SPARK_HOME"]).name == "pyspark"
     main = PurePosixPath(JOB["mainApplicationFile"].removeprefix("local://")).relative_to(packages)
-    assert (ROOT / main).samefile(cli.__file__)
+    assert (ROOT / main).samefile(ROOT / "jobs" / "__main__.py")
+    submitted = re.findall(r"^spark-submit .* (\S+\.py) ", (ROOT / "docs" / "deployment.md").read_text(), re.MULTILINE)
+    assert submitted == [str(main)]
+    assert PROJECT["project"]["scripts"] == {"delaylake": "jobs.__main__:main"}
     pythons = set(re.findall(r"^FROM python:(\d+\.\d+)", DOCKERFILE, re.MULTILINE))
     assert {packages.parent.name} == {f"python{python}" for python in pythons}
     assert PROJECT["project"]["requires-python"] == f">={pythons.pop()}"
@@ -214,9 +218,11 @@ def executable(file: Path, text: str) -> None:
     file.chmod(0o755)
 
 
-def test_the_entry_point_runs_other_commands_as_they_are() -> None:
-    done = subprocess.run([ENTRY_POINT, "echo", "a  b", "$HOME"], capture_output=True, text=True, check=True)
-    assert done.stdout == "a  b $HOME\n"
+def test_the_entry_point_runs_other_commands_as_they_are_and_not_as_the_first_process(tmp_path: Path) -> None:
+    executable(tmp_path / "tini", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run([ENTRY_POINT, "echo", "a  b", "$HOME"], capture_output=True, text=True, env={"PATH": path})
+    assert done.stdout.splitlines() == ["-s", "--", "echo", "a  b", "$HOME"]
 
 
 def test_the_entry_point_starts_an_executor_as_spark_asks(tmp_path: Path) -> None:
@@ -241,9 +247,10 @@ def test_the_entry_point_starts_an_executor_as_spark_asks(tmp_path: Path) -> Non
     }
 
 
-def test_the_entry_point_lets_a_driver_finish(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["__main__.py", "cli.py"])
+def test_the_entry_point_lets_a_driver_finish(file: str, tmp_path: Path) -> None:
     """SIGTERM comes to the program, not to what started it, and the exit status is the program's."""
-    program = tmp_path / "jobs" / "cli.py"
+    program = tmp_path / "jobs" / file
     executable(
         program,
         "import signal, sys\n"
@@ -262,3 +269,14 @@ def test_the_entry_point_lets_a_driver_finish(tmp_path: Path) -> None:
         assert process.stdout.readline() == "['run']\n"
         process.terminate()
         assert process.wait(timeout=RUN_SECONDS) == 7
+
+
+def test_the_entry_point_ends_a_driver_that_has_not_started_its_program(tmp_path: Path) -> None:
+    executable(tmp_path / "spark" / "bin" / "spark-submit", "#!/bin/bash\necho starting\nexec sleep 600\n")
+    variables = {"SPARK_HOME": str(tmp_path / "spark"), "SPARK_DRIVER_BIND_ADDRESS": "10.0.0.1"}
+    command = [str(ENTRY_POINT), "driver", "local:///x.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starting\n"
+        process.terminate()
+        assert process.wait(timeout=RUN_SECONDS) == 128 + signal.SIGTERM

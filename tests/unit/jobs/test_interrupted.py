@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import yaml
 
+import jobs
 from tests.conftest import RUN_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -66,6 +69,46 @@ def test_a_signal_while_it_imports_ends_it_without_a_word(module: str, number: s
     # The shell says 128 + n also of what a signal ended.
     status = 128 - done.returncode if done.returncode < 0 else done.returncode
     assert (status, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+# As in a container: a process of number 1, and its children with it. Also for who is not root, where that is allowed.
+FIRST_PROCESS = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*FIRST_PROCESS, "true"], capture_output=True).returncode != 0,
+    reason="there are no namespaces here",
+)
+@pytest.mark.parametrize("module", ["typer", "filelock", "streaming.session"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_the_first_process_of_a_container_ends_before_spark_has_started(
+    module: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """The kernel keeps from it what it has no handler for. `run` imports the second module, then the third one."""
+    settings = tmp_path / "settings.yaml"
+    routes = [{"source": "persistent://public/default/t", "subscriptions": [{"name": "a"}]}]
+    pulsar = {"service_url": "pulsar://127.0.0.1:1", "admin_url": "http://127.0.0.1:1"}
+    places = {name: f"file:{tmp_path}/{name}" for name in ("warehouse", "checkpoint")}
+    settings.write_text(yaml.safe_dump({"pulsar": pulsar, "routes": routes, **places}))
+    program = [sys.executable, "-c", SIGNALLED, module, str(int(number)), "--config", str(settings), "run"]
+    done = subprocess.run(
+        [*FIRST_PROCESS, *program], capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("file", ["__main__.py", "cli.py"])
+def test_a_file_that_spark_submit_is_given_is_the_same_program(file: str) -> None:
+    program = Path(jobs.__file__).with_name(file)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run(str(program), "run", "--help", out=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_signal_that_it_was_told_to_ignore_is_ignored() -> None:
