@@ -26,6 +26,7 @@ from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
+    are_recurring,
     attempts_of,
     has_occurrences,
     int64,
@@ -242,7 +243,7 @@ class Retention:
         # With this row a recurring message came, and it is needed for the next ones.
         is_kept = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
         # Such a row tells that a schedule has ended, where it was missed.
-        is_next = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_valid(rows["sequence"]))
+        is_next = are_recurring(rows) & pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)
         ledgers = _of_ledgers(rows)
         cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
         restored = self._query(f"{_NAMED} FROM outcomes WHERE {IS_RESTORE} AND {ledgers}")
@@ -265,7 +266,7 @@ class Retention:
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
                     | (are_moved_on(rows, moves) & ~is_needed)
-                    | (self._tenures.were_missed(rows, topic, subscription) & ~is_next.to_numpy())
+                    | (self._tenures.were_missed(rows, topic, subscription) & ~is_next)
                 )
             settled |= is_of_topic
         return settled

@@ -192,6 +192,8 @@ def test_what_was_moved_for_a_subscription_and_came_due_while_it_was_away_is_not
     assert {row["subscription"]: row["pending"] for row in audit.counts} == {"a": 1, "b": 3}
     index = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
     settled = Retention(now, history.tables, NOW)._is_settled(index).tolist()
+    of_old_file = index.drop_columns(["occurrence"])
+    assert Retention(now, history.tables, NOW)._is_settled(of_old_file).tolist() == settled
     waiting = {entry for _, entry in pending}
     for row, done in zip(index.to_pylist(), settled, strict=True):
         if row["sequence"] is not None or row["entry_id"] == 8:
