@@ -4,23 +4,30 @@
 
 Prints one JSON object. All messages are due in a day, so their rows are sealed, and what is counted is what the shard
 keeps of them: bytes of state, and CPU microseconds and calls of the state store for a message; of these again when a
-further message of random keys supersedes the first. A key that is sent 10,000 times a second, for a second, makes so
-many deliveries; and how long is the tick that supersedes one message of the million.
+further message of random keys supersedes the first. Then no key is named until all have left the state: bytes of state
+a cold key, and again CPU for a message that supersedes one (of all keys at random: each tick reads the index). A key
+that is sent 10,000 times a second, for a second, makes so many deliveries; and how long is the tick that supersedes one
+message of the million, in state or not.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import MESSAGES, with_columns
+from tracker.keys.live_keys import LiveKeys
+from tracker.messages import MESSAGES, concat, with_columns
 from tracker.shard import Shard
 from tracker.store import Key, MemoryStore
 from tracker.tick import Effects, Tick, TickInput
+from warehouse.queries.index_rows import find_keyed_messages, to_index
+from warehouse.tables import Tables
 
 TOPIC = "persistent://public/default/t"
 TICK_MILLIS, DAY_MILLIS = 333, 86_400_000
@@ -53,12 +60,33 @@ class Job:
         self.tick = self.seal_epoch = self.entry = 0
         self.cpu_seconds = 0.0
         self.handed_out = 0
+        self.idle_millis = 1 << 60
+        self.sealed: list[pa.Table] = []
+        self.tables: Tables | None = None
 
-    def step(self, keys: list[str] | None, due_in: int = DAY_MILLIS, n: int = 0) -> Effects:
+    def write_index(self, folder: str) -> None:
+        """Writes what has been sealed so far to a delayed index, where keys are looked up from now on."""
+        self.tables = Tables(folder)
+        self.tables.create()
+        self.tables.append("delayed_index", to_index(concat(self.sealed), 1), {})
+        self.sealed.clear()
+
+    def cool(self) -> None:
+        """Until no key is in state that has not been named."""
+        self.idle_millis = 0
+        while len(LiveKeys(self.store)) > LiveKeys(self.store).n_cold:
+            self.step(None, seals=True)
+        self.idle_millis = 1 << 60
+
+    def _find_keyed(self, names: Collection[tuple[str, str]], groups: Sequence[int]) -> pa.Table:
+        assert self.tables is not None
+        return find_keyed_messages(self.tables, self.tables.version("delayed_index"), names, groups)
+
+    def step(self, keys: list[str] | None, due_in: int = DAY_MILLIS, n: int = 0, seals: bool = False) -> Effects:
         """A tick; takes a message of each key, or n without one."""
         self.tick += 1
         now = START + self.tick * TICK_MILLIS
-        self.seal_epoch += self.tick % TICKS_A_SEAL == 1
+        self.seal_epoch += seals or self.tick % TICKS_A_SEAL == 1
         rows = self._messages(n if keys is None else len(keys), keys, now, now + due_in)
         tick = Tick(
             tick=self.tick,
@@ -73,8 +101,10 @@ class Job:
             ingested_through=self.tick,
         )
         begin = time.process_time()
-        effects = Shard(self.store, {TOPIC: ["a"]}, 1_000_000).apply(tick, TickInput(messages=rows))
+        shard = Shard(self.store, {TOPIC: ["a"]}, 1_000_000, key_idle_millis=self.idle_millis)
+        effects = shard.apply(tick, TickInput(messages=rows, find_keyed=self._find_keyed))
         self.cpu_seconds += time.process_time() - begin
+        self.sealed.append(effects.bucket)
         self.handed_out += sum(release.rows.num_rows for release in effects.releases)
         return effects
 
@@ -134,6 +164,8 @@ def main() -> None:
     effects = keyed.step(["order-1"])
     found["superseding_one_millis"] = round((time.perf_counter() - begin) * 1_000, 1)
     assert effects.outcomes.num_rows == 2, "for its subscription, and for later ones"
+    with tempfile.TemporaryDirectory() as folder:
+        found |= cold(keyed, folder, n)
     hot = Job()
     for _ in range(3):
         hot.step(["hot"] * ROWS_A_TICK, due_in=5_000)
@@ -141,6 +173,27 @@ def main() -> None:
         hot.step(None)
     found |= {"sent_of_one_key": 3 * ROWS_A_TICK, "deliveries": hot.handed_out}
     print(json.dumps(found))
+
+
+def cold(job: Job, folder: str, n: int) -> dict[str, object]:
+    """Measures a shard of which all keys have left the state."""
+    bits = job.n_bytes() - job.n_bytes("schedule_keys")
+    job.write_index(folder)
+    job.cool()
+    found: dict[str, object] = {"bytes_a_cold_key": round((job.n_bytes() - bits) / n, 1)}
+    times = []
+    for i in range(2, 12):
+        begin = time.perf_counter()
+        effects = job.step([f"order-{i}"])
+        times.append((time.perf_counter() - begin) * 1_000)
+        assert effects.outcomes.num_rows == 2, "for its subscription, and for later ones"
+    found["superseding_a_cold_one_millis"] = round(sorted(times)[5], 1)
+    job.measured(1)
+    ticks = 5
+    random = np.random.default_rng(2)
+    for _ in range(ticks):
+        job.step([f"order-{i}" for i in random.integers(0, n, ROWS_A_TICK).tolist()])
+    return found | {"superseding_cold_message": job.measured(ticks * ROWS_A_TICK)}
 
 
 if __name__ == "__main__":

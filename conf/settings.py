@@ -118,6 +118,7 @@ class TrackerSettings(Section):
     shards: Annotated[int, Field(gt=0, le=1024)] = 2
     max_seal_interval_millis: Annotated[int, Field(ge=500)] = 5_000
     load_ahead_millis: Annotated[int, Field(ge=1000)] = 30_000
+    schedule_key_idle_millis: Millis = 600_000
     taken_back_compression_type: Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"] = "NONE"
     taken_back_compression_threshold_bytes: Annotated[int, Field(ge=0)] = 16_384
 

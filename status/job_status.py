@@ -103,6 +103,8 @@ class JobStatus:
     in_flight: int = 0  # handed to the senders, not written down yet
     is_held_up: bool = False  # the senders are behind, and the source topics not read
     waiting_commands: int = 0  # for messages that have not come
+    schedule_keys: int = 0  # of which a message waits, or waited a while ago
+    cold_schedule_keys: int = 0  # of these those of which the state has little: nothing has named them for a while
     lookahead_millis: int = 0
     batches: int = 0
     batch_millis_sum: int = 0
@@ -286,6 +288,8 @@ class StatusWriter:
                 "in_flight": counts["in_flight"],
                 "is_held_up": counts["in_flight"] > self._max_in_flight,
                 "waiting_commands": counts["waiting_commands"],
+                "schedule_keys": counts["schedule_keys"],
+                "cold_schedule_keys": counts["cold_schedule_keys"],
                 "lookahead_millis": status.lookahead_millis,
                 "batch_millis_last": counts["sink_millis"],
                 "operator_millis_last": counts["operator_millis"],

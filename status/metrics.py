@@ -18,6 +18,8 @@ _GAUGES = {
     "delaylake_releases_in_progress": ("sending", "Releases that are being sent, in lanes."),
     "delaylake_held_up": ("is_held_up", "1 while the senders are behind and the source topics are not read."),
     "delaylake_waiting_commands": ("waiting_commands", "Commands that wait for messages that have not come."),
+    "delaylake_schedule_keys": ("schedule_keys", "Schedule keys of which a message waits, or waited a while ago."),
+    "delaylake_cold_schedule_keys": ("cold_schedule_keys", "Of these those that have left the job's state."),
 }
 _COUNTERS = {
     "delaylake_batches": ("batches", "Batches."),

@@ -82,6 +82,7 @@ class Shard:
         tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
         compression: of the bitmaps of cancelled and skipped messages.
         place: which of the shards this is; None: the only one.
+        key_idle_millis: schedule keys that nothing has named for so long may leave the state.
     """
 
     def __init__(
@@ -92,15 +93,16 @@ class Shard:
         tick_time_millis: int = 1000,
         compression: Compression | None = None,
         place: Place | None = None,
+        key_idle_millis: int = 600_000,
     ) -> None:
         self._store = store
-        place = place or Place()
+        self._place = place = place or Place()
         self._subscriptions = Subscriptions.of(subscriptions)
         self._names = self._subscriptions.names
         self._min_index_count = min_index_count_per_bucket
         self._tracker = DelayedDeliveryTracker(store)
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
-        self._keys = Superseding(store, self._control)
+        self._keys = Superseding(store, self._control, key_idle_millis)
         self._in_flight = InFlight(store)
         self._shaper = Shaper(store, self._subscriptions, self._control.operations, place)
         self._releasing = Releasing(self._subscriptions, self._tracker, self._control, self._shaper, self._in_flight)
@@ -158,6 +160,7 @@ class Shard:
             moment = replace(moment, highest_cutoff=last.highest_cutoff, waiting=waiting)
         unwritable = held_back(tick.unwritable, self._names)
         self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
+        self._keys.begin(tick_input.find_keyed, self._tracker.load_horizon)
         return Step(
             tick=tick,
             input=tick_input,
@@ -227,7 +230,10 @@ class Shard:
         by_key = empty_table(KNOWN)
         if has_keys(step.commands):
             step.commands, by_key = self._keys.resolve(step.commands, step.moment)
-        return self._named.find(step.commands, taken.noted, step.input.known_messages, by_key)
+        named = self._named.find(step.commands, taken.noted, step.input.known_messages, by_key)
+        if has_keys(named.known) and self._keys.n_cold:
+            self._keys.name(where(named.known, self._place.has(named.known)), step.moment)
+        return named
 
     def _add_messages(self, step: Step, taken: _Taken) -> pa.Table:
         """Adds what came in to state; returns, as MESSAGES, what is due already."""
@@ -273,6 +279,8 @@ class Shard:
             step.effects.bucket = concat([bucket, kept_open, near_moves])
             step.effects.cancels = self._control.take_cancels()
         self._tracker.load_segment(step.input.segment)
+        if has_keys(step.input.segment):
+            self._keys.load(step.input.segment, step.moment)
         return moved
 
     def _release(self, step: Step, short_notice: pa.Table, moved: pa.Table) -> None:
@@ -328,7 +336,7 @@ class Shard:
         self._tracker.drop_expired(past)
         self._control.drop_expired(past)
         self._shaper.forget_past(step.tick.now)
-        self._keys.sweep(step.moment)
+        self._keys.sweep(step.moment, self._tracker.load_horizon)
 
     def _effects(self, step: Step) -> Effects:
         """Returns the tick's effects, when all else is done."""
@@ -358,6 +366,8 @@ class Shard:
             "taken_back": self._control.cancelled.count,
             "taken_back_bytes": self._control.cancelled.n_bytes,
             "shaped": self._shaper.n_moved,
+            "schedule_keys": len(self._keys),
+            "cold_schedule_keys": self._keys.n_cold,
             "misfires": self._control.occurrences.n_misfires,
         }
         return effects

@@ -15,6 +15,7 @@ from tracker.commands.repeats import FirstAnswers, no_answers
 from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA
 from tracker.in_flight import Release
+from tracker.keys.sealed_keys import FindKeyed, none_sealed
 from tracker.messages import MESSAGES, empty_table
 from tracker.shaping.shaper import Places
 
@@ -68,6 +69,7 @@ class TickInput:
     # Of the control topic, with a reason.
     rejected_commands: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     first_answers: FirstAnswers = no_answers  # reads the same version of the tables that `known_messages` are from
+    find_keyed: FindKeyed = none_sealed  # reads the version of the delayed index that `segment` is from
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     # Topics with a route again, or with a subscription that is new: `payload_rows` has the rows held back for them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, pack, unpack
 from tracker.sharding import Place
 from warehouse.queries.first_answers import find_first_answers
-from warehouse.queries.index_rows import LOOKED_UP
+from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
 from warehouse.tables import Tables
 
 
@@ -144,6 +144,11 @@ class Operator:
         def first_answers(ids: Collection[str]) -> pa.Table:
             return find_first_answers(self._tables, version, ids, now)
 
+        index_version = offset.index_version
+
+        def find_keyed(names: Collection[tuple[str, str]], groups: Sequence[int]) -> pa.Table:
+            return find_keyed_messages(self._tables, index_version, names, groups)
+
         shard = Shard(
             SparkStore(self._state),
             offset.known_routes.subscriptions,
@@ -151,6 +156,7 @@ class Operator:
             self._settings.tick_time_millis,
             self._compression,
             Place(self._shard_of[key], len(self._shard_of)),
+            self._settings.schedule_key_idle_millis,
         )
         tick_input = TickInput(
             messages=concat(tables[InputKind.MESSAGES]),
@@ -164,6 +170,7 @@ class Operator:
             rebuilt=rebuilt,
             rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
             first_answers=first_answers,
+            find_keyed=find_keyed,
             reinstated={topic for topic, _ in offset.reinstated},
             rejected=concat(tables[InputKind.REJECTED]),
             pace=pace,

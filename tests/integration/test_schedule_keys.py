@@ -10,6 +10,7 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
+from status.job_status import read_status
 from tests.harness import Api, Collector, Job, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
@@ -18,7 +19,9 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
     routes = [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b", "type": "Exclusive"}]}]
-    job = Job(tmp_path, broker.settings, routes, tracker={"max_seal_interval_millis": 1500, "shards": 2})
+    # Keys leave the state as soon as they can.
+    tracker = {"max_seal_interval_millis": 1500, "shards": 2, "schedule_key_idle_millis": 0}
+    job = Job(tmp_path, broker.settings, routes, tracker=tracker)
     for subscription in "ab":
         collector.collect(f"{topic}-{subscription}")
     producer = pulsar_client.create_producer(topic, block_if_queue_full=True)
@@ -40,6 +43,13 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
         assert all(row["superseded_by"] for row in rows)
         return Counter(row["schedule_key"] for row in rows)
 
+    def wait_until_cold(since: int) -> None:
+        def are_cold() -> bool:
+            status = read_status(job.settings.warehouse)
+            return status is not None and status.started_at >= since and status.cold_schedule_keys == 5
+
+        wait_until(are_cold, 60, f"all five keys have left the state\n{job.log}")
+
     try:
         job.start()
         hour = 3_600_000
@@ -50,6 +60,7 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
         wait_until(
             lambda: len(job.rows("delayed_index", "SELECT * FROM {table} WHERE operation = 'DELAY'")) == 5, 40, "sealed"
         )
+        wait_until_cold(0)
         job.kill9()
         send("replaced 2", "replaced", hour)
         send("put off 2", "put off", hour, scheduleMode="debounce", debounceMax="1d")
@@ -58,7 +69,9 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
         wait_until(lambda: superseded() == Counter(["replaced", "put off"]), 60, f"two superseded\n{job.log}")
         job.kill9()
         job.rebuild()
+        begun = now()
         job.start()
+        wait_until_cold(begun)
         due = now() + 90_000
         for i in range(3_000):
             send(f"many {i}", "many", 15_000)

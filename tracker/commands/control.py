@@ -26,7 +26,17 @@ from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.request_log import RequestLog
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.commands.waiting import WaitingCommands
-from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, int64, is_rejected, where, with_columns
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    concat,
+    int64,
+    is_rejected,
+    message_ids,
+    where,
+    with_columns,
+)
 from tracker.sharding import Place
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
@@ -228,6 +238,14 @@ class Control:
         """
         is_new = np.zeros(rows.num_rows, np.bool_)
         return self._executor.is_past(rows, self._are_released(rows, is_new, moment), moment)
+
+    def is_any_cancelled(self, rows: pa.Table) -> BoolArray:
+        """Tells which messages are cancelled for any subscription, whatever their topic: bool, (rows,)."""
+        found = np.zeros(rows.num_rows, np.bool_)
+        if self.cancelled:
+            for subscription in range(self._subscriptions.most):
+                found |= self.cancelled.contains(subscription, *message_ids(rows))
+        return found
 
     def _are_released(self, known: pa.Table, is_new: BoolArray, moment: Moment) -> BoolArray:
         """Tells which messages have been handed out, if they have not been moved."""

@@ -43,9 +43,14 @@ class PackedBucket:
 
     Args:
         data: as `pack` returns it, or as an earlier version has written it; empty: no keys.
+        n_old: see below.
+
+    Attributes:
+        n_old: so many rows, the first ones, have not been put since this was set. A row that is put becomes the last.
     """
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", n_old: int = 0) -> None:
+        self.n_old = n_old
         self._least = [0] * len(Live._fields)
         self._widths = [0] * len(Live._fields)
         self._rows = bytearray()
@@ -89,16 +94,14 @@ class PackedBucket:
             hashes, values = self._columns()
             self._fill(np.append(hashes, [key], axis=0), np.append(values, [live], axis=0))
             return
-        at = self._find(key)
-        if at < 0:
-            self._rows += row
-        else:
-            self._rows[at : at + len(row)] = row
+        self.remove(key)
+        self._rows += row
 
     def remove(self, key: KeyHash) -> bool:
         """Removes a key; tells whether it was there."""
         at = self._find(key)
         if at >= 0:
+            self.n_old -= at < self.n_old * self._row_bytes
             del self._rows[at : at + self._row_bytes]
         return at >= 0
 
@@ -106,15 +109,22 @@ class PackedBucket:
         """Returns the messages with the columns of `Live`, a row for each key."""
         return pa.table(dict(zip(Live._fields, self._columns()[1].T.copy(), strict=True)))
 
+    def hashes(self) -> Int64Array:
+        """Returns the first half of each key's hash, int64, (keys,), as `positions` has them."""
+        return self._columns()[0][:, 0].copy()
+
     def remove_where(self, mask: BoolArray) -> None:
         """Removes keys by a bool array, (keys,), as `positions` has them."""
+        self.n_old -= int(mask[: self.n_old].sum())
         self._rows = bytearray(self._as_rows()[~mask].tobytes())
 
     def split(self, bit: int) -> PackedBucket:
         """Removes the keys whose hash has a bit set, and returns them."""
         hashes, values = self._columns()
         goes = hashes[:, 0] >> bit & 1 > 0
-        other = PackedBucket()
+        n_old = int(goes[: self.n_old].sum())
+        other = PackedBucket(n_old=n_old)
+        self.n_old -= n_old
         other._fill(hashes[goes], values[goes])
         self._fill(hashes[~goes], values[~goes])
         return other

@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
+from tracker.keys.cold_keys import group_at, times_of
 from tracker.keys.live_keys import KeyHash, Live, LiveKeys, positions
+from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
 from tracker.schedule_key import Mode, key_hash, key_rule
 from tracker.store import Store
@@ -63,19 +65,41 @@ class Superseding:
     several partitions in the same tick by when they were published. One whose time has come when it comes in is
     delivered, and the key begins anew.
 
+    A key that no message or command has named for a while is cold: its last message is in the delayed index alone,
+    where it is found when one names it again, and it is taken back when that message is loaded.
+
     Args:
         store: where the last message of each key is kept.
         control: tells whether it waits still, and cancels what is superseded.
+        idle_millis: for how long at least nothing has named a key that becomes cold.
     """
 
-    def __init__(self, store: Store, control: Control) -> None:
+    def __init__(self, store: Store, control: Control, idle_millis: int) -> None:
         self._control = control
+        self._idle_millis = idle_millis
         self._keys = LiveKeys(store)
         self._new: set[KeyHash] = set()  # keys of which a message has come in this tick
+        self._find_keyed: FindKeyed = none_sealed
+        self._load_horizon = 0
 
     def __len__(self) -> int:
         """The number of keys that are kept, some of them longer than their message waits."""
         return len(self._keys)
+
+    @property
+    def n_cold(self) -> int:
+        """The number of keys that are cold."""
+        return self._keys.n_cold
+
+    def begin(self, find_keyed: FindKeyed, load_horizon: int) -> None:
+        """Begins a tick.
+
+        Args:
+            find_keyed: reads a version of the delayed index that has what was sealed before the last tick that has
+                called `sweep`.
+            load_horizon: ms since the epoch: what is due before it is in state.
+        """
+        self._new, self._find_keyed, self._load_horizon = set(), find_keyed, load_horizon
 
     def take(self, messages: pa.Table, is_new: BoolArray, moment: Moment) -> Taken:
         """Takes new messages in, before they are added to the tracker.
@@ -151,7 +175,7 @@ class Superseding:
         rows = commands.take(pa.array(chosen))
         pairs = list(zip(rows["topic"].to_pylist(), rows["schedule_key"].to_pylist(), strict=True))
         names = [(*pair, key_hash(*pair)) for pair in sorted(set(pairs))]
-        found = self._keys.find(hashed for _, _, hashed in names)
+        found = self._find(names, moment)
         known = _as_known([(topic, key, found[hashed]) for topic, key, hashed in names if hashed in found])
         hashes = [key_hash(topic, key) for topic, key in zip(*_pairs(known), strict=True)]
         is_new = np.array([hashed in self._new for hashed in hashes], np.bool_)
@@ -168,13 +192,43 @@ class Superseding:
         )
         return resolved, where(known, is_there & ~is_new)
 
-    def sweep(self, moment: Moment) -> None:
-        """Forgets the keys whose message's time has come, in a part of those that are kept."""
+    def name(self, known: pa.Table, moment: Moment) -> None:
+        """Takes back the cold keys of messages that commands name by their ids.
 
-        def is_past(rows: pa.Table) -> BoolArray:
-            return self._control.is_past_for_all(rows, moment)
+        Args:
+            known: as KNOWN, messages that this shard has.
+            moment: of this tick.
+        """
+        self._find([(*pair, key_hash(*pair)) for pair in _keyed_pairs(known)], moment)
 
-        self._keys.sweep(is_past)
+    def load(self, segment: pa.Table, moment: Moment) -> None:
+        """Takes back the cold keys whose last messages are loaded.
+
+        Args:
+            segment: as MESSAGES.
+            moment: of this tick, when commands have been applied.
+        """
+        if not self._keys.n_cold:
+            return
+        rows = segment.filter(pc.and_(pc.is_valid(segment["schedule_key"]), pc.is_null(segment["sequence"])))
+        self._warm(rows, _keyed_pairs(rows), moment)
+
+    def sweep(self, moment: Moment, load_horizon: int) -> None:
+        """Forgets the keys whose message's time has come, in a part of those that are kept; others become cold.
+
+        Args:
+            moment: of this tick, which ends a seal epoch.
+            load_horizon: of this tick.
+        """
+
+        def judge(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
+            # What is due beyond the load horizon came to the mutable bucket. It was sealed when this was last called,
+            # so the index has it. A cancelled message would not be found by its key, but is told of.
+            rests = (int64(rows, "deliver_at") >= load_horizon) & (int64(rows, "ledger_id") > _NOWHERE)
+            rests &= ~self._control.is_any_cancelled(rows)
+            return self._control.is_past_for_all(rows, moment), rests
+
+        self._keys.sweep(judge, load_horizon, moment.now, self._idle_millis)
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over rebuilt keys: see `LIVE_KEYS`."""
@@ -189,7 +243,7 @@ class Superseding:
 
     def _last(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, _Last]:
         """Returns the last message of each of some keys, given as topic, key and hash, before this tick."""
-        found = self._keys.find(hashed for _, _, hashed in names)
+        found = self._find(names, moment)
         if not found:
             return {}
         there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
@@ -204,6 +258,37 @@ class Superseding:
             )
             for i, (_, _, hashed) in enumerate(there)
         }
+
+    def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, Live]:
+        """Returns the last messages of those of the keys that have one; cold ones are taken back."""
+        found = self._keys.find(hashed for _, _, hashed in names)
+        groups = self._keys.find_cold(hashed for _, _, hashed in names if hashed not in found)
+        groups = {hashed: [g for g in of if times_of((g, g))[1] >= self._load_horizon] for hashed, of in groups.items()}
+        if all_groups := sorted({group for of in groups.values() for group in of}):
+            pairs = [(topic, key) for topic, key, hashed in names if groups.get(hashed)]
+            rows = self._find_keyed(pairs, all_groups)
+            # What was due before has been loaded.
+            rows = where(rows, int64(rows, "deliver_at") >= self._load_horizon)
+            found |= self._warm(rows, pairs, moment)
+        return found
+
+    def _warm(self, rows: pa.Table, pairs: list[tuple[str, str]], moment: Moment) -> dict[KeyHash, Live]:
+        """Takes back cold keys whose last message is among rows, with the columns of KEYED, of messages of theirs."""
+        hash_of = {pair: key_hash(*pair) for pair in pairs}
+        is_hot = self._keys.find(hash_of.values()).keys()
+        groups = {hashed: of for hashed, of in self._keys.find_cold(hash_of.values()).items() if hashed not in is_hot}
+        chosen = [
+            group_at(due) in groups.get(hash_of.get(pair, (0, 0)), ())
+            for pair, due in zip(zip(*_pairs(rows), strict=True), rows["deliver_at"].to_pylist(), strict=True)
+        ]
+        rows = where(rows, np.array(chosen, np.bool_))
+        if not rows.num_rows:
+            return {}
+        rows = where(rows, self._control.are_waiting(rows.select(KNOWN.names), moment)[0])
+        found = {hash_of[pair]: live for pair, live in last_of_keys(rows).items()}
+        for hashed, live in found.items():
+            self._keys.warm(hashed, live)
+        return found
 
     def _supersede(self, superseded: list[tuple[str, str, _Last, Live]], moment: Moment) -> pa.Table:
         if not superseded:
@@ -250,6 +335,11 @@ def _as_known(named: list[tuple[str, str, Live]]) -> pa.Table:
     values |= {"topic": pa.array([topic for topic, _, _ in named], pa.string())}
     values |= {"schedule_key": pa.array([key for _, key, _ in named], pa.string())}
     return typed(values, KNOWN)
+
+
+def _keyed_pairs(rows: pa.Table) -> list[tuple[str, str]]:
+    """Returns the topics and keys of those of the rows that have a key, each once."""
+    return sorted({pair for pair in zip(*_pairs(rows), strict=True) if pair[1] is not None})
 
 
 def _pairs(rows: pa.Table) -> tuple[list[str], list[str]]:

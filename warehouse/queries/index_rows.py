@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT, command_positions
+from tracker.keys.cold_keys import times_of
+from tracker.keys.sealed_keys import KEYED
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, is_among, of_entries, typed, where
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.pending import are_moved_on
@@ -98,6 +100,28 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table)
     if wanted.num_rows:
         found.append(look_up(1, _ENTRY_AS_KNOWN, _near(wanted)))
     return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
+
+
+def find_keyed_messages(
+    tables: Tables, version: int, names: Collection[tuple[str, str]], groups: Sequence[int]
+) -> pa.Table:
+    """Reads the sealed rows with which messages of some schedule keys have come, and perhaps some of others, as KEYED.
+
+    Args:
+        version: of the delayed index.
+        names: the keys, each with its topic.
+        groups: in which they are due, ascending: see `tracker.keys.cold_keys.GROUP_MILLIS`.
+    """
+    ranges = [times_of(pair) for pair in ranges_of(groups, _MAX_RANGES)]
+    topics = ", ".join(map(literal, sorted({topic for topic, _ in names})))
+    keys = ", ".join(map(literal, sorted({key for _, key in names})))
+    rows = tables.query(
+        "delayed_index",
+        f"SELECT {', '.join(KEYED.names)} FROM delayed_index WHERE ({any_of('deliver_at', ranges)}) "  # noqa: S608
+        f"AND topic IN ({topics}) AND schedule_key IN ({keys}) AND {_AS_IT_CAME}",
+        version,
+    )
+    return typed(rows, KEYED)
 
 
 def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:

@@ -27,6 +27,7 @@ CONF = Path(__file__).parents[3] / "conf"
 COUNTS = {
     "delayed": 70, "loaded": 20, "in_flight": 5, "waiting_commands": 1, "sink_millis": 300, "taken": 10, "rejected": 1,
     "left_out": 2, "sealed": 4, "commands": 2, "operator_millis": 120, "misfires": 3,
+    "schedule_keys": 9, "cold_schedule_keys": 6,
 }  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def test_a_running_job_tells_what_it_does_and_that_it_has_ended(tmp_path: Path) 
         writer.deliveries(pa.Table.from_pylist(retries, schema=DELIVERIES))
         status = writer.status()
     assert (status.retried, status.dead_letters, status.occurrences, status.misfires) == (4, 2, 1, 6)
+    assert (status.schedule_keys, status.cold_schedule_keys) == (9, 6)
     assert (status.state, status.pending, status.in_flight, status.is_held_up) == ("running", 70, 5, True)
     assert (status.taken, status.delivered, status.rejected, status.batches) == (20, 8, 2, 2)
     assert (status.lookahead_millis, status.batch_millis_sum) == (750, 600)

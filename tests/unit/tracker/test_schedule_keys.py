@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -16,9 +18,12 @@ from tests.examples import examples
 from tests.messages import TOPIC, batches, command, commands
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, SKIP, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
+from tracker.keys import cold_keys, live_keys
+from tracker.keys.cold_keys import ColdKeys
 from tracker.keys.live_keys import Live, LiveKeys
 from tracker.keys.packed_bucket import PackedBucket
-from tracker.messages import MESSAGES, concat, int64, where
+from tracker.keys.sealed_keys import KEYED
+from tracker.messages import MESSAGES, concat, int64, typed, where
 from tracker.schedule import BadSchedule
 from tracker.schedule_key import schedule_key
 from tracker.shard import Shard
@@ -41,7 +46,9 @@ def keyed(
 class Job:
     """Shards of which each gets what the source gives it; what they seal is loaded again."""
 
-    def __init__(self, shards: int = 3) -> None:
+    def __init__(self, shards: int = 3, ahead_millis: int = AHEAD_MILLIS, idle_millis: int = 600_000) -> None:
+        self.ahead_millis = ahead_millis
+        self.idle_millis = idle_millis
         self.stores = [MemoryStore() for _ in range(shards)]
         self.n = shards
         self.tick = self.now = self.seal_epoch = self.load = self.near = self.durable = 0
@@ -49,6 +56,7 @@ class Job:
         self.entries: list[tuple[int, int]] = []
         self.delivered: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
         self.outcomes: list[dict[str, object]] = []
+        self.n_looked_up = 0
 
     def step(
         self,
@@ -62,7 +70,7 @@ class Job:
         self.tick += 1
         self.seal_epoch += 1
         rows = MESSAGES.empty_table() if rows is None else rows
-        before, self.load = self.load, max(self.load, self.now + AHEAD_MILLIS)
+        before, self.load = self.load, max(self.load, self.now + self.ahead_millis)
         self.near = self.now + NEAR_MILLIS
         tick = Tick(
             tick=self.tick,
@@ -77,6 +85,15 @@ class Job:
             ingested_through=self.tick,
         )
         due = int64(self.sealed, "deliver_at")
+        sealed = self.sealed
+
+        def find_keyed(names: Collection[tuple[str, str]], groups: Sequence[int]) -> pa.Table:
+            self.n_looked_up += 1
+            keys = pa.array({key for _, key in names}, pa.string())
+            is_there = pc.and_(pc.is_in(sealed["schedule_key"], keys), pc.is_null(sealed["sequence"]))
+            of_group = np.isin(cold_keys.group_of(due), groups)
+            return typed(sealed.filter(pc.and_(is_there, pa.array(of_group))), KEYED)
+
         segment = where(self.sealed, (due >= before) & (due < self.load))
         ordered = commands(orders)
         told = []
@@ -101,9 +118,12 @@ class Job:
                 known_messages=KNOWN.empty_table(),
                 payload_rows=of(payload),
                 pause_changes=pauses,
+                find_keyed=find_keyed,
             )
             effects, again = (
-                Shard(one, NAMES, 1_000_000, 1_000, place=Place(number, self.n)).apply(tick, tick_input)
+                Shard(one, NAMES, 1_000_000, 1_000, None, Place(number, self.n), self.idle_millis).apply(
+                    tick, tick_input
+                )
                 for one in (store, copy)
             )
             assert again.outcomes.equals(effects.outcomes)
@@ -169,12 +189,22 @@ STEPS = st.lists(
 
 @pytest.mark.slow
 @effort(max_examples=examples(60), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(steps=STEPS, shards=st.integers(1, 3))
+@given(steps=STEPS, shards=st.integers(1, 3), prints=st.sampled_from([None, None, 0, 1, (1 << 38) - 1]))
 def test_shards_against_the_model(
-    steps: list[tuple[int, list[tuple[str | None, str, int]], str | None, str, int]], shards: int
+    steps: list[tuple[int, list[tuple[str | None, str, int]], str | None, str, int]], shards: int, prints: int | None
 ) -> None:
-    """Of each key one message waits: the newest, the first, or the newest within its limit; commands change it."""
-    job = Job(shards)
+    """Of each key one message waits: the newest, the first, or the newest within its limit; commands change it.
+
+    With `prints` keys become cold as soon as they can, and have no more than these bits of their hashes in common.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if prints is not None:
+            patch.setattr(cold_keys, "GROUP_MILLIS", 700)
+            patch.setattr(live_keys, "_PRINT", prints)
+        check_shards(steps, Job(shards) if prints is None else Job(shards, NEAR_MILLIS, 0))
+
+
+def check_shards(steps: list[tuple[int, list[tuple[str | None, str, int]], str | None, str, int]], job: Job) -> None:
     job.step()
     now = n = 0
     live: dict[str, One] = {}
@@ -387,8 +417,134 @@ def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> N
             assert len(keys) == len(model)
         assert LiveKeys(store).find({(number, 7) for number, _ in changes}) == model
         keys = LiveKeys(store)
-        for _ in range(len(changes) + 1):
-            keys.sweep(lambda of: pc.less(of["deliver_at"], 2**63 - 1).to_numpy(zero_copy_only=False))
+        for _ in range(2 * len(changes) + 1):
+            keys.sweep(lambda of: (np.ones(of.num_rows, np.bool_), np.zeros(of.num_rows, np.bool_)), 0, 0, 0)
         keys.save()
         assert len(LiveKeys(store)) == 0
         assert {table for table, _ in store.values} <= {"schedule_keys_meta"}
+
+
+PRINTS = st.integers(0, (1 << cold_keys.PRINT_BITS) - 1)
+GROUPS = st.one_of(st.integers(0, 3), st.integers(-(2**30), 2**40))
+
+
+@given(
+    keys=st.lists(st.tuples(PRINTS, GROUPS), max_size=40),
+    copies=st.sampled_from([1, 1, 20]),
+    level=st.integers(0, 20),
+    at=st.integers(0, 2**20),
+)
+def test_cold_keys_are_a_set_of_prints_and_groups(
+    keys: list[tuple[int, int]], copies: int, level: int, at: int
+) -> None:
+    number = at & (1 << level) - 1
+    model = sorted((print_ >> level << level | number, group) for print_, group in keys * copies)
+
+    def again(cold: ColdKeys, level: int = level, number: int = number) -> ColdKeys:
+        return ColdKeys(cold.pack(level), number)
+
+    def all_of(cold: ColdKeys) -> list[tuple[int, int]]:
+        return sorted(zip(*(column.tolist() for column in cold._columns()), strict=True))
+
+    cold = ColdKeys()
+    cold.add(*np.array(model, np.int64).reshape(-1, 2).T)
+    cold = again(cold)
+    assert len(cold) == len(model)
+    assert all_of(cold) == model
+    for key in {*keys[:5], *model[:5]}:
+        assert cold.groups_of(key[0]) == sorted({group for print_, group in model if print_ == key[0]})
+    if model:
+        gone = model.pop(len(model) // 2)
+        cold.remove(*gone)
+        assert all_of(again(cold)) == model
+    n = len(model)
+    model = [key for key in model if key[1] >= 2]
+    assert again(cold).drop_before(2) == n - len(model)
+    cold.drop_before(2)
+    other = cold.split(level)
+    upper = again(other, level + 1, number | 1 << level)
+    assert all_of(upper) == [key for key in model if key[0] >> level & 1]
+    assert all_of(again(cold, level + 1)) == [key for key in model if not key[0] >> level & 1]
+
+
+def test_a_cold_key_is_looked_up_where_it_is_named_and_when_its_message_is_loaded() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cold_keys, "GROUP_MILLIS", 700)
+        job = Job(2, idle_millis=0)
+        names = ["replaced", "kept", "cancelled", "moved", "by id", "held", "left alone", "loaded"]
+        job.step(concat(keyed(n, key, 20_000 + 1_000 * (key == "loaded"), 0) for n, key in enumerate(names)))
+        job.step()
+        job.step()
+        assert [n_cold(store) for store in job.stores] == [len(LiveKeys(store)) for store in job.stores]
+        assert job.n_looked_up == 0
+        job.step(concat([keyed(10, "replaced", 20_000, 1), keyed(11, "kept", 20_000, 1, scheduleMode="keep")]))
+        assert job.superseded() == {(0, "10"), (11, "1")}
+        job.step(keyed(12, "nobody's", 20_000, 1))
+        n_looked_up = job.n_looked_up
+        job.step(keyed(13, "nobody's, either", 20_000, 1))
+        assert job.n_looked_up == n_looked_up, "a key of which nothing is known is not looked up"
+        answers = job.step(orders=[by_key("c", "cancelled"), by_key("m", "moved", RESCHEDULE, 30_000)])
+        assert {row["result"] for row in answers} == {Result.APPLIED}
+        answers = job.step(orders=[command("i", 1, 4 * 64, (0, 1), kind=SKIP)])
+        assert {row["result"] for row in answers} == {Result.APPLIED}
+        job.step(pauses=[PauseChange("p", TOPIC, 1, True)])
+        for request, key in [("c2", "cancelled"), ("i2", "by id")]:
+            assert {row["result"] for row in job.step(orders=[by_key(request, key)])} == {Result.ALREADY_APPLIED}
+        job.step()
+        job.step(later=20_500)
+        job.step()
+        # What is held back is hot as long as it is, and is replaced.
+        job.step(keyed(14, "held", 25_000, 20_600))
+        assert sum(row["result"] == Result.SUPERSEDED and row["subscription"] == "a" for row in job.outcomes) == 3
+        job.step(keyed(15, "loaded", 26_000, 20_600))
+        job.step(keyed(16, "moved", 26_000, 20_600))
+        job.step(pauses=[PauseChange("q", TOPIC, 1, False)])
+        for _ in range(3):
+            job.step(later=5_000)
+        assert sorted(entry for entry, _ in job.delivered["b"]) == [1, 5, 6, 10, 12, 13, 14, 15, 16]
+        assert sorted(entry for entry, _ in job.delivered["a"]) == [1, 6, 10, 12, 13, 14, 15, 16]
+        for _ in range(3):
+            job.step()
+        assert all(len(LiveKeys(store)) == 0 for store in job.stores)
+
+
+def n_cold(store: MemoryStore) -> int:
+    return LiveKeys(store).n_cold
+
+
+def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
+    store = MemoryStore()
+    keys = LiveKeys(store)
+    random = np.random.default_rng(1)
+    n, day = 100_000, 86_400_000
+    hashes = random.integers(-(2**63), 2**63 - 1, (n, 2)).tolist()
+    dues = random.integers(0, day, n).tolist()
+    keys.update(
+        {
+            (one, two): Live(7, i, -1, -1, 1, due, due)
+            for i, ((one, two), due) in enumerate(zip(hashes, dues, strict=True))
+        }
+    )
+    keys.save()
+    hot = sum(map(len, store.values.values())) / n
+    for _ in range(2 * live_keys._SWEEPS):
+        keys.sweep(lambda rows: (np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)), 0, 0, 0)
+    keys.save()
+    assert keys.n_cold == n
+    assert 20 < hot < 30
+    assert sum(map(len, store.values.values())) / n < 5.5
+    # Filled as a map is that grows while its keys are cold.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_keys, "_SWEEPS", 1)
+        store = MemoryStore()
+        keys = LiveKeys(store)
+        for start in range(0, n, 1_000):
+            for i in range(start, start + 1_000):
+                keys.update({tuple(hashes[i]): Live(7, i, -1, -1, 1, dues[i], dues[i])})
+            for _ in range(2):
+                keys.sweep(lambda rows: (np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)), 0, 0, 0)
+    keys.save()
+    assert sum(map(len, store.values.values())) / n < 4.6
+    assert keys.find_cold(map(tuple, hashes[:1_000])).keys() == set(map(tuple, hashes[:1_000]))
+    others = random.integers(-(2**63), 2**63 - 1, (1_000, 2)).tolist()
+    assert len(keys.find_cold(map(tuple, others))) <= 1
