@@ -548,3 +548,23 @@ def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
     assert keys.find_cold(map(tuple, hashes[:1_000])).keys() == set(map(tuple, hashes[:1_000]))
     others = random.integers(-(2**63), 2**63 - 1, (1_000, 2)).tolist()
     assert len(keys.find_cold(map(tuple, others))) <= 1
+
+
+def test_a_map_that_an_earlier_version_has_written_is_read_and_becomes_cold() -> None:
+    store = MemoryStore()
+    bucket = PackedBucket()
+    live = Live(1, 2, -1, -1, 1, 10**12, 0)
+    bucket.put((5, 7), live)
+    store.put("schedule_keys", (0, 0), bucket.pack())
+    store.put("schedule_keys_meta", (0, 0), struct.pack("<3q", 1, 1, 0))
+    assert LiveKeys(store).find([(5, 7)]) == {(5, 7): live}
+    for _ in range(2):
+        keys = LiveKeys(store)
+        keys.sweep(lambda rows: (np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)), 0, 0, 0)
+        keys.save()
+    keys = LiveKeys(store)
+    assert (len(keys), keys.n_cold) == (1, 1)
+    keys.warm((5, 7), live)
+    keys.save()
+    assert LiveKeys(store).find([(5, 7)]) == {(5, 7): live}
+    assert LiveKeys(store).n_cold == 0

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.messages import batches, command, commands, messages
+from tests.messages import TOPIC, batches, command, commands, messages
 from tracker.entry_log import ENTRY_COLUMNS
-from warehouse.queries.index_rows import find_known_messages, to_index
+from tracker.keys.cold_keys import GROUP_MILLIS
+from tracker.messages import concat
+from warehouse.queries.index_rows import find_keyed_messages, find_known_messages, to_index
 from warehouse.tables import Tables
 
 NOW = 1_800_000_000_000
@@ -58,3 +60,31 @@ def test_many_are_found_together_those_that_are_in_no_bucket_too(tables: Tables)
 
 def test_nothing_is_looked_for_where_nothing_is_named(tables: Tables) -> None:
     assert found(tables) == []
+
+
+def test_messages_of_schedule_keys_are_found_by_when_they_are_due_in_the_version_that_is_asked_for(
+    tables: Tables,
+) -> None:
+    many = list(range(0, 240, 2))  # more groups than the conditions of a query
+    names = ["it's", "other", *(f"k{group}" for group in many)]
+    due = [group * GROUP_MILLIS for group in [4, 4, *many]]
+    rows = concat(
+        batches([(9, i, -1, 1, at)], schedule_key=name, key_since=7)
+        for i, (name, at) in enumerate(zip(names, due, strict=True))
+    )
+    moved = batches([(9, 0, -1, 1, 4 * GROUP_MILLIS)], schedule_key="it's", sequence=5, subscription="a")
+    tables.append("delayed_index", to_index(concat([rows, moved]), 3), {"test": 3})
+    version = tables.version("delayed_index")
+    later = batches([(9, 1_000, -1, 1, 4 * GROUP_MILLIS)], schedule_key="it's")
+    tables.append("delayed_index", to_index(later, 4), {"test": 4})
+
+    def entries(names: list[str], groups: list[int], at: int = version) -> list[int]:
+        rows = find_keyed_messages(tables, at, [(TOPIC, name) for name in names], groups)
+        assert set(rows["key_since"].to_pylist()) <= {7, None}
+        return sorted(rows["entry_id"].to_pylist())
+
+    assert entries(["it's"], [4]) == [0]
+    assert entries(["it's"], [4], version + 1) == [0, 1_000]
+    assert entries(["it's"], [3]) == entries(["it's"], [5]) == entries(["nobody's"], [4]) == []
+    assert entries([f"k{group}" for group in many], many) == list(range(2, 2 + len(many)))
+    assert not find_keyed_messages(tables, version, [("another topic", "it's")], [4]).num_rows
