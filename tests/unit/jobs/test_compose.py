@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from fastapi.testclient import TestClient
+from httpx import HTTPStatusError
 
 from admin.app import create_app
 from admin.security.authentication import check_address
@@ -113,6 +114,29 @@ def test_the_program_is_started_on_the_settings(service: str, capsys: Any, monke
     assert f"Usage: {program} {arguments[0]}" in capsys.readouterr().out
     file = PROGRAMS[service]["environment"]["DELAYLAKE_CONFIG"]
     assert mounts(service)[file] == "./delaylake.yaml"
+
+
+def test_what_asks_whether_job_and_api_are_well_asks_what_there_is(
+    settings: Settings, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    kind, program, *arguments = PROGRAMS["job"]["healthcheck"]["test"]
+    assert (kind, program) == ("CMD", "delaylake")
+    monkeypatch.setattr("sys.argv", [program, *arguments, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, f"Usage: {program} {arguments[0]}" in capsys.readouterr().out) == (0, True)
+
+    kind, program, option, code = PROGRAMS["api"]["healthcheck"]["test"]
+    assert (kind, program, option) == ("CMD", "python", "-c")
+    [url] = re.findall(r"http://[^']+", code)
+    assert urlsplit(url).port == settings.api.port
+    auth = {**settings.auth.model_dump(), "token_secret_key": "data:;base64," + "a" * 44}
+    made = Settings(warehouse=str(tmp_path), checkpoint=str(tmp_path), auth=auth, api=settings.api)  # type: ignore[arg-type]
+    with TestClient(create_app(made), base_url=url) as client:
+        monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: client.get(url).raise_for_status())
+        exec(code, {})
+        with pytest.raises(HTTPStatusError):
+            exec(code.replace("/healthz", "/nothing"), {})
 
 
 def test_the_settings_name_what_the_services_have(settings: Settings) -> None:

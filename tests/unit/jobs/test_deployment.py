@@ -203,6 +203,18 @@ def test_the_image_is_made_of_what_is_here() -> None:
     assert {JOB["image"], API_CONTAINER["image"]} == {f"delaylake:{version('delaylake')}"}
 
 
+def test_the_image_has_the_programs_that_are_started_in_it() -> None:
+    """And of Java the one that the tests run on, at least: the Python of the image is checked above."""
+    (installed,) = re.findall(r"apt-get install -y --no-install-recommends ([\w. -]+)", DOCKERFILE)
+    (java,) = re.findall(r"openjdk-(\d+)-jre-headless", installed)
+    (needed,) = re.findall(r"-ge (\d+) \] \|\| missing\+=\(\"JDK", (ROOT / "Makefile").read_text())
+    assert int(java) >= int(needed)
+    assert f"JDK {needed}+" in (ROOT / "README.md").read_text()
+    packages = {"pkill": "procps", "tini": "tini", "java": f"openjdk-{java}-jre-headless"}
+    started = set(re.findall(r"\b(pkill|tini|java) -", ENTRY_POINT.read_text())) | {"java"}
+    assert {packages[program] for program in started} == set(installed.split())
+
+
 def test_nothing_runs_as_root() -> None:
     (user,) = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
     assert f"useradd --uid {user} " in DOCKERFILE
