@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -21,14 +22,15 @@ from admin.dashboard.data import (
     storage,
 )
 from admin.dashboard.histogram import ALL, FIT, SPANS, histogram
-from admin.dashboard.responses import COOKIE, page, part, static_file
+from admin.dashboard.responses import COOKIE, page, page_in_parts, part, static_file
 from admin.dashboard.search_form import Asked, Text, parse_field_time, parse_ref, wanted_of
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
+from conf.errors import one_line
 from conf.secrets import without_secrets
 from conf.settings import Operation, Route, Settings
 from status.job_status import read_status
-from warehouse.queries.listing import PendingError, State
+from warehouse.queries.listing import Page, PendingError, State
 from warehouse.queries.schedules import Schedules
 from warehouse.queries.waiting import Pending
 
@@ -168,19 +170,20 @@ def schedule_data(
 def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     route = _route(caller, asked["topic"])
     subscription = asked["subscription"]
-    shown: dict[str, Any] = {"found": None, "problem": None, "filter": None}
+    shown: dict[str, Any] = {"find": lambda: (None, None), "problem": None, "filter": None}
     code = 200
     try:
         wanted = wanted_of(asked)
         _check_subscription(route, subscription)
         shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
         shown["is_selective"] = wanted.is_selective
-        shown["found"] = Pending(_settings(request), route.source, wanted, cursor or None).page(_PAGE)
+        shown["find"] = _finder(Pending(_settings(request), route.source, wanted, cursor or None))
     except PendingError as error:
         shown["problem"], code = str(error), 400
     except AdminError as error:
         shown["problem"], code = error.reason, error.code
-    return page(
+    # The form is shown while the messages are searched for.
+    return page_in_parts(
         request,
         "messages.html",
         caller,
@@ -194,6 +197,18 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
         states=list(State),
         **shown,
     )
+
+
+def _finder(pending: Pending) -> Callable[[], tuple[Page | None, str | None]]:
+    """Returns what finds the page of a listing, or says what is wrong."""
+
+    def find() -> tuple[Page | None, str | None]:
+        try:
+            return pending.page(_PAGE), None
+        except (PendingError, DeltaError) as error:
+            return None, one_line(error)
+
+    return find
 
 
 @router.get("/ui/recurring")

@@ -6,6 +6,7 @@ import json
 import math
 import mimetypes
 import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
@@ -35,6 +37,10 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+_HTML = "text/html; charset=utf-8"
+
+AT_ONCE = "<!-- what is above is shown at once -->"
 
 SETTINGS = "/ui/settings"  # for administrators
 
@@ -61,6 +67,28 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
         code: the HTTP status.
         values: of the template's variables.
     """
+    return Response("".join(_rendered(request, template, caller, values)), code, _HEADERS, _HTML)
+
+
+def page_in_parts(request: Request, template: str, caller: Reader, code: int, **values: Any) -> Response:
+    """Renders a page of which what stands before AT_ONCE is sent, and shown, before the rest is rendered.
+
+    Arguments are as of `page`. What the template calls after AT_ONCE must raise nothing.
+    """
+    return StreamingResponse(_in_parts(_rendered(request, template, caller, values)), code, _HEADERS, _HTML)
+
+
+def _in_parts(pieces: Iterable[str]) -> Iterator[str]:
+    joined: list[str] = []
+    for piece in pieces:
+        joined.append(piece)
+        if AT_ONCE in piece:
+            yield "".join(joined)
+            joined.clear()
+    yield "".join(joined)
+
+
+def _rendered(request: Request, template: str, caller: Reader | None, values: dict[str, Any]) -> Iterator[str]:
     common = {
         "navigation": [entry for entry in NAVIGATION if entry[0] != SETTINGS or (caller and caller.is_admin)],
         "path": request.url.path,
@@ -70,8 +98,7 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
         "version": version("delaylake"),
         "is_protected": request.app.state.settings.auth.enabled,
     }
-    text = _environment.get_template(template).render(**{**common, **values})
-    return Response(text, code, _HEADERS, "text/html; charset=utf-8")
+    return _environment.get_template(template).generate(**{**common, **values})
 
 
 def error_page(request: Request, code: int, reason: str) -> Response:
@@ -86,7 +113,7 @@ def part(request: Request, template: str, caller: Reader, **values: Any) -> Resp
     """Renders a part of a page, which the page loads by itself."""
     common = {"now": time.time_ns() // 1_000_000, "topic_names": short_names([route.source for route in caller.routes])}
     text = _environment.get_template(template).render(**{**common, **values})
-    return Response(text, headers=_HEADERS, media_type="text/html; charset=utf-8")
+    return Response(text, headers=_HEADERS, media_type=_HTML)
 
 
 def static_file(name: str) -> Response:
