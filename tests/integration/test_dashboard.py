@@ -69,6 +69,7 @@ class Desk:
                 else:
                     field.fill(value)
             page.get_by_role("button", name="Search").click()
+            page.wait_for_load_state()  # the page is shown before its rows and scripts are there
             return page.locator("#messages tbody tr").count() > 0
 
         wait_until(found, 20, f"messages with {fields}\n{self.job.log}")

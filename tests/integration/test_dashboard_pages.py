@@ -362,6 +362,7 @@ def test_a_search_is_kept_as_a_link_and_keys_lead_to_pages_and_rows(page: Page) 
     page.goto("/ui/messages")
     page.get_by_role("link", name="<b>seven</b>").click()
     expect(page.locator("form [name=key]")).to_have_value("k7")
+    page.wait_for_load_state()  # the form is shown before the messages are there, and keys mean something
     page.locator("h1").click()
     for key in "jx":
         page.keyboard.press(key)
