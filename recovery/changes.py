@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -109,11 +110,13 @@ class Commands:
         # A rebuild removes the rows of messages that come again, but for moved ones.
         kept = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
         is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
-        is_open = ~is_sealed & ~_is_done(moves, delivered) & (int64(moves, "is_time_known") > 0)
+        is_done = _are_done(moves, delivered)
+        is_open = ~is_sealed & ~is_done & (int64(moves, "is_time_known") > 0)
         is_there = is_among(moves, kept, _MESSAGE)
         unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
-        moves = where(moves, ~is_open | is_there)
-        retried = where(moves, (int64(moves, "attempt") > 0) & ~_is_done(moves, delivered))
+        stays = ~is_open | is_there
+        retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
+        moves = where(moves, stays)
 
         # A cancel has to be remembered until its message's last row is loaded; a row that was held back never is.
         loaded = where(delays, int64(delays, "deliver_at") < HELD_DELIVER_AT)
@@ -288,13 +291,16 @@ def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
     return last
 
 
-def _is_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
+def _are_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
     """A mask of the moves whose messages have been delivered, or were handed out while the subscription was absent."""
     numbers = int64(moves, "subscription")
-    is_done = delivered.are_missed(moves)
-    for number, found in delivered.find(moves):
-        is_done |= found & (numbers == number)
-    return is_done
+    # Rows for one subscription are told by their tick, not by their partition.
+    rows = moves.drop_columns("subscription").rename_columns({"source": "topic"})
+    rows = rows.append_column("partition", pa.repeat(-1, rows.num_rows))
+    are_done = np.zeros(moves.num_rows, np.bool_)
+    for number, found in chain(delivered.find(moves), delivered.missed(rows)):
+        are_done |= found & (numbers == number)
+    return are_done
 
 
 def write_moves(

@@ -123,22 +123,6 @@ class Delivered:
                 if name in names:
                     yield list(names).index(name), self._tenures.were_missed(rows, topic, name)
 
-    def are_missed(self, moves: pa.Table) -> BoolArray:
-        """Tells which moved messages were handed out while the subscription was absent for which they were moved.
-
-        Args:
-            moves: with source (the topic), subscription (a number), ledger_id, entry_id, deliver_at and sequence.
-
-        Returns:
-            a mask, bool, (moves,).
-        """
-        are_missed = np.zeros(moves.num_rows, np.bool_)
-        rows = moves.rename_columns({"source": "topic"}).append_column("partition", pa.repeat(-1, moves.num_rows))
-        numbers = int64(rows, "subscription")
-        for number, is_missed in self.missed(rows.drop_columns("subscription")):
-            are_missed |= is_missed & (numbers == number)
-        return are_missed
-
 
 def _attempt_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Returns ids of each row's message and attempt: as `message_ids`, with the attempt above the batch index."""

@@ -248,11 +248,9 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
 
 def _last_tick(tables: Tables) -> int:
     """Returns the last tick of which any table has rows."""
-    columns = [
-        *[("deliveries", "batch_id"), ("outcomes", "batch_id"), ("delayed_index", "bucket_id")],
-        (SUBSCRIPTION_CHANGES, "batch_id"),
-    ]
-    last = (tables.query(n, f"SELECT coalesce(max({c}), 0) AS t FROM {n}") for n, c in columns)  # noqa: S608
+    columns = dict.fromkeys(("deliveries", "outcomes", SUBSCRIPTION_CHANGES), "batch_id")
+    columns["delayed_index"] = "bucket_id"
+    last = (tables.query(n, f"SELECT coalesce(max({c}), 0) AS t FROM {n}") for n, c in columns.items())  # noqa: S608
     return max(int(found["t"][0].as_py()) for found in last)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -170,14 +170,14 @@ def schedule_data(
 def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     route = _route(caller, asked["topic"])
     subscription = asked["subscription"]
-    shown: dict[str, Any] = {"find": lambda: (None, None), "problem": None, "filter": None}
-    code = 200
+    shown: dict[str, Any] = {"problem": None, "filter": None}
+    pending, code = None, 200
     try:
         wanted = wanted_of(asked)
         _check_subscription(route, subscription)
         shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
         shown["is_selective"] = wanted.is_selective
-        shown["find"] = _finder(Pending(_settings(request), route.source, wanted, cursor or None))
+        pending = Pending(_settings(request), route.source, wanted, cursor or None)
     except PendingError as error:
         shown["problem"], code = str(error), 400
     except AdminError as error:
@@ -195,20 +195,17 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
         query=urlencode({**{name: value for name, value in asked.items() if value}, "topic": route.source}),
         names=[subscription] if subscription else [s.name for s in route.subscriptions],
         states=list(State),
+        find=partial(_page_of, pending),
         **shown,
     )
 
 
-def _finder(pending: Pending) -> Callable[[], tuple[Page | None, str | None]]:
-    """Returns what finds the page of a listing, or says what is wrong."""
-
-    def find() -> tuple[Page | None, str | None]:
-        try:
-            return pending.page(_PAGE), None
-        except (PendingError, DeltaError) as error:
-            return None, one_line(error)
-
-    return find
+def _page_of(pending: Pending | None) -> tuple[Page | None, str | None]:
+    """Finds the page of a listing, if there is one, or says what is wrong."""
+    try:
+        return (pending.page(_PAGE) if pending is not None else None), None
+    except (PendingError, DeltaError) as error:
+        return None, one_line(error)
 
 
 @router.get("/ui/recurring")

@@ -40,7 +40,7 @@ _HEADERS = {
 
 _HTML = "text/html; charset=utf-8"
 
-AT_ONCE = "<!-- what is above is shown at once -->"
+_AT_ONCE = Markup("<!-- what is above is shown at once -->")  # in templates AT_ONCE
 
 SETTINGS = "/ui/settings"  # for administrators
 
@@ -56,6 +56,7 @@ NAVIGATION = [
 ]
 
 _environment = Environment(loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, trim_blocks=True)
+_environment.globals["AT_ONCE"] = _AT_ONCE
 
 
 def page(request: Request, template: str, caller: Reader | None = None, code: int = 200, **values: Any) -> Response:
@@ -82,7 +83,7 @@ def _in_parts(pieces: Iterable[str]) -> Iterator[str]:
     joined: list[str] = []
     for piece in pieces:
         joined.append(piece)
-        if AT_ONCE in piece:
+        if _AT_ONCE in piece:
             yield "".join(joined)
             joined.clear()
     yield "".join(joined)

@@ -9,21 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from tests.harness import Collector, Job, Received, check_exactly_once, now, wait_until
+from tests.rates import most_within
 from warehouse.audit.accounts import run_audit
 
 TOPIC = "persistent://public/default/shaped"
 RATE, BURST, N = 50, 50, 500
-
-
-def most_within(times: list[int], millis: float) -> int:
-    """The most of the times, ms, within any span of so many ms."""
-    at = np.sort(times)
-    return int((np.searchsorted(at, at + millis) - np.arange(len(at))).max())
 
 
 def window_of(start: datetime) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Who finds a key here has to look it up in the delayed index: a few that are not 
 from __future__ import annotations
 
 import struct
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +24,12 @@ GROUP_MILLIS = 1 << 19
 _HEADER = struct.Struct("<IBBBBq")
 _COUNTED_FROM = 256
 
+_Time = TypeVar("_Time", int, Int64Array)
 
-def group_at(time: int) -> int:
-    """Returns the group of a message that is due at a time, ms since the epoch."""
+
+def group_of(time: _Time) -> _Time:
+    """Returns the group of a message that is due at a time, ms since the epoch; or of each, int64, (n,)."""
     return time // GROUP_MILLIS
-
-
-def group_of(times: Int64Array) -> Int64Array:
-    """Returns the groups of messages that are due at some times, ms since the epoch: int64, (n,), as the times are."""
-    return times // GROUP_MILLIS
 
 
 def times_of(groups: tuple[int, int]) -> tuple[int, int]:

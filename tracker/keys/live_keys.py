@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tracker.keys.cold_keys import PRINT_BITS, ColdKeys, group_at, group_of
+from tracker.keys.cold_keys import PRINT_BITS, ColdKeys, group_of
 from tracker.keys.packed_bucket import KeyHash, Live, PackedBucket
 from tracker.messages import BoolArray, int64
 from tracker.store import Store
@@ -103,7 +103,7 @@ class LiveKeys:
     def warm(self, key: KeyHash, live: Live) -> None:
         """Takes a cold key back, of which the last message has been found."""
         number = self._bucket_of(key)
-        self._load(number).cold.remove(key[0] & _PRINT, group_at(live.deliver_at))
+        self._load(number).cold.remove(key[0] & _PRINT, group_of(live.deliver_at))
         self._n_cold -= 1
         self.update({key: live})
 
@@ -139,7 +139,7 @@ class LiveKeys:
         chosen: list[tuple[int, _Bucket]] = []
         for number in self._next_swept(now, idle_millis) if len(self) else ():
             bucket = self._load(number)
-            if len(bucket.cold) and (dropped := bucket.cold.drop_before(group_at(load_horizon))):
+            if len(bucket.cold) and (dropped := bucket.cold.drop_before(group_of(load_horizon))):
                 self._n_cold -= dropped
                 self._changed.add(number)
             if len(bucket.hot):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
-from tracker.keys.cold_keys import group_at, times_of
+from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.live_keys import KeyHash, Live, LiveKeys, positions
 from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
@@ -211,7 +212,9 @@ class Superseding:
         if not self._keys.n_cold:
             return
         rows = segment.filter(pc.and_(pc.is_valid(segment["schedule_key"]), pc.is_null(segment["sequence"])))
-        self._warm(rows, _keyed_pairs(rows), moment)
+        hash_of = {pair: key_hash(*pair) for pair in _keyed_pairs(rows)}
+        _, groups = self._look(hash_of.values())
+        self._warm(rows, hash_of, groups, moment)
 
     def sweep(self, moment: Moment, load_horizon: int) -> None:
         """Forgets the keys whose message's time has come, in a part of those that are kept; others become cold.
@@ -261,24 +264,39 @@ class Superseding:
 
     def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, Live]:
         """Returns the last messages of those of the keys that have one; cold ones are taken back."""
-        found = self._keys.find(hashed for _, _, hashed in names)
-        groups = self._keys.find_cold(hashed for _, _, hashed in names if hashed not in found)
+        found, groups = self._look(hashed for _, _, hashed in names)
         groups = {hashed: [g for g in of if times_of((g, g))[1] >= self._load_horizon] for hashed, of in groups.items()}
         if all_groups := sorted({group for of in groups.values() for group in of}):
-            pairs = [(topic, key) for topic, key, hashed in names if groups.get(hashed)]
-            rows = self._find_keyed(pairs, all_groups)
+            hash_of = {(topic, key): hashed for topic, key, hashed in names if groups.get(hashed)}
+            rows = self._find_keyed(hash_of.keys(), all_groups)
             # What was due before has been loaded.
             rows = where(rows, int64(rows, "deliver_at") >= self._load_horizon)
-            found |= self._warm(rows, pairs, moment)
+            found |= self._warm(rows, hash_of, groups, moment)
         return found
 
-    def _warm(self, rows: pa.Table, pairs: list[tuple[str, str]], moment: Moment) -> dict[KeyHash, Live]:
-        """Takes back cold keys whose last message is among rows, with the columns of KEYED, of messages of theirs."""
-        hash_of = {pair: key_hash(*pair) for pair in pairs}
-        is_hot = self._keys.find(hash_of.values()).keys()
-        groups = {hashed: of for hashed, of in self._keys.find_cold(hash_of.values()).items() if hashed not in is_hot}
+    def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, Live], dict[KeyHash, list[int]]]:
+        """Returns the last messages of the keys that have one, and of others that may be cold in which groups."""
+        hashes = list(hashes)
+        found = self._keys.find(hashes)
+        return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
+
+    def _warm(
+        self,
+        rows: pa.Table,
+        hash_of: Mapping[tuple[str, str], KeyHash],
+        groups: Mapping[KeyHash, list[int]],
+        moment: Moment,
+    ) -> dict[KeyHash, Live]:
+        """Takes back cold keys whose last message is among some rows; returns their last messages.
+
+        Args:
+            rows: with the columns of KEYED.
+            hash_of: by topic and key.
+            groups: of keys that are not hot, in which they may be cold.
+            moment: of this tick.
+        """
         chosen = [
-            group_at(due) in groups.get(hash_of.get(pair, (0, 0)), ())
+            group_of(due) in groups.get(hash_of.get(pair, (0, 0)), ())
             for pair, due in zip(zip(*_pairs(rows), strict=True), rows["deliver_at"].to_pylist(), strict=True)
         ]
         rows = where(rows, np.array(chosen, np.bool_))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +49,15 @@ def run(*arguments: str, out: int | IO[bytes] = subprocess.PIPE, **also: Any) ->
         check=False,
         **also,
     )
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """A descriptor to write to, which nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
 
 
 # A module of the first that are imported, one of the last, and one that the command imports.
@@ -100,14 +110,8 @@ def test_the_first_process_of_a_container_ends_before_spark_has_started(
 
 
 @pytest.mark.parametrize("file", ["__main__.py", "cli.py"])
-def test_a_file_that_spark_submit_is_given_is_the_same_program(file: str) -> None:
-    program = Path(jobs.__file__).with_name(file)
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        done = run(str(program), "run", "--help", out=writer)
-    finally:
-        os.close(writer)
+def test_a_file_that_spark_submit_is_given_is_the_same_program(file: str, unread: int) -> None:
+    done = run(str(Path(jobs.__file__).with_name(file)), "run", "--help", out=unread)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
@@ -125,14 +129,9 @@ def test_a_signal_that_it_was_told_to_ignore_is_ignored() -> None:
     [("--version",), ("run", "--help"), ("schedules", "next", "50", "--repeat", "@every 1h"), ("no-such-command",)],
     ids=" ".join,
 )
-def test_who_stops_reading_it_ends_it_without_a_word(arguments: tuple[str, ...]) -> None:
+def test_who_stops_reading_it_ends_it_without_a_word(arguments: tuple[str, ...], unread: int) -> None:
     """As `delaylake ... | head -1` does; here before the first line."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        done = run(*PROGRAM, *arguments, out=writer)
-    finally:
-        os.close(writer)
+    done = run(*PROGRAM, *arguments, out=unread)
     if arguments == ("no-such-command",):  # which writes nothing to it
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")

@@ -23,7 +23,7 @@ from tracker.keys.cold_keys import ColdKeys
 from tracker.keys.live_keys import Live, LiveKeys
 from tracker.keys.packed_bucket import PackedBucket
 from tracker.keys.sealed_keys import KEYED
-from tracker.messages import MESSAGES, concat, int64, typed, where
+from tracker.messages import MESSAGES, BoolArray, concat, int64, typed, where
 from tracker.schedule import BadSchedule
 from tracker.schedule_key import schedule_key
 from tracker.shard import Shard
@@ -508,6 +508,11 @@ def test_a_cold_key_is_looked_up_where_it_is_named_and_when_its_message_is_loade
         assert all(len(LiveKeys(store)) == 0 for store in job.stores)
 
 
+def all_rest(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
+    """Judges that no message's time has come, and that the delayed index has them all."""
+    return np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)
+
+
 def n_cold(store: MemoryStore) -> int:
     return LiveKeys(store).n_cold
 
@@ -528,7 +533,7 @@ def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
     keys.save()
     hot = sum(map(len, store.values.values())) / n
     for _ in range(2 * live_keys._SWEEPS):
-        keys.sweep(lambda rows: (np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)), 0, 0, 0)
+        keys.sweep(all_rest, 0, 0, 0)
     keys.save()
     assert keys.n_cold == n
     assert 20 < hot < 30
@@ -542,7 +547,7 @@ def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
             for i in range(start, start + 1_000):
                 keys.update({tuple(hashes[i]): Live(7, i, -1, -1, 1, dues[i], dues[i])})
             for _ in range(2):
-                keys.sweep(lambda rows: (np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)), 0, 0, 0)
+                keys.sweep(all_rest, 0, 0, 0)
     keys.save()
     assert sum(map(len, store.values.values())) / n < 4.6
     assert keys.find_cold(map(tuple, hashes[:1_000])).keys() == set(map(tuple, hashes[:1_000]))
@@ -560,7 +565,7 @@ def test_a_map_that_an_earlier_version_has_written_is_read_and_becomes_cold() ->
     assert LiveKeys(store).find([(5, 7)]) == {(5, 7): live}
     for _ in range(2):
         keys = LiveKeys(store)
-        keys.sweep(lambda rows: (np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)), 0, 0, 0)
+        keys.sweep(all_rest, 0, 0, 0)
         keys.save()
     keys = LiveKeys(store)
     assert (len(keys), keys.n_cold) == (1, 1)

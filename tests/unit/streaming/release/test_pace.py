@@ -22,18 +22,12 @@ from streaming.release.plan import PlannedSend, by_time, plan_release
 from streaming.release.sender import _set_paces
 from tests.examples import examples
 from tests.messages import TOPIC, messages, release_rows
+from tests.rates import most_within
 from tests.unit.streaming.release.test_producer_line import Topic, lines_to, now, run
 from tracker.messages import pack
 from tracker.shaping.bucket import Bucket
 from tracker.sharding import Place
 from warehouse.known_routes import known_routes
-
-
-def most_within(times: list[float], seconds: float = 1.0) -> int:
-    """The most of the times, s, in any span of so many seconds, without its end."""
-    at = np.sort(times)
-    return int((np.searchsorted(at, at + seconds) - np.arange(len(at))).max(initial=0))
-
 
 tasks = st.lists(
     st.tuples(
@@ -92,7 +86,7 @@ def test_in_any_second_no_more_than_rate_and_burst_whenever_tasks_begin(
     for paces in all_paces:
         paces.close()
     assert len(sent) == n
-    assert most_within(sent) <= math.floor(rate + burst)
+    assert most_within(sent, 1) <= math.floor(rate + burst)
     # What is late waits for nothing but the rate.
     busy = sum(idle + takes for _, batches in tasks for _, idle, takes in batches)
     assert last <= max(first_due, *(begin for begin, _ in tasks)) + n / rate + busy + 1 / rate + 1
@@ -194,7 +188,7 @@ def test_tasks_that_are_late_at_once_send_no_more_than_rate_and_burst_in_any_sec
     sent_at, _ = run(lines, items)
     assert not any(line.has_failed for line in lines)
     assert len(published) == 100
-    assert most_within(published) <= 60
+    assert most_within(published, 1) <= 60
     assert max(published) < began + 60  # two seconds for what is beyond the burst, and the first one
     # Whatever has no rate waits for none of it.
     assert other.entries == list(range(1, 51))

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import rates
 from tracker.shaping.bucket import Bucket, own_ranks
 from tracker.sharding import Place
 
@@ -30,10 +31,8 @@ def naive(times: list[int], interval: float, burst: int) -> list[float]:
 
 
 def most_within(places: list[float], millis: float) -> int:
-    """The most places in any span of so many ms."""
-    places = sorted(places)
-    ends = np.searchsorted(places, np.array(places) + millis - 1e-6)
-    return int((ends - np.arange(len(places))).max(initial=0))
+    """The most places in any span of so many ms, but for what rounding takes from a time."""
+    return rates.most_within(places, millis - 1e-6)
 
 
 @given(RATES, st.integers(1, 20), TIMES, st.integers(0, 60))
