@@ -217,6 +217,7 @@ def _lines(
     client = _client(settings)
     wake = threading.Event()
     lines: dict[tuple[str, str], Line] = {}
+    since: dict[tuple[str, str], int] = {}  # ms since the epoch: none of a line's messages is sent before
     for send, plan in pending:
         key = (send.topic, send.producer)
         if key not in lines:
@@ -228,15 +229,17 @@ def _lines(
                 is_first_attempt=attempt.is_first,
                 wake=wake,
                 target=target_of(plan.columns["topic"][send.row], send.subscription, send.is_dead),
-                find=None
-                if plan.tick > generation.tick
-                else functools.partial(_arrived, client, *key, send.at - _MARGIN_MILLIS),
                 before=attempt.arrived_to.get(key, -1),
             )
-        send.line = lines[key]
-        send.line.last_id = send.first_id
-        send.line.ids.append(send.sequence_id)
-        send.line.most_id = ((max(plan.tick, attempt.sent_to) + 1) << ROW_BITS) - 1
+            since[key] = send.at - _MARGIN_MILLIS
+        line = send.line = lines[key]
+        if line.find is None and key in attempt.generations and plan.tick <= attempt.generations[key].tick:
+            # It may have been sent under an earlier name. The topic says what has arrived; what was noted may not have:
+            # the broker may have taken it for a repetition of somebody else's.
+            line.find, line.before = functools.partial(_arrived, client, *key, since[key]), -1
+        line.last_id = send.first_id
+        line.ids.append(send.sequence_id)
+        line.most_id = ((max(plan.tick, attempt.sent_to) + 1) << ROW_BITS) - 1
     of_topic: dict[str, list[Line]] = {}
     for line in lines.values():
         line.others = of_topic.setdefault(line.topic, [])

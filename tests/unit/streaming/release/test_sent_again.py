@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 DESTINATION = f"{TOPIC}-a"
 N = 6
+FORGED = 1 << 60
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Broker:
     last: dict[str, int] = field(default_factory=dict)  # by producer the last sequence id
     messages: list[Message] = field(default_factory=list)
     is_terminated: bool = False
+    stolen_after: int | None = None  # so many messages: then somebody else takes the producer's name, and keeps it busy
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
@@ -63,6 +65,9 @@ class Broker:
     def create_producer(self, topic: str, producer_name: str = "", **_: Any) -> Producer:
         if self.is_terminated:
             raise pulsar.TopicTerminated
+        if self.last.get(producer_name) == FORGED and self.stolen_after is not None:
+            self.stolen_after = None  # it is busy only once
+            raise pulsar.ProducerBusy
         return Producer(self, producer_name, self.last.get(producer_name, -1))
 
     def create_reader(self, topic: str, start: Any) -> Reader:
@@ -86,12 +91,15 @@ class Producer:
         return self.last
 
     def send_async(self, message: Message, callback: Callable[[Any, Any], None] | None) -> None:
-        if message.sequence_id > self.broker.last.get(self.name, -1):
+        is_new = message.sequence_id > self.broker.last.get(self.name, -1)
+        if is_new:
             self.broker.last[self.name] = message.sequence_id
             self.broker.messages.append(Message(message.sequence_id, message.position, self.name))
+            if len(self.broker.messages) == self.broker.stolen_after:
+                self.broker.last[self.name] = FORGED
         self.last = max(self.last, message.sequence_id)
         if callback is not None:
-            callback(Result(), None)
+            callback(Result(), pulsar.MessageId(-1, 1 if is_new else -1, 1 if is_new else -1, -1))
 
     def flush_async(self, callback: Callable[[Any], None]) -> None:
         callback(Result())
@@ -224,6 +232,13 @@ def test_somebody_publishes_with_an_id_of_a_tick_that_was_sent_but_of_no_message
 def test_somebody_takes_the_name_while_several_releases_of_a_lane_are_not_written_down(job: Job) -> None:
     job.is_killed_after(1, N)
     job.is_killed_after(2, N // 2)
-    job.broker.last[job.producer] = 1 << 60
+    job.broker.last[job.producer] = FORGED
     assert job.runs(3, 1, 2, 3) == [FOREIGN_PRODUCER]
     assert job.arrived() == all_of(1, 2, 3)
+
+
+def test_somebody_takes_the_name_while_a_release_is_sent_and_keeps_it_busy(job: Job) -> None:
+    """The broker takes the last messages for repetitions, and to ask whether they are fails for another reason."""
+    job.broker.stolen_after = N // 2
+    assert job.runs(1, 1) == [FOREIGN_PRODUCER]
+    assert job.arrived() == all_of(1)
