@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import statistics
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 
-from broker.admin_rest import AdminClient
-from broker.client import PulsarError, connect, crypto_key_reader, subscribe
-from broker.new_cluster import NewClusterError, check_topics
-from broker.position import START, Position, SourceTopic
-from broker.replication import Origins
-from broker.topic_questions import BrokerSide
+from broker.position import START, Position
 from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
@@ -31,30 +23,21 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind, split, split_notes
 from streaming.release.feedback import Feedback, FeedbackFile
-from streaming.release.naming import max_size_bytes
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
-from streaming.source.discovery import Discovery
-from streaming.source.receiving.details import MessageDetails
-from streaming.source.receiving.receiver import Limits, Receiver
-from streaming.source.watch.source_watch import SourceWatch
+from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
 from tracker.commands.moves import HELD_DELIVER_AT
 from tracker.dead_letters import without_dead_letters
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from warehouse import tenure
-from warehouse.message_schemas import SchemaKeeper
 from warehouse.queries.index_rows import LOOKED_UP, rows_due
 from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 
-_DISCOVERY_SECONDS = 10
 _POLL_SECONDS = 0.05
-# In a batch, of each partition of the control topic. A command may name a thousand entries: so many bytes name tens of
-# thousands, which does not hold up what is due.
-_MAX_COMMAND_BYTES = 512 * 1024
 _MEASURED_BATCHES = 15  # how many of the last batches decide how long to wait between two
 
 
@@ -94,32 +77,16 @@ class Intake:
             )
         )
         self._input = BatchInput(Checkpoint(Path(local_path(settings.checkpoint))).input_folder)
-        self._client = connect(settings.pulsar)
-        self._admin = AdminClient(settings.pulsar)
-        self._crypto_key_reader = crypto_key_reader(settings.pulsar)
-        self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
-        self._schemas = SchemaKeeper(settings.warehouse, self._admin)
-        self._read = {settings.control.topic, *(route.source for route in settings.routes)}
-        self._receivers: dict[str, Receiver] = {}
-        self._barriers = Barriers(self._receivers, settings.control.topic, [route.source for route in settings.routes])
-        self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
-        self._discovery = Discovery(self._client, settings, troubles)
+        self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
+        sources = [route.source for route in settings.routes]
+        self._barriers = Barriers(self._receivers.open, settings.control.topic, sources)
         self._seal_epoch_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_seal_epoch = 0
         self._settled: dict[str, str] = {}  # by topic partition the last entry of the last durable seal epoch
         self._nothing_due = (-1, 0)  # (version of delayed_index, time): nothing is due from the load horizon to then
         self._started: Offset | None = None
-        self._known = set(self._read)  # the topics that are read, and those that were
-        self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
-        self._watch = SourceWatch(
-            settings, troubles, lambda: list(self._receivers.values()), self._why_not_taking, tables
-        )
-        self._new_cluster: NewClusterError | None = None
-        self._received = threading.Event()
-        self._to_acknowledge: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()  # as `_settled`
-        self._stopped = threading.Event()
 
     def next_offset(self, last: Offset) -> Offset:
         """Waits until a batch is worth it, and returns its end; the last offset where the driver wants no more.
@@ -131,10 +98,9 @@ class Intake:
         if self._last_tick:
             self._batch_seconds.append(time.monotonic() - self._last_tick)
         while True:
-            if self._new_cluster is not None:
-                raise self._new_cluster
+            self._receivers.check()
             feedback = self._feedback.read()
-            if feedback.is_stopping or self._stopped.is_set():
+            if feedback.is_stopping or self._receivers.stopped.is_set():
                 return last
             now = time.time_ns() // 1_000_000
             commands, ends = self._barriers.take() or ({}, None)
@@ -142,12 +108,12 @@ class Intake:
                 self._last_tick = time.monotonic()
                 positions = self._cut(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
-            self._received.wait(_POLL_SECONDS)
-            self._received.clear()
+            self._receivers.arrived.wait(_POLL_SECONDS)
+            self._receivers.arrived.clear()
 
     def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether there is something to do that can't wait, or anything to do and the last batch is a while ago."""
-        receivers = [r for r in list(self._receivers.values()) if not self._is_control(r)]
+        receivers = [r for r in list(self._receivers.open.values()) if not self._receivers.is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
         takes_messages = self._takes_messages(feedback)
         lookahead = self._clock.lookahead(feedback)
@@ -212,48 +178,23 @@ class Intake:
     def commit(self, end: Offset) -> None:
         """Forgets the input of the batches up to an offset, and has acknowledged what is durable."""
         self._input.forget(end)
-        for topic, position in self._of_read(end.positions):
-            self._receivers[topic].forget(Position.parse(position))
-        for receiver in self._replayed.values():
-            receiver.stop()
-        self._replayed.clear()
+        self._receivers.forget(end.positions)
         if end.durable_through > self._acknowledged_seal_epoch:
             self._acknowledged_seal_epoch = end.durable_through
             self._settled = self._seal_epoch_positions.pop(end.durable_through, {})
-            self._to_acknowledge.put(self._settled)
+            self._receivers.acknowledge(self._settled)
             self._seal_epoch_positions = {
                 t: p for t, p in self._seal_epoch_positions.items() if t > end.durable_through
             }
 
     def stop(self) -> None:
-        """Stops all receivers and the watch, and closes the connection."""
-        self._stopped.set()
-        self._to_acknowledge.put({})
-        for receiver in [*self._receivers.values(), *self._replayed.values()]:
-            receiver.stop()
-        self._watch.stop()
-        self._client.close()
+        """Stops to receive, and closes the connection."""
+        self._receivers.stop()
 
     def _start(self, at: Offset) -> None:
         if self._started is None:
             self._started = at
-            self._discovery.begin(at)
-            self._known = {*self._read, *at.routes}
-            for topic, position in at.positions.items():
-                if self._source_topic(topic).topic in self._read:
-                    self._receiver(topic, Position.parse(position))
-            self._discover_commands()
-            self._discover()
-            self._old_commands = {n: None for n, r in self._receivers.items() if self._is_control(r)}
-            threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
-            threading.Thread(target=self._acknowledge, name="acknowledge", daemon=True).start()
-            self._watch.start()
-
-    def _acknowledge(self) -> None:
-        """Acknowledges what is durable, as far as the broker answers, in a thread: batches do not wait for it."""
-        while not self._stopped.is_set():
-            for topic, position in self._of_read(self._to_acknowledge.get()):
-                self._receivers[topic].acknowledge(Position.parse(position))
+            self._receivers.begin(at)
 
     def _received_between(self, first: Offset, last: Offset) -> Received:
         """Returns what came in between two offsets: the same as before, where that batch has run before."""
@@ -274,45 +215,24 @@ class Intake:
             after = Position.parse(first.positions.get(name, str(START)))
             if str(after) == end:
                 continue
-            receiver = self._receiver(name, after)
-            if self._is_control(receiver) == is_control:
+            receiver = self._receivers.after(name, after)
+            if self._receivers.is_control(receiver) == is_control:
                 tables.append(receiver.rows(after, Position.parse(end)))
         return concat(tables).combine_chunks()  # there may be hundreds of topics with few rows each
 
-    def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Returns those of the positions that are of topic partitions that are read."""
-        return [(name, position) for name, position in positions.items() if name in self._receivers]
-
-    def _is_control(self, receiver: Receiver) -> bool:
-        return receiver.source.topic == self._settings.control.topic
-
-    def _has_read_old_commands(self) -> bool:
-        """Whether all commands that were sent before this start are in batches.
-
-        Until then no messages are taken: one that is overdue would be handed out before its command is read.
-        """
-        for name in list(self._old_commands):
-            receiver = self._receivers[name]
-            try:
-                end = self._old_commands[name] or receiver.end()
-            except pulsar.PulsarException:
-                return False
-            self._old_commands[name] = end
-            if not receiver.is_cut_to(end):
-                return False
-            del self._old_commands[name]
-        return True
-
     def _takes_messages(self, feedback: Feedback) -> bool:
         """Whether messages are to be read: not while the senders are behind; what waits, waits in Pulsar."""
-        return feedback.in_flight <= self._settings.release.max_in_flight_messages and self._has_read_old_commands()
+        return (
+            feedback.in_flight <= self._settings.release.max_in_flight_messages
+            and self._receivers.has_read_old_commands()
+        )
 
     def _why_not_taking(self) -> str | None:
         """Returns why messages are not taken in now; None: they are."""
         in_flight = self._feedback.read().in_flight
         if in_flight > self._settings.release.max_in_flight_messages:
             return f"the senders are behind, with {in_flight:,} messages in flight"
-        if waits := list(self._old_commands):
+        if waits := self._receivers.old_commands:
             return f"commands that were sent before the start have not all come: {', '.join(waits)}"
         return None
 
@@ -325,13 +245,13 @@ class Intake:
         """
         receivers = [
             (name, receiver)
-            for name, receiver in list(self._receivers.items())
-            if (name in commands if self._is_control(receiver) else takes_messages)
+            for name, receiver in list(self._receivers.open.items())
+            if (name in commands if self._receivers.is_control(receiver) else takes_messages)
         ]
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
-            most = _MAX_COMMAND_BYTES if self._is_control(receiver) else n_bytes
+            most = MAX_COMMAND_BYTES if self._receivers.is_control(receiver) else n_bytes
             position, n, size = receiver.cut(
                 max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
             )
@@ -359,10 +279,10 @@ class Intake:
         offset = replace(
             offset,
             positions=positions,
-            destinations=self._discovery.destinations,
+            destinations=self._receivers.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
-            keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.values()) if r.has_keys)}),
+            keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),
         )
@@ -403,83 +323,6 @@ class Intake:
         # Subscriptions that are new since before a rebuild are new to the commands, too.
         changed = changed if last.run_id else last.changed | changed
         return {"routes": routes.to_json(), "reinstated": reinstated, "changed": changed}
-
-    def _receiver(self, name: str, after: Position) -> Receiver:
-        """Returns the receiver of a topic partition; where there is none yet, begins one after an entry."""
-        source = self._source_topic(name)
-        receivers = self._receivers if source.topic in self._read else self._replayed
-        if name not in receivers:
-            limits = self._settings.ingest
-            is_control = source.topic == self._settings.control.topic
-
-            def open_consumer() -> pulsar.Consumer:
-                self._watch.begin(source)
-                return subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
-
-            receivers[name] = Receiver(
-                source,
-                open_consumer,
-                after,
-                Limits(
-                    self._settings.tracker.max_delay_millis,
-                    max_size_bytes(self._settings, source.topic),
-                    2 * limits.max_messages_per_batch,
-                    4 * _MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
-                ),
-                self._broker,
-                None if is_control else MessageDetails(source, self._admin, self._schemas),
-                self._received.set,
-                self._watch.follow(source, after),
-                self._origins(source),
-                partial(self._watch.passed, source),
-            )
-            receivers[name].start()
-        return receivers[name]
-
-    def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
-        """Returns a function that names the other cluster an entry came from; None: this one, or it does not matter."""
-        if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
-            return lambda producer, position: None
-        origins = Origins(self._admin, source.name, source.topic, self._stopped.wait)
-        return lambda producer, position: origins.replicated_from(producer, *position)
-
-    def _source_topic(self, name: str) -> SourceTopic:
-        topic, separator, partition = name.rpartition("-partition-")
-        if separator and topic in self._known:
-            return SourceTopic(name, topic, int(partition))
-        return SourceTopic(name, name, -1)
-
-    def _keep_discovering(self) -> None:
-        while not self._stopped.wait(_DISCOVERY_SECONDS):
-            for look in (self._discover_commands, self._discover, self._check_ends):
-                try:
-                    look()
-                except Exception as error:
-                    _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
-
-    def _check_ends(self) -> None:
-        """Notices that a topic ends before what was read of it: the cluster was made anew while this runs."""
-        for name, receiver in list(self._receivers.items()):
-            try:
-                end = receiver.end()
-                if START < end < receiver.last_received:
-                    check_topics(self._admin, {name: str(receiver.last_received)})
-            except NewClusterError as error:
-                self._new_cluster = error
-            except (PulsarError, pulsar.PulsarException):
-                continue
-
-    def _discover_commands(self) -> None:
-        """Begins to receive the control topic's partitions. Fails without it: old commands come before messages."""
-        for name in self._client.get_topic_partitions(self._settings.control.topic):
-            self._receiver(name, START)
-
-    def _discover(self) -> None:
-        read = {receiver.source.topic for receiver in list(self._receivers.values())}
-        for route in self._settings.routes:
-            for name in self._discovery.source(route.source, route.source in read):
-                self._receiver(name, START)
-        self._discovery.look_at_destinations()
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:

@@ -17,7 +17,7 @@ import pulsar
 import pytest
 
 import streaming.source.barriers
-import streaming.source.intake
+import streaming.source.receivers
 from broker.admin_rest import TopicLedgers
 from broker.new_cluster import NewClusterError
 from broker.position import Position
@@ -92,8 +92,8 @@ class Client:
 def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
     client = Client()
     monkeypatch.chdir(tmp_path)  # the checkpoint is in there
-    monkeypatch.setattr(streaming.source.intake, "connect", lambda _: client)
-    monkeypatch.setattr(streaming.source.intake, "SourceWatch", mock.Mock())
+    monkeypatch.setattr(streaming.source.receivers, "connect", lambda _: client)
+    monkeypatch.setattr(streaming.source.receivers, "SourceWatch", mock.Mock())
     return client
 
 
@@ -158,7 +158,7 @@ def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Clie
     wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read again")
     assert sorted(new.reinstated) == [[ORDERS, "a"], [ORDERS, "new"]]
     assert new.known_routes.subscriptions.names[ORDERS] == ["a", "new"]
-    assert intake._receivers[ORDERS]._last_received == Position(1, 5)
+    assert intake._receivers.open[ORDERS]._last_received == Position(1, 5)
     again = intake.next_offset(new)
     assert (again.reinstated, again.routes) == ([], new.routes)
 
@@ -170,7 +170,7 @@ def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client
     intake.next_offset(last)
     for entry in range(6, 10):
         client.consumers[ORDERS].publish(one(entry, ledger=1))
-        wait_until(lambda e=entry: intake._receivers[ORDERS].last_received == Position(1, e), 5, "it came")  # type: ignore[misc]
+        wait_until(lambda e=entry: intake._receivers.open[ORDERS].last_received == Position(1, e), 5, "it came")  # type: ignore[misc]
     new = intake.next_offset(last)
     [body] = [body for _, kind, body in intake.parts(last, new) if kind == InputKind.MESSAGES]
     assert unpack(body).num_rows == 4
@@ -189,10 +189,10 @@ def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(
 
     threading.Thread(target=read, daemon=True).start()
     wait_until(lambda: ORDERS in client.consumers, 5, "the topic is read for the replayed batch")
-    assert ORDERS not in intake._receivers
-    assert intake._replayed[ORDERS].source.topic == ORDERS
+    assert ORDERS not in intake._receivers.open
+    assert intake._receivers._replayed[ORDERS].source.topic == ORDERS
     intake.commit(last)
-    assert not intake._replayed
+    assert not intake._receivers._replayed
 
 
 def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_when_it_can(
@@ -246,7 +246,7 @@ def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_h
     both = settings(orders=["a"], other=["b"])
     intake = start(both, "now")
     last = intake.next_offset(offset(both))
-    receivers = intake._receivers
+    receivers = intake._receivers.open
     wait_until(lambda: all(r._consumer is not None for r in receivers.values()), 5, "all are connected")
 
     def until(name: str, position: str) -> Offset:
@@ -303,7 +303,7 @@ def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_s
     again = start(limited, "two")
     assert again.parts(first, last) == had
     assert again.parts(first, last) == had
-    assert again._receivers[ORDERS].last_received == Position(1, 8)
+    assert again._receivers.open[ORDERS].last_received == Position(1, 8)
     later = again.next_offset(last)
     assert [kind for _, kind, _ in again.parts(last, later)] == [InputKind.TICK], "nothing of it comes in again"
     again.commit(later)
@@ -332,14 +332,14 @@ def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, capl
 def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming.source.intake, "_DISCOVERY_SECONDS", 0.05)
+    monkeypatch.setattr(streaming.source.receivers, "_DISCOVERY_SECONDS", 0.05)
     routes = settings(orders=["a"], other=["b"])
     intake = start(routes, "now")
-    intake._admin = SimpleNamespace(internal_stats=lambda name: TopicLedgers({1: 3}, {}, {}, (1, 2)))
+    intake._receivers._admin = SimpleNamespace(internal_stats=lambda name: TopicLedgers({1: 3}, {}, {}, (1, 2)))
     last = offset(routes)
     intake.next_offset(last)
     client.consumers[OTHER].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 2, -1)  # type: ignore[method-assign]
-    error = wait_until(lambda: intake._new_cluster, 10, "a look at the ends of the topics")
+    error = wait_until(lambda: intake._receivers._new_cluster, 10, "a look at the ends of the topics")
     assert str(error).startswith(f"{OTHER} was read up to entry 2:7, and ends with 1:2: the topic is of a new cluster")
     with pytest.raises(NewClusterError):
         intake.next_offset(last)
@@ -348,7 +348,7 @@ def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
 def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and_holds_up_nothing(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(streaming.source.intake, "_DISCOVERY_SECONDS", 0.05)
+    monkeypatch.setattr(streaming.source.receivers, "_DISCOVERY_SECONDS", 0.05)
     before, now = settings(orders=["a", "b"]), settings(orders=["a", "b", "new", "well"])
     client.forbidden = {f"{ORDERS}-{name}" for name in ("a", "b", "new")}
     client.partitions = {f"{ORDERS}-well": 2}
@@ -357,7 +357,7 @@ def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and
     assert first.destinations == {f"{ORDERS}-a": 3, f"{ORDERS}-new": UNKNOWN, f"{ORDERS}-well": 2}
     # So it is while the job runs, and the look at the ends of the topics comes, too.
     ends = threading.Event()
-    monkeypatch.setattr(intake, "_check_ends", ends.set)
+    monkeypatch.setattr(intake._receivers, "_check_ends", ends.set)
     client.partitions[f"{ORDERS}-well"] = 4
     wait_until(lambda: intake.next_offset(first).destinations[f"{ORDERS}-well"] == 4, 5, "new partitions")
     assert ends.wait(60)
@@ -372,7 +372,7 @@ def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and
 def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_read(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming.source.intake, "_DISCOVERY_SECONDS", 0.05)
+    monkeypatch.setattr(streaming.source.receivers, "_DISCOVERY_SECONDS", 0.05)
     both, troubles = settings(orders=["a"], other=["b"]), Troubles()
     client.forbidden = {ORDERS}
     intake = start(both, "now", troubles)
@@ -386,7 +386,7 @@ def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_
     wait_until(lambda: not troubles.current(), 5, "nothing is wrong any more")
     # Of one that is read the watch tells.
     client.forbidden = {ORDERS}
-    wait_until(lambda: intake._discovery._why_not, 5, "a look")
+    wait_until(lambda: intake._receivers._discovery._why_not, 5, "a look")
     assert not troubles.current()
     assert intake.next_offset(last).tick == last.tick + 1
 

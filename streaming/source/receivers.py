@@ -1,0 +1,228 @@
+"""The receivers of all topic partitions: begun where one is found, acknowledged in a thread, watched for their end."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pulsar
+
+from broker.admin_rest import AdminClient
+from broker.client import PulsarError, connect, crypto_key_reader, subscribe
+from broker.new_cluster import NewClusterError, check_topics
+from broker.position import START, Position, SourceTopic
+from broker.replication import Origins
+from broker.topic_questions import BrokerSide
+from conf.settings import Settings
+from status.troubles import Troubles
+from streaming.checkpoint.offset import Offset
+from streaming.release.naming import max_size_bytes
+from streaming.source.discovery import Discovery
+from streaming.source.receiving.details import MessageDetails
+from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.watch.source_watch import SourceWatch
+from warehouse.message_schemas import SchemaKeeper
+from warehouse.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+_DISCOVERY_SECONDS = 10
+# In a batch, of each partition of the control topic. A command may name a thousand entries: so many bytes name tens of
+# thousands, which does not hold up what is due.
+MAX_COMMAND_BYTES = 512 * 1024
+
+
+class Receivers:
+    """Receives the source topics and the control topic, and goes on looking for new partitions of them.
+
+    Args:
+        tables: of the warehouse, where schemas are kept.
+        troubles: is told of source topics that stand still, and of entries that were not seen.
+        why_not_taking: returns why messages are not taken into batches now; None: they are.
+
+    Attributes:
+        open: by topic partition, of all that are read.
+        arrived: is set whenever something has come in.
+        stopped: is set by `stop`.
+    """
+
+    def __init__(
+        self, settings: Settings, tables: Tables, troubles: Troubles, why_not_taking: Callable[[], str | None]
+    ) -> None:
+        self.open: dict[str, Receiver] = {}
+        self.arrived = threading.Event()
+        self.stopped = threading.Event()
+        self._settings = settings
+        self._client = connect(settings.pulsar)
+        self._admin = AdminClient(settings.pulsar)
+        self._crypto_key_reader = crypto_key_reader(settings.pulsar)
+        self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
+        self._schemas = SchemaKeeper(settings.warehouse, self._admin)
+        self._discovery = Discovery(self._client, settings, troubles)
+        self._watch = SourceWatch(settings, troubles, lambda: list(self.open.values()), why_not_taking, tables)
+        self._read = {settings.control.topic, *(route.source for route in settings.routes)}
+        self._known = set(self._read)  # the topics that are read, and those that were
+        self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
+        self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
+        self._to_acknowledge: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
+        self._new_cluster: NewClusterError | None = None
+
+    @property
+    def destinations(self) -> dict[str, int]:
+        """As `Discovery.destinations`."""
+        return self._discovery.destinations
+
+    @property
+    def old_commands(self) -> list[str]:
+        """The control topic's partitions of which commands from before this start are not in batches yet."""
+        return list(self._old_commands)
+
+    def begin(self, at: Offset) -> None:
+        """Begins to receive after the entries that an offset names."""
+        self._discovery.begin(at)
+        self._known = {*self._read, *at.routes}
+        for topic, position in at.positions.items():
+            if self._source_topic(topic).topic in self._read:
+                self.after(topic, Position.parse(position))
+        self._discover_commands()
+        self._discover()
+        self._old_commands = {n: None for n, r in self.open.items() if self.is_control(r)}
+        threading.Thread(target=self._keep_discovering, name="discover partitions", daemon=True).start()
+        threading.Thread(target=self._keep_acknowledging, name="acknowledge", daemon=True).start()
+        self._watch.start()
+
+    def after(self, name: str, after: Position) -> Receiver:
+        """Returns the receiver of a topic partition; where there is none yet, begins one after an entry."""
+        source = self._source_topic(name)
+        receivers = self.open if source.topic in self._read else self._replayed
+        if name not in receivers:
+            limits = self._settings.ingest
+            is_control = source.topic == self._settings.control.topic
+
+            def open_consumer() -> pulsar.Consumer:
+                self._watch.begin(source)
+                return subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+
+            receivers[name] = Receiver(
+                source,
+                open_consumer,
+                after,
+                Limits(
+                    self._settings.tracker.max_delay_millis,
+                    max_size_bytes(self._settings, source.topic),
+                    2 * limits.max_messages_per_batch,
+                    4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
+                ),
+                self._broker,
+                None if is_control else MessageDetails(source, self._admin, self._schemas),
+                self.arrived.set,
+                self._watch.follow(source, after),
+                self._origins(source),
+                partial(self._watch.passed, source),
+            )
+            receivers[name].start()
+        return receivers[name]
+
+    def is_control(self, receiver: Receiver) -> bool:
+        """Whether a receiver is of the control topic."""
+        return receiver.source.topic == self._settings.control.topic
+
+    def has_read_old_commands(self) -> bool:
+        """Whether all commands that were sent before this start are in batches.
+
+        Until then no messages are taken: one that is overdue would be handed out before its command is read.
+        """
+        for name in list(self._old_commands):
+            receiver = self.open[name]
+            try:
+                end = self._old_commands[name] or receiver.end()
+            except pulsar.PulsarException:
+                return False
+            self._old_commands[name] = end
+            if not receiver.is_cut_to(end):
+                return False
+            del self._old_commands[name]
+        return True
+
+    def check(self) -> None:
+        """Raises NewClusterError where a topic is not any more the one that was read."""
+        if self._new_cluster is not None:
+            raise self._new_cluster
+
+    def forget(self, positions: Mapping[str, str]) -> None:
+        """Forgets, by topic partition, what came in up to an entry: those batches have been committed."""
+        for topic, position in self._of_read(positions):
+            self.open[topic].forget(Position.parse(position))
+        for receiver in self._replayed.values():
+            receiver.stop()
+        self._replayed.clear()
+
+    def acknowledge(self, positions: Mapping[str, str]) -> None:
+        """Has acknowledged, by topic partition, what came in up to an entry, without waiting for the broker."""
+        self._to_acknowledge.put(positions)
+
+    def stop(self) -> None:
+        """Stops all receivers and the watch, and closes the connection."""
+        self.stopped.set()
+        self._to_acknowledge.put({})
+        for receiver in [*self.open.values(), *self._replayed.values()]:
+            receiver.stop()
+        self._watch.stop()
+        self._client.close()
+
+    def _keep_acknowledging(self) -> None:
+        while not self.stopped.is_set():
+            for topic, position in self._of_read(self._to_acknowledge.get()):
+                self.open[topic].acknowledge(Position.parse(position))
+
+    def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Returns those of the positions that are of topic partitions that are read."""
+        return [(name, position) for name, position in positions.items() if name in self.open]
+
+    def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
+        """Returns a function that names the other cluster an entry came from; None: this one, or it does not matter."""
+        if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
+            return lambda producer, position: None
+        origins = Origins(self._admin, source.name, source.topic, self.stopped.wait)
+        return lambda producer, position: origins.replicated_from(producer, *position)
+
+    def _source_topic(self, name: str) -> SourceTopic:
+        topic, separator, partition = name.rpartition("-partition-")
+        if separator and topic in self._known:
+            return SourceTopic(name, topic, int(partition))
+        return SourceTopic(name, name, -1)
+
+    def _keep_discovering(self) -> None:
+        while not self.stopped.wait(_DISCOVERY_SECONDS):
+            for look in (self._discover_commands, self._discover, self._check_ends):
+                try:
+                    look()
+                except Exception as error:
+                    _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+
+    def _check_ends(self) -> None:
+        """Notices that a topic ends before what was read of it: the cluster was made anew while this runs."""
+        for name, receiver in list(self.open.items()):
+            try:
+                end = receiver.end()
+                if START < end < receiver.last_received:
+                    check_topics(self._admin, {name: str(receiver.last_received)})
+            except NewClusterError as error:
+                self._new_cluster = error
+            except (PulsarError, pulsar.PulsarException):
+                continue
+
+    def _discover_commands(self) -> None:
+        """Begins to receive the control topic's partitions. Fails without it: old commands come before messages."""
+        for name in self._client.get_topic_partitions(self._settings.control.topic):
+            self.after(name, START)
+
+    def _discover(self) -> None:
+        read = {receiver.source.topic for receiver in list(self.open.values())}
+        for route in self._settings.routes:
+            for name in self._discovery.source(route.source, route.source in read):
+                self.after(name, START)
+        self._discovery.look_at_destinations()
