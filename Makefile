@@ -12,29 +12,36 @@ CLIENT := clients/python
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
+# Those that end within some minutes as they are called here; the others, as soak, peers and scale, are long or want arguments.
+BENCHMARKS ?= tracker_operations recurring moves keyed control on_time burst cost skeleton unused order idle start pending maintain rebuild engines dashboard
 # As many as have 4 GB each, at most three: with more, two cores are full and all is late.
 WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 3 ? 3 : n)}')
 export KILLS MINUTES FAULTS
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-fast lint docs bench chaos clean lock proto tools browser
+.PHONY: help setup run test test-long test-fast lint docs bench chaos clean lock proto tools programs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
 
 setup: tools $(VENV)/.stamp ## a .venv with all that is needed, and the JARs; nothing to do when they are there
-	@$(PY) -m broker.jars
+	@$(PY) -m broker.jvm.jars
 
 run: setup ## the main job on an embedded broker, with a summary that checks itself
 	@$(VENV)/bin/delaylake demo
 
 # In the order of tests/conftest.py. Tests wait more than they work: there are more workers than cores.
-test: setup browser ## the test suite; WORKERS=n, each with about 4 GB
-	@$(PY) -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+test: setup programs ## the test suite but its longer half; WORKERS=n, each with about 4 GB
+	@$(PYTEST) -m "not chaos and not long"
+
+test-long: setup programs ## the longer half: crashes for each feature, other systems, browsers
+	@$(PYTEST) -m "long and not chaos"
 
 test-fast: setup ## what is quick and needs no broker and no Spark, with few examples of each property
-	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow" -n 2 --dist worksteal -p no:schemathesis -p no:anyio
+	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow and not long" -n 2 --dist worksteal -p no:schemathesis -p no:anyio
 
 lint: setup docs ## ruff, mypy, who imports whom, and the docs
 	@$(PY) -m ruff check .
@@ -47,8 +54,8 @@ lint: setup docs ## ruff, mypy, who imports whom, and the docs
 docs: setup ## the docs as a site, in .delaylake/site; nothing may be amiss with their links
 	@said=$$($(PY) -m zensical build --strict 2>&1) || { echo "$$said" >&2; exit 1; }
 
-bench: setup ## each benchmark prints one JSON object
-	@shopt -s nullglob; for file in benchmarks/*.py; do $(PY) "$$file"; done
+bench: setup ## each benchmark prints one JSON object; BENCHMARKS="on_time burst"
+	@for name in $(BENCHMARKS); do $(PY) "benchmarks/$$name.py"; done
 
 chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
@@ -83,10 +90,15 @@ tools:
 	  (IFS=,; echo "error: please install $${missing[*]}" | sed 's/,/, /g' >&2); exit 1; \
 	fi
 
-# Chromium, in which the dashboard is tested. Where it can't be had those tests are skipped, but fail if CI is set.
-browser:
-	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
-	  { apt-get update || true; DEBIAN_FRONTEND=noninteractive apt-get install --yes chromium || true; } </dev/null >&2; \
+# Chromium, in which the dashboard is tested, and RabbitMQ, from which an import is; RUNLEVEL keeps its server from being
+# started. Where they can't be had those tests are skipped, but fail if CI is set.
+programs:
+	@missing=(); \
+	command -v chromium >/dev/null || missing+=(chromium); \
+	[ -e /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server); \
+	if [ $${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
+	  export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
+	  { apt-get update || true; for one in "$${missing[@]}"; do apt-get install --yes "$$one" || true; done; } </dev/null >&2; \
 	fi
 
 $(VENV)/.stamp: requirements.lock pyproject.toml

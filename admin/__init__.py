@@ -1,0 +1,1 @@
+"""The REST API, its security, the dashboard, and clients that send control commands."""

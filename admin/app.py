@@ -14,16 +14,17 @@ from admin.dashboard import overview, pages
 from admin.dashboard.data import Stats
 from admin.dashboard.responses import error_page
 from admin.errors import answer_errors
-from admin.rest import dead_letters_api, health_api, index_api, pending_api, schedules_api, topics_api
-from admin.rest.metrics import ApiMetrics, CountRequests
-from admin.rest.middleware import BodyLimit, PulsarPaths
+from admin.middleware import BodyLimit, PulsarPaths
+from admin.monitoring import health_api
+from admin.monitoring.metrics import ApiMetrics, CountRequests
+from admin.rest import dead_letters_api, index_api, pending_api, schedules_api, topics_api
 from admin.security.hosts import AllowedHosts, host_check
 from admin.security.policy import Policy, check_policies
 from admin.security.proxies import TrustedProxies
 from admin.security.refusals import Refusals
 from conf.settings import Settings
+from warehouse.delta.tables import Tables
 from warehouse.queries.message_index import MessageIndex
-from warehouse.tables import Tables
 
 
 class _AdminApi(FastAPI):

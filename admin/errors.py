@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from admin.control.async_client import ControlUnavailable, NoAnswer
+from admin.control.async_client import ControlUnavailableError, NoOutcomeError
 from admin.control.requests import Outcome
+from conf.errors import DelayLakeError
 
 
-class AdminError(Exception):
+class AdminError(DelayLakeError):
     """A call that is answered with an error.
 
     Args:
@@ -51,11 +52,12 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     """Makes an application answer all errors, also those of unknown paths and methods, with a reason.
 
     Args:
-        page: makes the page with which a browser that asks for one is answered instead.
+        page: makes the page with which a browser that asks for one is answered instead, but for paths of the admin API.
     """
 
     def answer(request: Request, code: int, reason: str, *more: Any) -> Response:
-        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        is_of_pages = request.method == "GET" and not request.url.path.startswith("/admin/")
+        if is_of_pages and "text/html" in request.headers.get("accept", ""):
             return page(request, code, reason)
         return error_response(code, reason, *more)
 
@@ -63,12 +65,12 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     async def refuse(request: Request, error: AdminError) -> Response:
         return answer(request, error.code, error.reason, error.outcomes)
 
-    @app.exception_handler(ControlUnavailable)
-    async def unavailable(_: Request, error: ControlUnavailable) -> Response:
+    @app.exception_handler(ControlUnavailableError)
+    async def unavailable(_: Request, error: ControlUnavailableError) -> Response:
         return error_response(503, str(error))
 
-    @app.exception_handler(NoAnswer)
-    async def no_answer(_: Request, error: NoAnswer) -> Response:
+    @app.exception_handler(NoOutcomeError)
+    async def no_answer(_: Request, error: NoOutcomeError) -> Response:
         return error_response(504, str(error))
 
     @app.exception_handler(HTTPException)

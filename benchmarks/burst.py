@@ -23,7 +23,7 @@ from benchmarks.on_time import NAMESPACE, consume
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.harness import Job
+from tests.support.harness import Job
 
 SENDING_SECONDS = 30
 
@@ -53,7 +53,7 @@ def run(settings: PulsarSettings, source: str, destination: str, n: int, native:
     due = int((time.time() + SENDING_SECONDS) * 1000)
     produce(settings, source, n, due, native)
     if time.time() * 1000 > due:
-        raise SystemExit("sending took longer than the delay")
+        raise RuntimeError("sending took longer than the delay")
     late, at = results.get()
     consumer.join()
     return drained(late, at, due)

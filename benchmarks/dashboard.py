@@ -19,9 +19,9 @@ import numpy as np
 import yaml
 
 from benchmarks.pending import ROWS, ROWS_A_FILE, TOPIC, write
-from tests.browser import chromium
-from tests.harness import Api
-from warehouse.tables import Tables
+from tests.support.browser import chromium
+from tests.support.harness import Api
+from warehouse.delta.tables import Tables
 
 REPEATED = 5
 BUDGET_MILLIS = 300  # until something is painted

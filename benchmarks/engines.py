@@ -25,10 +25,10 @@ from benchmarks.maintain import BEGIN, DAY, bucket, measure
 from conf.settings import Route, Settings, SparkSettings
 from streaming.spark_engine import SparkEngine
 from warehouse.audit.accounts import run_audit
-from warehouse.engine import LOCAL, Engine
+from warehouse.delta.engine import LOCAL, Engine
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles
-from warehouse.tables import Tables
 
 ROWS = int(os.environ.get("ROWS", "2000000"))
 SEALS = int(os.environ.get("SEALS", "40"))

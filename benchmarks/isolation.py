@@ -1,11 +1,13 @@
 """Measures how late messages of nine destinations are while a tenth is unwritable, and when that one has its own.
 
-usage: isolation.py [RATE [SECONDS [OUTAGE]]]
+usage: isolation.py [RATE [SECONDS [PAIRS]]]
 
 RATE (1,000) messages a second over ten routes, 100 bytes each, are due 5 to 10 seconds after they are sent. After 30
-seconds to warm up come SECONDS (120) with all ten destinations, and OUTAGE (as many) seconds with one of them
-terminated; then that one is made anew, and gets the messages that it missed. Lateness is taken at the consumer of the
-other nine. Prints one JSON object.
+seconds to warm up come PAIRS (6) times a window of SECONDS (60) with all ten destinations, and one with the tenth
+terminated, on the same job: what the machine does in one minute and not in the next is in both. At the end of such a
+window that destination is made anew, and gets the messages that it missed. Lateness is taken at the consumer of the
+other nine, of what is due after the first quarter of a window, ten seconds at most: until then the job goes over from
+one to the other. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, paced, received
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.harness import Job
+from tests.support.harness import Job
 
 SOURCES = [f"{NAMESPACE}/bench{i}" for i in range(10)]
 DEAD, *WELL = [f"{source}-a" for source in SOURCES]
 MOST_DELAY_SECONDS = 10
+GOING_OVER_SECONDS = 10  # at most
+
+# After the tenth destination was terminated its consumer reads on for so long.
+READ_ON_SECONDS = 5
 
 
 def produce(settings: PulsarSettings, rate: int, seconds: float) -> None:
@@ -60,93 +66,153 @@ def consume(settings: PulsarSettings, topics: list[str], n: int, until: float, r
         due, number, _ = payload.split(b" ", 2)
         found.append((int(due), now, int(number)))
     client.close()
-    results.put(np.array(found))
+    results.put(np.array(found, np.float64).reshape(-1, 3))
 
 
 class Consumer:
-    def __init__(self, settings: PulsarSettings, topics: list[str], n: int, seconds: float) -> None:
+    """A process that consumes n messages, or until a time, s since the epoch."""
+
+    def __init__(self, settings: PulsarSettings, topics: list[str], n: int, until: float) -> None:
         self._results: Any = multiprocessing.Queue()
-        multiprocessing.Process(
-            target=consume, args=(settings, topics, n, time.time() + seconds, self._results), daemon=True
-        ).start()
+        args = (settings, topics, n, until, self._results)
+        multiprocessing.Process(target=consume, args=args, daemon=True).start()
         self._results.get()
 
     def found(self) -> Any:
+        """Waits for the end; returns the array of `consume`."""
         return self._results.get()
 
 
-def lateness(found: Any, begin: float, end: float) -> dict[str, float]:
-    """Returns the lateness, ms, of the messages due from `begin` to before `end`, seconds since the epoch.
+class Tenth:
+    """The destination that can be terminated and made anew, and what its consumers have found each time."""
+
+    def __init__(self, settings: PulsarSettings, n: int, until: float) -> None:
+        self._settings = settings
+        self._admin = httpx.Client(base_url=f"{settings.admin_url}/admin/v2/", timeout=60)
+        self._path = DEAD.replace("://", "/")
+        self._left = n
+        self._consumer = Consumer(settings, [DEAD], n, until + READ_ON_SECONDS)
+        self.found: list[Any] = []
+        self.back_at = 0.0  # s since the epoch: when it was made anew the last time
+
+    def terminate(self) -> None:
+        """Terminates it, and reads what it has; to be called at the time until which it is consumed."""
+        self._admin.post(f"{self._path}/terminate").raise_for_status()
+        self.read()
+
+    def make_anew(self, until: float) -> None:
+        """Makes it anew, and has it consumed until a time, s since the epoch, or until all of it is there."""
+        self._admin.delete(self._path, params={"force": "true"}).raise_for_status()
+        self.back_at = time.time()
+        self._consumer = Consumer(self._settings, [DEAD], self._left, until + READ_ON_SECONDS)
+
+    def read(self) -> None:
+        """Waits until its consumer has ended."""
+        self.found.append(self._consumer.found())
+        self._left -= len(self.found[-1])
+
+
+def lateness(found: Any, windows: list[tuple[float, float]]) -> dict[str, float]:
+    """Returns the lateness, ms, of the messages due within some windows, seconds since the epoch.
 
     Args:
         found: as `consume` puts it.
-        begin: the first time.
-        end: the time after the last.
+        windows: each with its begin, and its end, which is not in it.
     """
     due, at, _ = found.T
-    late = (at - due)[(due >= begin * 1000) & (due < end * 1000)]
-    p50, p99, p999 = np.percentile(late, [50, 99, 99.9])
+    chosen = np.zeros(len(due), np.bool_)
+    for begin, end in windows:
+        chosen |= (due >= begin * 1000) & (due < end * 1000)
+    late = (at - due)[chosen]
+    p50, p99 = np.percentile(late, [50, 99])
+    return {"messages": len(late), "p50": round(p50, 1), "p99": round(p99, 1), "max": round(late.max(), 1)}
+
+
+def out_of_order(found: Any) -> float:
+    """Returns by how much a message came after one that was due later, ms at most; `found` is as `consume` puts it."""
+    due = found[:, 0]
+    return float((np.maximum.accumulate(due) - due).max(initial=0))
+
+
+def report(found: Any, tenth: list[Any], begin: float, seconds: float, pairs: int) -> dict[str, Any]:
+    """Returns what is printed of lateness, and of what the tenth destination has got.
+
+    Args:
+        found: by the consumer of the nine others, as `consume` puts it.
+        tenth: the same of each of the tenth's consumers.
+        begin: of the first window, seconds since the epoch.
+        seconds: that a window takes.
+        pairs: of windows.
+    """
+    going_over = min(GOING_OVER_SECONDS, seconds / 4)
+    windows = [(begin + i * seconds + going_over, begin + (i + 1) * seconds) for i in range(2 * pairs)]
+    alive, dead = lateness(found, windows[::2]), lateness(found, windows[1::2])
+    numbers = np.concatenate(tenth)[:, 2]
+    n_distinct = len(set(numbers.tolist()))
     return {
-        "messages": len(late),
-        "p50": round(p50, 1),
-        "p99": round(p99, 1),
-        "p99.9": round(p999, 1),
-        "max": round(late.max(), 1),
+        "late_millis": {"all_alive": alive, "with_one_dead": dead},
+        "p50_ratio": round(dead["p50"] / alive["p50"], 3),
+        "p99_ratio": round(dead["p99"] / alive["p99"], 3),
+        # How much windows of one kind differ says what the ratio is worth.
+        "p99_of_windows": {
+            "all_alive": [lateness(found, [window])["p99"] for window in windows[::2]],
+            "with_one_dead": [lateness(found, [window])["p99"] for window in windows[1::2]],
+        },
+        "dead": {
+            "received": n_distinct,
+            "doubled": len(numbers) - n_distinct,
+            "out_of_order_by_millis": round(max(out_of_order(one) for one in tenth)),
+        },
     }
 
 
 def main() -> None:
     rate = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 120
-    outage = float(sys.argv[3]) if len(sys.argv) > 3 else seconds
-    total = MOST_DELAY_SECONDS + WARM_UP_SECONDS + seconds + outage
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60
+    pairs = int(sys.argv[3]) if len(sys.argv) > 3 else 6
+    total = MOST_DELAY_SECONDS + WARM_UP_SECONDS + 2 * pairs * seconds
+    n = int(rate * total)
+    n_well = sum(i % 10 > 0 for i in range(n))
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder) / "broker")
         broker.start(port=0, http_port=0)
         routes = [{"source": source, "subscriptions": [{"name": "a"}]} for source in SOURCES]
         job = Job(Path(folder), broker.settings, routes)
-        admin = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=60)
-        path = DEAD.replace("://", "/")
         try:
             job.start()
-            well = Consumer(broker.settings, WELL, int(rate * total * 0.9), 2 * total + 60)
-            before = Consumer(broker.settings, [DEAD], int(rate * total), total - outage + 5)
             begin = time.time() + MOST_DELAY_SECONDS + WARM_UP_SECONDS
+            end = begin + 2 * pairs * seconds
+            well = Consumer(broker.settings, WELL, n_well, end + total + 60)
+            tenth = Tenth(broker.settings, n - n_well, begin + seconds)
             producer = multiprocessing.Process(target=produce, args=(broker.settings, rate, total))
             producer.start()
-            time.sleep(begin + seconds - time.time())
-            died_at = time.time()
-            admin.post(f"{path}/terminate").raise_for_status()
-            earlier = before.found()
+            for pair in range(pairs):
+                dies_at, back_at = begin + (2 * pair + 1) * seconds, begin + (2 * pair + 2) * seconds
+                time.sleep(max(0, dies_at - time.time()))
+                tenth.terminate()
+                time.sleep(max(0, back_at - time.time()))
+                tenth.make_anew(back_at + seconds if pair + 1 < pairs else end + total)
             producer.join()
-            time.sleep(MOST_DELAY_SECONDS + 2)
-            admin.delete(path, params={"force": "true"}).raise_for_status()
-            back_at = time.time()
-            late = Consumer(broker.settings, [DEAD], int(rate * total / 10) - len(earlier), total).found()
+            tenth.read()
             found = well.found()
             job.terminate()
         finally:
             job.stop()
             broker.kill()
-    numbers = np.concatenate([earlier, late])[:, 2]
-    parts = [lateness(found, begin, died_at), lateness(found, died_at, died_at + outage)]
+    said = report(found, tenth.found, begin, seconds, pairs)
+    said["dead"] |= {
+        "lost": n - n_well - said["dead"]["received"],
+        "all_there_after_seconds": round(tenth.found[-1][:, 1].max() / 1000 - tenth.back_at, 1),
+    }
     print(
         json.dumps(
             {
                 "benchmark": "isolation",
                 "rate": rate,
                 "seconds": seconds,
-                "outage_seconds": outage,
-                "late_millis": {"before": parts[0], "with_one_dead": parts[1]},
-                "p99_ratio": round(parts[1]["p99"] / parts[0]["p99"], 3),
-                "lost_of_others": int(rate * total * 0.9) - len(found),
-                "dead": {
-                    "missed": len(late),
-                    "all_there_after_seconds": round(late[:, 1].max() / 1000 - back_at, 1),
-                    "lost": int(rate * total / 10) - len(set(numbers.tolist())),
-                    "doubled": len(numbers) - len(set(numbers.tolist())),
-                    "out_of_order_by_millis": round(float((np.maximum.accumulate(late[:, 0]) - late[:, 0]).max())),
-                },
+                "pairs": pairs,
+                **said,
+                "lost_of_others": n_well - len(found),
             }
         )
     )

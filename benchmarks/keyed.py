@@ -26,8 +26,8 @@ from tracker.messages import MESSAGES, concat, with_columns
 from tracker.shard import Shard
 from tracker.store import Key, MemoryStore
 from tracker.tick import Effects, Tick, TickInput
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import find_keyed_messages, to_index
-from warehouse.tables import Tables
 
 TOPIC = "persistent://public/default/t"
 TICK_MILLIS, DAY_MILLIS = 333, 86_400_000

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from conf.settings import Settings
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import Run, overlap
 from warehouse.maintenance.maintain import maintain
 from warehouse.maintenance.table_files import TableFiles
 from warehouse.queries.index_rows import read_segment
 from warehouse.schemas import DELAYED_INDEX
-from warehouse.tables import Tables
 
 ROWS = int(os.environ.get("ROWS", "10000000"))
 SEALS = int(os.environ.get("SEALS", "500"))

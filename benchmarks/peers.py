@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.peer_systems import NotInstalled, Peer, nats_server, rocketmq_timer
+from benchmarks.peer_systems import NotInstalledError, Peer, nats_server, rocketmq_timer
 from benchmarks.peer_systems.nats_server import Nats
 from benchmarks.peer_systems.pulsar_systems import DelayLake, PulsarsOwn
 from benchmarks.peer_systems.rocketmq_timer import RocketMq
@@ -88,7 +88,7 @@ def main() -> None:
                 for row, value in measure(peer, options):
                     rows[row][system] = value
                     print(f"{system} {row} {value:.1f}", file=sys.stderr, flush=True)
-        except NotInstalled as error:
+        except NotInstalledError as error:
             left_out[system] = f"{error}: --install fetches it"
         except Exception as error:  # the others' figures are worth having
             left_out[system] = f"failed: {type(error).__name__}: {error}"[:500]

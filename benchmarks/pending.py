@@ -17,10 +17,10 @@ import pyarrow as pa
 from conf.settings import Settings
 from tracker.commands.schema import CANCEL_ROWS
 from tracker.messages import MESSAGES
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
-from warehouse.tables import Tables
 
 ROWS, ROWS_A_FILE, KEYS = 10_000_000, 50_000, 1_000_000
 FILES = ROWS // ROWS_A_FILE

@@ -27,11 +27,11 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from conf.settings import Settings
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import FAN_IN, FILE_ROWS, Run, overlap, plan
 from warehouse.maintenance.retention import _LEAST_PART, _SMALL_ROWS
 from warehouse.maintenance.table_files import DataFile, new_run
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables
 
 MINUTE = 60_000
 DAY = 24 * 60 * MINUTE

@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.scale import TOPIC, YEAR_MILLIS, Memory, service
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.harness import Job, now, wait_until
+from tests.support.harness import Job, now, wait_until
 
 TRACKERS = {"bucket": "BucketDelayedDeliveryTrackerFactory", "in_memory": "InMemoryDelayedDeliveryTrackerFactory"}
 HEAP = "-Xmx8g"  # instead of the embedded broker's own, which is small
+
+
+@contextmanager
+def heap(option: str) -> Iterator[None]:
+    """Within it a JVM that is started has this heap, whatever its command says."""
+    os.environ["_JAVA_OPTIONS"] = option
+    try:
+        yield
+    finally:
+        del os.environ["_JAVA_OPTIONS"]
 
 
 def heap_mib(broker: EmbeddedBroker) -> float:
@@ -108,7 +120,7 @@ def back_again(broker: EmbeddedBroker, job: Job | None, destination: str) -> flo
 
 
 def ours(pending: int) -> dict[str, Any]:
-    with service() as (broker, job, client):
+    with tempfile.TemporaryDirectory() as name, service(Path(name)) as (broker, job, client):
         job.start()
         empty_broker, empty_job = heap_mib(broker), resident(job)
         rate = send(client, pending, is_native=False)
@@ -130,11 +142,11 @@ def resident(job: Job) -> float:
 
 
 def pulsars_own(tracker: str, pending: int) -> dict[str, Any]:
-    os.environ["_JAVA_OPTIONS"] = HEAP
     factory = f"org.apache.pulsar.broker.delayed.{TRACKERS[tracker]}"
     with tempfile.TemporaryDirectory() as name:
         broker = EmbeddedBroker(Path(name) / "broker", {"delayedDeliveryTrackerFactoryClassName": factory})
-        broker.start(port=0, http_port=0)
+        with heap(HEAP):
+            broker.start(port=0, http_port=0)
         client = connect(broker.settings)
         try:
             empty = heap_mib(broker)
@@ -147,7 +159,8 @@ def pulsars_own(tracker: str, pending: int) -> dict[str, Any]:
                 "index_mib": round(metric(broker, "pulsar_delayed_message_index_size_bytes") / 2**20, 1),
             }
             client.close()
-            return found | {"back_after_seconds": round(back_again(broker, None, TOPIC), 1)}
+            with heap(HEAP):
+                return found | {"back_after_seconds": round(back_again(broker, None, TOPIC), 1)}
         finally:
             broker.kill()
 

@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.pending import MONTH_MILLIS, ROWS_A_FILE, TOPIC, columns, write
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from recovery.rebuild import rebuild
+from recovery.rebuild.rebuild import rebuild
 from tracker.messages import MESSAGES
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import positions, to_index
 from warehouse.schemas import DELIVERIES, SCHEMAS
-from warehouse.tables import Tables
 
 SUBSCRIPTIONS = ["a", "b"]
 

@@ -1,24 +1,41 @@
-"""Measures the cost of pending messages: memory, time of a batch, lateness, disk, restart, rebuild, a cancel.
+"""Measures the cost of pending messages: memory, time of a batch, lateness, disk, restart, rebuild, cancels, questions.
 
-usage: scale.py [PENDING ...]        default: 1000000 10000000
+usage: scale.py [PENDING ...]                        default: 1000000 10000000
+       scale.py prepare FOLDER PENDING [--payload N]
+       scale.py measure FOLDER
 
-For each number PENDING: that many messages due over a year are imported (20 bytes each), the tables maintained, the
-checkpoint rebuilt. Then the job runs with 1,000 messages a second in and out; five of the pending messages are
-cancelled one by one, and up to a million of those due in the last three quarters of the year at once; the job is killed
-with -9 and started again. Prints one JSON object. The job and its broker, producer and consumer share the machine.
+For each number PENDING: that many messages due over a year, from tomorrow on, are imported and the checkpoint rebuilt,
+as `delaylake import` does it, and the tables maintained. They have N (20) bytes of payload, half of them text, a key of
+one of a million customers, and up to 100 million of them a property. They come as an export sorted by time does: file i
+of n has the i-th part of the year, so that files do not overlap and maintenance has nothing to merge. One file is
+written while another is imported, and removed after it: the disk holds the tables and two or three files. Where it gets
+short, the import ends early.
+
+Then the job runs with 1,000 messages a second in and out; five of the pending messages are cancelled one by one, one is
+skipped by its id alone, up to a million due one after another are cancelled at once, and up to 100 million pending ones
+all that have a property; the tables are asked questions; the job is killed with -9 and started again. `prepare` and
+`measure` do the two halves, hours apart if need be; a `prepare` that was interrupted goes on by the same command, and
+after `measure` the folder is no longer as it was prepared. Each result goes to stderr as it comes; prints one JSON
+object. The job and its broker, producer and consumer share the machine.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import multiprocessing
+import queue
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +49,91 @@ from deltalake import DeltaTable
 from admin.control.bulk import NAMED, Action, Change, plan
 from admin.control.client import ControlClient
 from admin.control.requests import Cancel
+from admin.dashboard.histogram import histogram
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
+from conf.settings import Settings, load_settings
+from recovery.importing.files import import_file
+from recovery.importing.importer import Importer
+from recovery.new_checkpoint import import_and_rebuild
 from tests.conftest import PROGRAM
-from tests.harness import Job, now
+from tests.support.harness import Job, now
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import read_segment
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
 
 FILE_ROWS = 1_000_000
-YEAR_MILLIS = 365 * 86_400_000
+DAY_MILLIS = 86_400_000
+YEAR_MILLIS = 365 * DAY_MILLIS
 RATE, SECONDS = 1_000, 80
 BULK = 1_000_000
 TOPIC = f"{NAMESPACE}/bench"
 
+CUSTOMERS, CAMPAIGNS = 1_000_000, 1_000
+MOST_WITH_PROPERTY = 100_000_000
+LEAST_FREE_BYTES = 12 << 30
 
-def write(folder: Path, rows: int) -> list[Path]:
-    """Writes Parquet files with `rows` messages that are due within a year, in any order; returns the files."""
-    chance = np.random.default_rng(1)
-    files = []
-    begin = now() + 15 * 60_000
-    for number in range(-(-rows // FILE_ROWS)):
-        n = min(FILE_ROWS, rows - number * FILE_ROWS)
-        due = begin + chance.integers(0, YEAR_MILLIS, n)
-        payload = pa.Array.from_buffers(pa.binary(20), n, [None, pa.py_buffer(chance.bytes(20 * n))])
-        files.append(folder / f"pending-{number}.parquet")
-        pq.write_table(pa.table({"deliver_at": due, "payload": payload.cast(pa.binary())}), files[-1])
-    return files
+# What a question may take before it is given up.
+MOST_SECONDS, MOST_BYTES = 900, 9 << 30
+
+_WORDS = b"remind the customer that an order is due and has not been paid for yet ".split()
+_SPAWN = multiprocessing.get_context("spawn")
 
 
-def timed(*arguments: str) -> tuple[float, int, dict[str, Any]]:
+@dataclass(frozen=True)
+class Load:
+    """The messages of a folder: how many, their bytes of payload, and when the first is due, ms since the epoch."""
+
+    pending: int
+    payload: int
+    due_from: int
+
+    @property
+    def files(self) -> int:
+        return -(-self.pending // FILE_ROWS)
+
+    def write(self, folder: Path, number: int) -> Path:
+        """Writes the Parquet file of a number, from 0, with the messages of that part of the year in any order."""
+        chance = np.random.default_rng([1, number])
+        n = min(FILE_ROWS, self.pending - number * FILE_ROWS)
+        part = YEAR_MILLIS // self.files
+        columns = {
+            "deliver_at": pa.array(self.due_from + number * part + chance.integers(0, part, n)),
+            "payload": _payloads(chance, n, self.payload),
+            "key": _names("customer-", CUSTOMERS).take(pa.array(chance.integers(0, CUSTOMERS, n))),
+        }
+        if self.pending <= MOST_WITH_PROPERTY:
+            campaigns = _names("", CAMPAIGNS).take(pa.array(chance.integers(0, CAMPAIGNS, n)))
+            names = pa.repeat("campaign", n)
+            columns["properties"] = pa.MapArray.from_arrays(pa.array(np.arange(n + 1), pa.int32()), names, campaigns)
+        path = folder / f"pending-{number}.parquet"
+        pq.write_table(pa.table(columns), path, use_dictionary=False, compression="none")
+        return path
+
+
+@functools.cache
+def _names(prefix: str, n: int) -> pa.Array:
+    return pa.array([f"{prefix}{i}" for i in range(n)])
+
+
+def _payloads(chance: np.random.Generator, n: int, size: int) -> pa.Array:
+    """Returns n payloads of a size, bytes: the first half random, the other one text."""
+    random = np.frombuffer(chance.bytes(n * (size // 2)), np.uint8).reshape(n, size // 2)
+    length = size - size // 2
+    texts = [b" ".join(chance.permutation(_WORDS)).ljust(length)[:length] for _ in range(1_000)]
+    text = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), length)
+    whole = np.concatenate([random, text[chance.integers(0, len(texts), n)]], axis=1)
+    offsets = pa.py_buffer(np.arange(0, n * size + 1, size, dtype=np.int32)[: n + 1])
+    return pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(whole.tobytes())])
+
+
+def say(found: dict[str, Any]) -> None:
+    print(json.dumps(found), file=sys.stderr, flush=True)
+
+
+def timed(*arguments: str) -> tuple[float, int, Any]:
     """Runs `delaylake`; returns its seconds, its peak resident memory in bytes, and the JSON that it printed."""
     began, most = time.perf_counter(), 0
     process = subprocess.Popen([str(PROGRAM), *arguments, "--output", "json"], stdout=subprocess.PIPE, text=True)
@@ -77,17 +149,67 @@ def timed(*arguments: str) -> tuple[float, int, dict[str, Any]]:
     return time.perf_counter() - began, most, json.loads(printed)
 
 
-def index_bytes(folder: Path) -> tuple[int, int]:
-    """Returns the compressed size of delayed_index without, and with, the payload, bytes."""
+def index_bytes(folder: Path) -> dict[str, int]:
+    """Returns the compressed size of the columns of delayed_index, bytes."""
     table = DeltaTable(str(folder / "warehouse" / "delayed_index"))
-    whole = without = 0
+    sizes: dict[str, int] = {}
     for path in table.file_uris():
         metadata = pq.read_metadata(path)
         for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
             for column in (group.column(i) for i in range(group.num_columns)):
-                whole += column.total_compressed_size
-                without += 0 if column.path_in_schema == "payload" else column.total_compressed_size
-    return without, whole
+                name = column.path_in_schema.split(".")[0]
+                sizes[name] = sizes.get(name, 0) + column.total_compressed_size
+    return sizes
+
+
+def tree_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+class Peak:
+    """The peak resident memory of this process since this was made, MiB."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def mebibytes(self) -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) // 1024
+
+
+def bring_in_and_rebuild(file: Path, load: Load, folder: Path, results: Any) -> None:
+    """Imports the load, of which the files are written meanwhile, and rebuilds; puts what that took into `results`."""
+    settings = load_settings(file)
+    importer = Importer(settings, TOPIC)
+    found: dict[str, Any] = {}
+    began, peak = time.perf_counter(), Peak()
+
+    def bring_in(tables: Tables) -> None:
+        nonlocal began, peak
+        importer.tables = tables
+        with ProcessPoolExecutor(1, _SPAWN) as writer:
+            files = [writer.submit(load.write, folder, number) for number in range(min(2, load.files))]
+            for number in range(load.files):
+                file = files.pop(0).result()
+                if number + 2 < load.files and shutil.disk_usage(folder).free > LEAST_FREE_BYTES:
+                    files.append(writer.submit(load.write, folder, number + 2))
+                import_file(importer, file)
+                file.unlink()
+                if number % 10 == 9:
+                    free = shutil.disk_usage(folder).free >> 30
+                    say({"imported": asdict(importer.done), "free_gib": free, "seconds": time.perf_counter() - began})
+                if not files:
+                    break
+        found["import"] = {"seconds": round(time.perf_counter() - began, 1), "peak_mib": peak.mebibytes()}
+        say(found)
+        began, peak = time.perf_counter(), Peak()
+
+    rebuilt = import_and_rebuild(settings, True, bring_in, lambda table, step, rows: None, lambda text: say({"": text}))
+    found["rebuild"] = {"seconds": round(time.perf_counter() - began, 1), "peak_mib": peak.mebibytes()}
+    done = importer.done
+    assert not done.rejected, done
+    assert rebuilt["pending"] == done.messages + done.already_there, (rebuilt, done)
+    results.put(found | {"pending": rebuilt["pending"]})
 
 
 class Memory(threading.Thread):
@@ -132,7 +254,7 @@ def first_release(job: Job, client: pulsar.Client) -> float:
     began = time.perf_counter()
     starting = threading.Thread(target=job.start)
     starting.start()
-    reader.read_next(120_000)
+    reader.read_next(600_000)
     seconds = time.perf_counter() - began
     starting.join()
     reader.close()
@@ -140,57 +262,119 @@ def first_release(job: Job, client: pulsar.Client) -> float:
 
 
 @contextmanager
-def service() -> Iterator[tuple[EmbeddedBroker, Job, pulsar.Client]]:
-    """Yields a broker, a job on it that is not started, and a client; they end with the block."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        broker = EmbeddedBroker(folder / "broker")
-        broker.start(port=0, http_port=0)
-        job = Job(folder, broker.settings, [{"source": TOPIC, "subscriptions": [{"name": "a"}]}])
-        client = connect(broker.settings)
+def service(folder: Path) -> Iterator[tuple[EmbeddedBroker, Job, pulsar.Client]]:
+    """Yields a broker whose data are in a folder, a job there that is not started, and a client; they end with it."""
+    broker = EmbeddedBroker(folder / "broker")
+    broker.start(port=0, http_port=0)
+    job = Job(folder, broker.settings, [{"source": TOPIC, "subscriptions": [{"name": "a"}]}])
+    client = connect(broker.settings)
+    try:
+        yield broker, job, client
+    finally:
+        client.close()
+        job.stop()
+        broker.stop()
+
+
+def prepare(folder: Path, pending: int, payload: int) -> dict[str, Any]:
+    """Makes a folder, or goes on with one, that `measure` takes, and returns what that took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "load.json"
+    if not file.exists():
+        file.write_text(json.dumps(asdict(Load(pending, payload, now() + DAY_MILLIS))))
+    load = Load(**json.loads(file.read_text()))
+    if (load.pending, load.payload) != (pending, payload):
+        raise SystemExit(f"{folder} was begun with {load.pending} messages of {load.payload} bytes")
+    with service(folder) as (_, job, _):
+        results = _SPAWN.Queue()
+        child = _SPAWN.Process(target=bring_in_and_rebuild, args=(job.file, load, folder, results))
+        child.start()
+        found = answer(child, results, float("inf"), sys.maxsize)
+        if "pending" not in found:
+            raise SystemExit(f"the import has failed: {found}")
+        before = index_bytes(folder)
+        seconds, peak, reports = timed("--config", str(job.file), "maintain")
+    say({"maintained": reports})
+    after, n = index_bytes(folder), found["pending"]
+    found |= {
+        "payload": payload,
+        "maintain": {"seconds": round(seconds, 1), "peak_mib": round(peak / 2**20)},
+        "index_bytes_a_row": {name: round(size / n, 2) for name, size in after.items() if size > n / 100},
+        "index_bytes_a_row_without_payload": {
+            name: round(sum(size for column, size in sizes.items() if column not in ("payload", "key")) / n, 2)
+            for name, sizes in (("imported", before), ("maintained", after))
+        },
+        "warehouse_bytes_a_row": round(tree_bytes(folder / "warehouse") / n, 2),
+        "due_from": load.due_from,
+    }
+    (folder / "prepared.json").write_text(json.dumps(found))
+    say(found)
+    return found
+
+
+def answer(child: Any, results: Any, most_seconds: float, most_bytes: int) -> dict[str, Any]:
+    """Returns what a process puts into `results`, or why it was killed or ended without."""
+    began = time.monotonic()
+    watched = psutil.Process(child.pid)
+    while True:
         try:
-            yield broker, job, client
-        finally:
-            client.close()
-            job.stop()
-            broker.kill()
+            found: dict[str, Any] = results.get(timeout=0.5)
+            child.join()
+            return found
+        except queue.Empty:
+            pass
+        if not child.is_alive():
+            return {"failed": f"exit status {child.exitcode}"}
+        seconds = time.monotonic() - began
+        try:
+            resident = watched.memory_info().rss
+        except psutil.Error:
+            continue
+        if seconds > most_seconds or resident > most_bytes:
+            child.kill()
+            child.join()
+            return {"given up after seconds": round(seconds), "mib": resident >> 20}
 
 
-def measure(pending: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"pending": pending}
-    with service() as (broker, job, client):
-        folder = job.folder
-        files = write(folder, pending)
-        config = ["--config", str(job.file)]
-        import_seconds, import_bytes, _ = timed(*config, "import", TOPIC, *map(str, files))
-        for file in files:
-            file.unlink()
-        before = index_bytes(folder)[0]
-        maintain_seconds, maintain_bytes, _ = timed(*config, "maintain")
-        rebuild_seconds, rebuild_bytes, rebuilt = timed(*config, "rebuild", "--discard-checkpoint")
-        assert rebuilt["pending"] == pending
-        found |= {
-            "import": {"seconds": round(import_seconds, 1), "peak_mib": round(import_bytes / 2**20)},
-            "maintain": {"seconds": round(maintain_seconds, 1), "peak_mib": round(maintain_bytes / 2**20)},
-            "rebuild": {"seconds": round(rebuild_seconds, 1), "peak_mib": round(rebuild_bytes / 2**20)},
-            "index_bytes_a_row_without_payload": {
-                "imported": round(before / pending, 2),
-                "maintained": round(index_bytes(folder)[0] / pending, 2),
-            },
-        }
-        job.start()
-        found |= steady(job, broker)
-        found["state_snapshot_bytes"] = state_bytes(folder)
-        with ControlClient(job.settings, "bench") as control:
-            found |= cancels(job, control)
+def measure(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "prepared.json").read_text())
+    if found["due_from"] < now() + DAY_MILLIS // 24:
+        raise SystemExit("what is pending comes due within the hour: prepare it anew")
+    say(found)
+
+    def step(name: str, question: Callable[[], Any]) -> None:
+        """Notes what a step finds; where it fails, the others follow all the same."""
+        try:
+            found[name] = question()
+        except Exception as error:
+            found[name] = {"failed": repr(error)[:500]}
+        say({name: found[name]})
+
+    with service(folder) as (broker, job, client):
         producer = client.create_producer(TOPIC)
+        began = time.perf_counter()
+        job.start()
+        say({"ready_seconds": round(time.perf_counter() - began, 1)})
+        step("steady", lambda: steady(job, broker))
+        step("state_snapshot_bytes", lambda: state_bytes(folder))
+        found["questions"] = {}
+        for name, question in QUESTIONS.items():
+            found["questions"][name] = ask(question, job.file, found)
+            say({name: found["questions"][name]})
+        with ControlClient(job.settings, "bench") as control:
+            step("cancel_seconds", lambda: cancels(job, control, found))
+            step("skip_by_id_seconds", lambda: skip_by_id(job, control, found))
+            step("bulk_cancel_by_time", lambda: cancel_all(job, control, window(found, 1 / 4, BULK)))
+            if found["pending"] <= MOST_WITH_PROPERTY:
+                wanted = PendingFilter(properties={"campaign": "7"}, due_from=now() + YEAR_MILLIS // 2)
+                step("bulk_cancel_by_property", lambda: cancel_all(job, control, wanted))
         for delay in (1_000, 100_000):
             producer.send(b"x", properties={"deliverAt": str(now() + delay)})
         time.sleep(1)
         job.kill9()
         job.stop()
         producer.send(b"y", properties={"deliverAt": str(now())})
-        found["restart_to_first_release_seconds"] = round(first_release(job, client), 1)
+        step("restart_to_first_release_seconds", lambda: round(first_release(job, client), 1))
     return found
 
 
@@ -214,6 +398,7 @@ def steady(job: Job, broker: EmbeddedBroker) -> dict[str, Any]:
     late = late[at > (begin + WARM_UP_SECONDS) * 1000]
     progress = job.progress[seen + WARM_UP_SECONDS : seen + SECONDS]
     return {
+        "received": len(at),
         "batch_millis_p50": float(np.median([p["batch_millis_p50"] for p in progress])),
         "late_millis": {f"p{p}": round(float(np.percentile(late, p)), 1) for p in (50, 99)},
         "earliest_millis": round(float(-late.min())),
@@ -221,31 +406,132 @@ def steady(job: Job, broker: EmbeddedBroker) -> dict[str, Any]:
     }
 
 
-def cancels(job: Job, control: ControlClient) -> dict[str, Any]:
-    """Returns the seconds from publishing cancels to their outcomes: of single messages, and of many by due time."""
+def window(found: dict[str, Any], part: float, n: int) -> PendingFilter:
+    """Returns a filter for about n messages, or more, that are due one after another, from a part of the year on."""
+    begin = found["due_from"] + int(part * YEAR_MILLIS)
+    length = int(1.1 * n / found["pending"] * YEAR_MILLIS) + 1
+    return PendingFilter(due_from=begin, due_before=begin + length)
+
+
+def cancels(job: Job, control: ControlClient, found: dict[str, Any]) -> dict[str, float]:
+    """Returns the seconds from publishing the cancel of a message to its outcome."""
     times = []
-    wanted = PendingFilter(due_from=now() + YEAR_MILLIS // 2)
-    for message in Pending(job.settings, TOPIC, wanted).page(5).messages:
+    for message in Pending(job.settings, TOPIC, window(found, 1 / 2, 1_000)).page(5).messages:
         began = time.perf_counter()
-        outcomes = control.cancel(TOPIC, [Cancel(message.ref, message.deliver_at)], [], 60)
+        outcomes = control.cancel(TOPIC, [Cancel(message.ref, message.deliver_at)], [], 120)
         assert [o.result for o in outcomes] == ["APPLIED"]
         times.append(time.perf_counter() - began)
+    return {"p50": round(float(np.median(times)), 2), "max": round(max(times), 2)}
+
+
+def skip_by_id(job: Job, control: ControlClient, found: dict[str, Any]) -> float:
+    """Returns the seconds from publishing the skip of a message to its outcome: it does not say when that is due."""
+    message = Pending(job.settings, TOPIC, window(found, 2 / 3, 1_000)).page(1).messages[0]
     began = time.perf_counter()
-    question = Pending(job.settings, TOPIC, PendingFilter(due_from=now() + YEAR_MILLIS // 4))
+    outcomes = control.skip(TOPIC, [message.ref], [], 300)
+    assert [o.result for o in outcomes] == ["APPLIED"]
+    return round(time.perf_counter() - began, 2)
+
+
+def cancel_all(job: Job, control: ControlClient, wanted: PendingFilter) -> dict[str, Any]:
+    """Cancels all messages that a filter finds, up to a million; returns how many, and the seconds until it is done."""
+    began = time.perf_counter()
+    question = Pending(job.settings, TOPIC, wanted)
     rows = question.rows(BULK, NAMED.names)
+    listed = time.perf_counter() - began
     todo = plan(question.subscriptions, rows, Change(Action.CANCEL))
     assert sum(o.n_messages * o.is_done for o in control.run(TOPIC, todo.calls, 120)) == rows.num_rows
     seconds = time.perf_counter() - began
-    return {
-        "cancel_seconds": {"p50": round(float(np.median(times)), 2), "max": round(max(times), 2)},
-        "bulk_cancel_by_time": {"messages": rows.num_rows, "seconds": round(seconds, 1)},
-    }
+    return {"messages": rows.num_rows, "seconds": round(seconds, 1), "listing_seconds": round(listed, 1)}
+
+
+def ask(question: Callable[[Settings, dict[str, Any]], object], file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a question takes and finds, in a process of its own, which is killed where that is too much."""
+    results = _SPAWN.Queue()
+    child = _SPAWN.Process(target=_ask, args=(question, file, found, results))
+    child.start()
+    return answer(child, results, MOST_SECONDS, MOST_BYTES)
+
+
+def _ask(
+    question: Callable[[Settings, dict[str, Any]], object], file: Path, found: dict[str, Any], results: Any
+) -> None:
+    settings = load_settings(file)
+    began, peak = time.perf_counter(), Peak()
+    value = question(settings, found)
+    seconds = round(time.perf_counter() - began, 2)
+    results.put({"seconds": seconds, "found": value, "peak_mib": peak.mebibytes()})
+
+
+def windows_of_a_second(settings: Settings, found: dict[str, Any]) -> dict[str, float]:
+    tables = Tables(settings.warehouse)
+    version = tables.version("delayed_index")
+    times, rows = [], []
+    for start in np.random.default_rng(3).integers(found["due_from"], found["due_from"] + YEAR_MILLIS, 20).tolist():
+        began = time.perf_counter()
+        rows.append(read_segment(tables, version, start, start + 1_000).num_rows)
+        times.append((time.perf_counter() - began) * 1_000)
+    return {"millis_p50": round(float(np.median(times)), 1), "max": round(max(times), 1), "rows_p50": np.median(rows)}
+
+
+def histogram_of_a_day(settings: Settings, found: dict[str, Any]) -> int:
+    start = found["due_from"] + 100 * DAY_MILLIS
+    return int(histogram(settings, TOPIC, None, "day", start, None).counts.sum())
+
+
+def page(settings: Settings, found: dict[str, Any]) -> int:
+    return len(Pending(settings, TOPIC).page(100).messages)
+
+
+def page_by_key(settings: Settings, found: dict[str, Any]) -> int:
+    return len(Pending(settings, TOPIC, PendingFilter(key="customer-77")).page(100).messages)
+
+
+def count(settings: Settings, found: dict[str, Any]) -> int:
+    return Pending(settings, TOPIC).count()
+
+
+def stats(settings: Settings, found: dict[str, Any]) -> int:
+    return int(Pending(settings, TOPIC).stats()["messages"])
+
+
+# Those that read little first. They come before the cancels, which leave rows that each has to look at.
+QUESTIONS: dict[str, Callable[[Settings, dict[str, Any]], object]] = {
+    "read_20_windows_of_a_second": windows_of_a_second,
+    "histogram_of_a_day": histogram_of_a_day,
+    "page_of_100": page,
+    "page_by_key": page_by_key,
+    "count": count,
+    "stats": stats,
+}
+
+
+def both(pending: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        prepare(Path(name), pending, 20)
+        return measure(Path(name))
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["prepare"] or sys.argv[1:2] == ["measure"]:
+        parser = argparse.ArgumentParser(prog="scale.py")
+        commands = parser.add_subparsers(dest="command", required=True)
+        preparing = commands.add_parser("prepare")
+        preparing.add_argument("folder", type=Path)
+        preparing.add_argument("pending", type=int)
+        preparing.add_argument("--payload", type=int, default=20)
+        commands.add_parser("measure").add_argument("folder", type=Path)
+        arguments = parser.parse_args()
+        folder = arguments.folder.absolute()
+        if arguments.command == "prepare":
+            result = prepare(folder, arguments.pending, arguments.payload)
+        else:
+            result = measure(folder)
+        print(json.dumps({"benchmark": "scale", "rate": RATE, arguments.command: result}))
+        return
     numbers = [int(n) for n in sys.argv[1:]] or [1_000_000, 10_000_000]
-    runs = [measure(n) for n in numbers]
-    first, last = runs[0], runs[-1]
+    runs = [both(n) for n in numbers]
+    first, last = (run["steady"] for run in (runs[0], runs[-1]))
     ratios = {
         "batch_millis_p50": last["batch_millis_p50"] / first["batch_millis_p50"],
         "late_millis_p99": last["late_millis"]["p99"] / first["late_millis"]["p99"],

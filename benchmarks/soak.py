@@ -10,7 +10,7 @@ Two parts, either of which can be left out (--minutes 0, --days 0):
   log; messages in state; the lateness of what came since the last sample. Retention is set so short that all of it is
   steady after the warm-up.
 - Days of a compressed clock: shard, clock, tables and maintenance, without Spark and Pulsar, a minute a tick
-  (`tests/integration/test_two_days.py`); from the second day on.
+  (`tests/integration/delivery/test_two_days.py`); from the second day on.
 
 Samples next to each other are alike, and what is compacted goes up and down: so the median of each of BLOCKS spans of
 time counts as one sample. Of these come the slope by linear regression, and by Theil and Sen the median slope with its
@@ -45,9 +45,9 @@ from benchmarks.start import kind, processes
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings, Settings
-from tests.harness import Job
-from tests.integration.test_two_days import HOUR, MINUTE, START, Service
-from tests.messages import TOPIC
+from tests.integration.delivery.test_two_days import HOUR, MINUTE, START, Service
+from tests.support.harness import Job
+from tests.support.messages import TOPIC
 from warehouse.maintenance.maintain import maintain
 from warehouse.schemas import SCHEMAS
 

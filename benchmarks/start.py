@@ -24,10 +24,10 @@ from typing import Any
 import psutil
 
 from benchmarks.on_time import NAMESPACE
-from broker.jars import JarSet, jars
+from broker.jvm.jars import JarSet, jars
 from broker.standalone import EmbeddedBroker
 from streaming.session import _JVM_OPTIONS
-from tests.harness import Job, wait_until
+from tests.support.harness import Job, wait_until
 
 SETTLING_SECONDS = 10
 ARCHIVE_SECONDS = 200

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.cancelled import CancelledMessages
 from tracker.commands.control import Control
+from tracker.commands.message_state.cancelled import CancelledMessages
 from tracker.commands.moment import Moment
 from tracker.commands.schema import COMMAND_ROWS, KNOWN
 from tracker.messages import MESSAGES

@@ -1,12 +1,12 @@
-"""Measures what shaping, retries and order per key cost who does not use them.
+"""Measures what shaping, retries, order per key, schedule keys and recurring messages cost who does not use them.
 
 usage: unused.py [RATE [SECONDS]]
 
 Three jobs, one after the other, each with a topic without any of them, that gets RATE (3,000) messages a second for
 SECONDS (60), due 5 to 10 seconds after they are sent: `without` has no other topic; `beside` has one with a rate,
-windows and order per key, to which nothing is sent; `used` has that one, too, and it gets 100 a second with
-keys. Lateness is that of the first topic, taken at its consumer after the first 20 seconds; `batch_millis_p50` is how
-long the job's batches took. Prints one JSON object.
+windows and order per key, to which nothing is sent; `used` has that one, too, and it gets 100 a second with keys and
+schedule keys, and 100 messages that recur every ten seconds. Lateness is that of the first topic, taken at its consumer
+after the first 20 seconds; `batch_millis_p50` is how long the job's batches took. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from benchmarks.on_time import NAMESPACE, median_of, paced, run
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.harness import Job
+from tests.support.harness import Job
 
 PLAIN, OTHER = f"{NAMESPACE}/bench", f"{NAMESPACE}/bench_other"
 OTHER_RATE, OTHER_DELAY_MILLIS = 100, 5_000
+SCHEDULES, SCHEDULE_SECONDS = 100, 10
 
 
 def produce_other(settings: PulsarSettings, seconds: float) -> None:
     client = connect(settings)
     producer = client.create_producer(OTHER, block_if_queue_full=True)
+    for i in range(SCHEDULES):
+        recurs = {"repeat": f"@every {SCHEDULE_SECONDS}s", "scheduleKey": f"schedule {i}"}
+        producer.send_async(b"x" * 100, None, properties=recurs, partition_key=f"s{i}")
     for i in paced(OTHER_RATE, int(OTHER_RATE * seconds)):
-        due = str(int(time.time() * 1000) + OTHER_DELAY_MILLIS)
-        producer.send_async(b"x" * 100, None, properties={"deliverAt": due}, partition_key=f"k{i % 1_000}")
+        due, key = str(int(time.time() * 1000) + OTHER_DELAY_MILLIS), f"k{i % 1_000}"
+        producer.send_async(b"x" * 100, None, properties={"deliverAt": due, "scheduleKey": key}, partition_key=key)
     producer.flush()
     client.close()
 
@@ -44,7 +48,7 @@ def measure(broker: EmbeddedBroker, folder: Path, name: str, rate: int, seconds:
     routes: list[dict[str, Any]] = [{"source": source, "subscriptions": [{"name": "a"}]}]
     if name != "without":
         uses = {
-            "rate": {"messages_per_second": OTHER_RATE},
+            "rate": {"messages_per_second": OTHER_RATE + SCHEDULES / SCHEDULE_SECONDS},
             "windows": [{}],
             "order": "key",
             "backoff": {"attempts": 3},

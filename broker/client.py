@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from conf.errors import DelayLakeError
 from conf.settings import PulsarSettings
@@ -21,6 +23,9 @@ _log = logging.getLogger(__name__)
 # be sent to before its producer is connected; once it is, the client would count from its beginning again, and the
 # broker drop as many messages as repeated. With a number to begin with it goes on counting.
 FIRST_SEQUENCE_ID = 0
+
+_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}  # where a URL names none
+_LOOK_SECONDS = 1.0
 
 
 class PulsarError(DelayLakeError):
@@ -58,6 +63,23 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
     if settings.service_url.startswith("pulsar+ssl:"):
         arguments["tls_validate_hostname"] = True
     return pulsar.Client(settings.service_url, **(arguments | options))
+
+
+def listens(settings: PulsarSettings) -> bool:
+    """Tells, within a second for each host of `settings.service_url`, whether one takes connections.
+
+    What does may still not answer: `connect` a client to know.
+    """
+    scheme, _, hosts = settings.service_url.partition("://")
+    for host in hosts.split("/")[0].split(","):
+        try:
+            url = urlsplit(f"//{host}")
+            address = (url.hostname or "", url.port or _PORTS[scheme])
+            socket.create_connection(address, timeout=_LOOK_SECONDS).close()
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
 
 
 def close_quietly(opened: pulsar.Client | pulsar.Producer | pulsar.Consumer) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from broker.admin_rest import AdminClient
-from broker.class_archive import archive_options, make_archive
 from broker.client import PulsarError
-from broker.jars import CONF, jars
+from broker.jvm.class_archive import archive_options, make_archive
+from broker.jvm.jars import CONF, jars
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError
 from conf.settings import PulsarSettings
 
@@ -239,6 +239,7 @@ class EmbeddedBroker:
             return self._record(self._child.pid, port, http_port)
         except BaseException:
             os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
             raise
 
     def _record(self, pid: int, port: int, http_port: int) -> _Process:
@@ -291,7 +292,9 @@ class EmbeddedBroker:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
-        self._reap()
+        if self._child is not None:
+            self._child.wait(STOP_TIMEOUT_SECONDS)  # a process counts as gone when its first thread is
+            self._child = None
         return True
 
     def _last_words(self) -> str:

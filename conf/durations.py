@@ -1,24 +1,27 @@
-"""Durations as settings have them: `90s`, `5m`, `2h`, `1d`, or milliseconds."""
+"""Durations, as settings, message properties and the command line have them; this one wants a unit."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from fractions import Fraction
 
-from pydantic import BeforeValidator
-
-_DURATION = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)?")
+_DURATION = re.compile(r"([0-9]{1,18})(?:(\.[0-9]{1,18})?(ms|s|m|h|d))?")
 _UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-
-def _millis(given: object) -> object:
-    match = _DURATION.fullmatch(given) if isinstance(given, str) else None
-    if match:
-        return int(match[1]) * _UNIT_MILLIS[match[2]]
-    if isinstance(given, str):
-        raise ValueError("must be a duration, as 90s, 5m, 2h, 1d or milliseconds")
-    return given
+# What to give, for errors.
+EXAMPLES = "as 90s, 5m, 2h, 1d or milliseconds"
 
 
-# A number of milliseconds.
-Duration = Annotated[int, BeforeValidator(_millis)]
+def parse_duration(text: str) -> int:
+    """Returns a duration in ms, rounded to a whole number.
+
+    Args:
+        text: a number with its unit, ms, s, m, h or d, as `90s` or `1.5h`; or a whole number of milliseconds.
+
+    Raises:
+        ValueError: the text is no duration; the message says what to give.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be a duration, {EXAMPLES}")
+    return round(Fraction(match[1] + (match[2] or "")) * _UNIT_MILLIS[match[3]])

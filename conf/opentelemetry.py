@@ -35,7 +35,7 @@ def why_not_exported() -> str | None:
     if not (is_exported("traces") or is_exported("metrics")):
         return None
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        return "the packages are missing: install delaylake[opentelemetry]"
+        return "the packages are missing: pip install -e '.[opentelemetry]'"
     for name in ("", "TRACES_", "METRICS_"):
         variable = f"OTEL_EXPORTER_OTLP_{name}PROTOCOL"
         if os.environ.get(variable, "http/protobuf") != "http/protobuf":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,30 +10,22 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    IPvAnyNetwork,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
-from conf.durations import Duration
+from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError, one_line
-from conf.settings_file import repeated, wrong_settings
+from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
+from conf.settings_file import repeated, unknown_variables, wrong_settings
 from conf.shaping import Rate, Window
 
+# The settings file that is there without any; one of the working folder at this path comes before it.
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
+_WORKING_FOLDERS_FILE = Path("conf/delaylake.yaml")
 
 MOST_LANES = 64
 
 _ENVIRONMENT_PREFIX = "DELAYLAKE_"
-
-TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
 
 
 class SettingsError(DelayLakeError):
@@ -46,21 +37,10 @@ class SettingsError(DelayLakeError):
         return str(self).splitlines()
 
 
-def _persistent_topic(name: str) -> str:
-    if not TOPIC.match(name):
-        raise ValueError("must be a topic's full name: persistent://tenant/namespace/topic")
-    return name
-
-
 def _folder(uri: str) -> str:
     if is_object_storage(uri):
         raise ValueError("must be a folder, file:... or a path, that all machines of the job share")
     return uri
-
-
-Topic = Annotated[str, AfterValidator(_persistent_topic)]
-Millis = Annotated[int, Field(ge=0)]
-PositiveMillis = Annotated[int, Field(gt=0)]
 
 
 class SubscriptionType(StrEnum):
@@ -77,10 +57,6 @@ class SubscriptionType(StrEnum):
         return self in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 class PulsarSettings(Section):
     service_url: Annotated[str, Field(pattern=r"^pulsar(\+ssl)?://\S+$")] = "pulsar://127.0.0.1:6650"
     admin_url: Annotated[str, Field(pattern=r"^https?://\S+$")] = "http://127.0.0.1:8080"
@@ -89,6 +65,22 @@ class PulsarSettings(Section):
     crypto_private_key_file: Path | None = None
     subscription: Annotated[str, Field(min_length=1)] = "delaylake"
     max_message_size_bytes: Annotated[int, Field(ge=65_536)] = 5_242_880
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_key_reader(cls, data: Any) -> Any:
+        """Takes `crypto_key_reader: {private_key_file: ...}` as `crypto_private_key_file`."""
+        if not isinstance(data, dict) or "crypto_key_reader" not in data:
+            return data
+        others = {name: value for name, value in data.items() if name != "crypto_key_reader"}
+        reader = data["crypto_key_reader"]
+        if reader is None:
+            return others
+        if not isinstance(reader, dict) or reader.keys() != {"private_key_file"}:
+            raise ValueError("crypto_key_reader has private_key_file, and nothing else")
+        if others.get("crypto_private_key_file") is not None:
+            raise ValueError("crypto_key_reader and crypto_private_key_file are the same: name one")
+        return {**others, "crypto_private_key_file": reader["private_key_file"]}
 
 
 class ControlSettings(Section):
@@ -109,9 +101,7 @@ class IngestSettings(Section):
 class TrackerSettings(Section):
     tick_time_millis: PositiveMillis = 1000
     min_index_count_per_bucket: Annotated[int, Field(gt=0)] = 50_000
-    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[
-        int, Field(gt=0, description="As Pulsar has it; accepted, but it has no effect yet.")
-    ] = 300
+    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[int, Field(gt=0)] = 300
     max_indexes_per_bucket_snapshot_segment: Annotated[int, Field(gt=0)] = 5_000
     max_num_buckets: Annotated[int, Field(gt=0)] = 50
     max_delay_millis: Millis = 0
@@ -143,28 +133,6 @@ class ReleaseSettings(Section):
     @property
     def lookahead_ceiling_millis(self) -> int:
         return max(self.lookahead_millis, self.max_lookahead_millis)
-
-
-class ApiSettings(Section):
-    """The admin API: where it is served, and what it lets a call do."""
-
-    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = 8081
-    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
-    answer_timeout_millis: PositiveMillis = 10_000
-    max_ids_per_call: Annotated[int, Field(gt=0, le=100_000)] = 1_000
-    max_body_bytes: Annotated[int, Field(gt=0)] = 1 << 20
-    tls_certificate_file: Path | None = None
-    tls_key_file: Path | None = None
-    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = None
-    allowed_hosts: tuple[Annotated[str, Field(pattern=r"^[^\s/:\[\]]+$")], ...] = ()
-    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
-
-    @model_validator(mode="after")
-    def _certificate_with_key(self) -> ApiSettings:
-        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file go together")
-        return self
 
 
 class MetricsSettings(Section):
@@ -267,48 +235,6 @@ def dead_letter_topic(destination: str) -> str:
     return f"{destination}-dlq"
 
 
-class Operation(StrEnum):
-    """What a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE."""
-
-    SKIP = "skip"
-    ACKNOWLEDGE = "acknowledge"
-    CANCEL = "cancel"
-    READ = "read"
-    ADMIN = "admin"
-
-
-class Role(Section):
-    """What the bearers of a role may do; `*` in a role or topic stands for any characters."""
-
-    role: Annotated[str, Field(min_length=1)]
-    operations: Annotated[tuple[Operation, ...], Field(min_length=1)]
-    topics: Annotated[tuple[Annotated[str, Field(pattern=r"^(\*|persistent://\S+)$")], ...], Field(min_length=1)]
-
-
-PublicAlgorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
-
-
-class AuthSettings(Section):
-    """Who may use the admin API. The keys and claims are those of Pulsar's token authentication."""
-
-    enabled: bool = False
-    token_secret_key: SecretStr | None = None
-    token_public_key: str | None = None
-    token_public_alg: PublicAlgorithm = "RS256"  # noqa: S105
-    token_auth_claim: Annotated[str, Field(min_length=1)] = "sub"  # noqa: S105
-    token_audience_claim: str | None = None
-    token_audience: str | None = None
-    roles: tuple[Role, ...] = ()
-
-    @model_validator(mode="after")
-    def _complete(self) -> AuthSettings:
-        if self.enabled and (self.token_secret_key is None) == (self.token_public_key is None):
-            raise ValueError("enabled needs either token_secret_key or token_public_key")
-        if (self.token_audience_claim is None) != (self.token_audience is None):
-            raise ValueError("token_audience_claim and token_audience go together")
-        return self
-
-
 class Settings(BaseSettings):
     """All settings. Precedence: environment, then the file, then the defaults."""
 
@@ -331,6 +257,18 @@ class Settings(BaseSettings):
     maintain: MaintainSettings = MaintainSettings()
     replicated: Literal["local-only", "all"] = "local-only"
     routes: tuple[Route, ...] = ()
+    _file: Path | None = PrivateAttr(default=None)
+
+    @property
+    def file(self) -> Path | None:
+        """The settings file, an absolute path; None: they were not read by `load_settings`."""
+        return self._file
+
+    def no_tables(self, name: str = "") -> str:
+        """Returns an error's text where the warehouse has no tables, or no table of a name."""
+        what = f"no table {name} in the warehouse" if name else "no tables in"
+        read = f" (settings: {self.file})" if self.file else ""
+        return f"{what} {self.warehouse}: has the job run?{read}"
 
     @model_validator(mode="after")
     def _sources_distinct(self) -> Settings:
@@ -359,26 +297,34 @@ def load_settings(file: Path | None = None) -> Settings:
     """Reads the settings from a file and the environment.
 
     Args:
-        file: None: the one that DELAYLAKE_CONFIG names, else conf/delaylake.yaml.
+        file: None: the one that DELAYLAKE_CONFIG names, else conf/delaylake.yaml of the working folder, else the
+            program's own.
 
     Raises:
         SettingsError: the file is missing or no YAML, or a setting is unknown or wrong.
     """
-    path = file or Path(os.environ.get("DELAYLAKE_CONFIG") or DEFAULT_SETTINGS_FILE)
+    default = _WORKING_FOLDERS_FILE if _WORKING_FOLDERS_FILE.is_file() else DEFAULT_SETTINGS_FILE
+    path = file or Path(os.environ.get("DELAYLAKE_CONFIG") or default)
     if not path.is_file():
         raise SettingsError(f"no settings file at {path}: name one with --config or DELAYLAKE_CONFIG")
 
     class FromFile(Settings):
         model_config = SettingsConfigDict(yaml_file=path)
 
+    sections = [name for name, field in Settings.model_fields.items() if isinstance(field.default, Section)]
+    unknown = unknown_variables(_ENVIRONMENT_PREFIX, sections)
     try:
         if lines := repeated(path):
             raise SettingsError("\n".join(lines))
-        return FromFile()
+        settings = FromFile()
+        settings._file = path.absolute()
     except ValidationError as error:
-        raise SettingsError("\n".join(wrong_settings(error, path, _ENVIRONMENT_PREFIX))) from error
+        raise SettingsError("\n".join(unknown + wrong_settings(error, path, _ENVIRONMENT_PREFIX))) from error
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise SettingsError(f"{path}: {one_line(error)}") from error
+    if unknown:
+        raise SettingsError("\n".join(unknown))
+    return settings
 
 
 def is_object_storage(uri: str) -> bool:

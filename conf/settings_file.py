@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import yaml
@@ -35,6 +36,25 @@ def repeated(path: Path) -> list[str]:
                 look(item, f"{name}.{i}")
 
     look(yaml.compose(path.read_text()), "")
+    return lines
+
+
+def unknown_variables(prefix: str, sections: Collection[str]) -> list[str]:
+    """Returns a line for each environment variable of a setting whose section there is none of.
+
+    Those that only begin like settings, such as DELAYLAKE_CACHE, are something else's.
+
+    Args:
+        prefix: of the environment variables that are settings.
+        sections: the names of all sections.
+    """
+    lines = []
+    for variable, value in sorted(os.environ.items()):
+        section, separator, name = variable.lower().removeprefix(prefix.lower()).partition("__")
+        if variable.upper().startswith(prefix) and separator and section not in (*sections, "routes"):
+            setting = f"{section}.{name.replace('__', '.')}"
+            shown = "" if is_secret(setting) else f" = {value!r}"
+            lines.append(f"{variable}: {setting}{shown}: no such setting")
     return lines
 
 

@@ -32,8 +32,8 @@ def _day(value: Any) -> Any:
 
 
 def _time_of_day(value: Any) -> str:
-    # YAML reads 22:30 without quotes as a number of base 60.
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MINUTES_A_DAY:
+    # YAML reads 22:30 without quotes as a number of base 60. Less than 60 is an hour alone, as 8, and no 00:08.
+    if isinstance(value, int) and not isinstance(value, bool) and (value == 0 or 60 <= value <= MINUTES_A_DAY):
         value = f"{value // 60:02}:{value % 60:02}"
     if not isinstance(value, str) or not _TIME.fullmatch(value) or minutes(value) > MINUTES_A_DAY:
         raise ValueError("must be a time of day, HH:MM, from 00:00 to 24:00")
@@ -59,7 +59,8 @@ class Rate(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    messages_per_second: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+    # At least about one a day: the places of a queue are to be times that there are.
+    messages_per_second: Annotated[float, Field(ge=1e-5, le=1_000_000, allow_inf_nan=False)]
     burst: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None  # None: what comes in a second, at least 1
     per: Literal["subscription", "key"] = "subscription"
 

@@ -21,8 +21,8 @@ from playwright.sync_api import Browser, Page, ViewportSize
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.browser import chromium
-from tests.harness import Api, Job, now
+from tests.support.browser import chromium, wait_until_loaded
+from tests.support.harness import Api, Job, now
 
 ORDERS, REMINDERS, REPORTS = (f"persistent://shop/web/{name}" for name in ("orders", "reminders", "reports"))
 ROUTES: list[dict[str, Any]] = [
@@ -124,6 +124,7 @@ def pages(moved: str, failed: str) -> dict[str, str]:
         "message": f"/ui/message?topic={ORDERS}&id={moved}",
         "retried": f"/ui/message?topic={ORDERS}&id={failed}",
         "recurring": f"/ui/recurring?topic={REPORTS}",
+        "retries": f"/ui/retries?topic={ORDERS}",
         "control": "/ui/control",
         "storage": "/ui/storage",
         "settings": "/ui/settings",
@@ -136,7 +137,8 @@ def picture(browser: Browser, url: str, width: int, scheme: Scheme, file: Path, 
     """Writes a picture of a page: of a wide one its first 900 pixels, of a narrow one also what is scrolled to."""
     page = browser.new_page(viewport=ViewportSize(width=width, height=900), color_scheme=scheme)
     page.goto(url)
-    page.wait_for_timeout(2_500)
+    wait_until_loaded(page)
+    page.wait_for_timeout(500)  # what is drawn moves into its place
     if width < WIDTHS[0]:
         height = page.evaluate("document.documentElement.scrollHeight")
         page.set_viewport_size(ViewportSize(width=width, height=min(height, MOST_HIGH)))

@@ -85,8 +85,8 @@ def _main() -> None:
             process.ionice(psutil.IOPRIO_CLASS_IDLE)
     settings = Settings(**json.loads(sys.stdin.read()))
 
+    from warehouse.delta.tables import Tables
     from warehouse.maintenance.maintain import UnderWayError, maintain, needs_maintenance
-    from warehouse.tables import Tables
 
     merges_only = "--merges-only" in sys.argv
     if merges_only and not needs_maintenance(settings, Tables(settings.warehouse)):

@@ -12,23 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands import (
-    api,
-    audit,
-    backup,
-    demo,
-    maintain,
-    pending,
-    produce,
-    rebuild,
-    run,
-    schedules,
-    sql,
-    status,
-    topics,
-)
+from jobs.commands import api, demo, run, status
 from jobs.commands import broker as broker_commands
-from jobs.commands import import_ as importing
+from jobs.commands.messages import pending, produce, schedules, topics
+from jobs.commands.tables import audit, backup, maintain, rebuild, sql
+from jobs.commands.tables import import_ as importing
 from jobs.logs import LogFormat
 from jobs.options import GlobalOptions, global_options
 
@@ -85,7 +73,10 @@ def _globals(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error.")] = False,
     admin_url: Annotated[
         str | None,
-        typer.Option(help="The admin API that `topics` uses, instead of the control topic.", show_default=False),
+        typer.Option(
+            help="The admin API that `topics`, `pending` and `schedules` use, instead of control topic and tables.",
+            show_default=False,
+        ),
     ] = None,
     log_format: Annotated[
         LogFormat | None,

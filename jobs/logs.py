@@ -7,6 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 
 
 class LogFormat(StrEnum):
@@ -27,6 +28,13 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)
         return json.dumps(values)
+
+
+def name_settings(file: Path | None) -> None:
+    """Logs which settings file the program has read, whatever the lowest level is that is logged."""
+    log = logging.getLogger("delaylake")
+    log.setLevel(logging.INFO)
+    log.info("settings: %s", file)
 
 
 def configure(level: int, form: LogFormat) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from admin.control.rest_client import RestClient
     from conf.settings import Settings
-    from warehouse.engine import Engine
+    from warehouse.delta.engine import Engine
 
 
 class Output(StrEnum):
@@ -98,7 +98,7 @@ def engine_of(settings: Settings, chosen: EngineName | None) -> AbstractContextM
     """Returns the engine that was chosen; None: Spark for large work where the settings have a cluster."""
     from contextlib import nullcontext
 
-    from warehouse.engine import LOCAL
+    from warehouse.delta.engine import LOCAL
 
     if chosen is EngineName.LOCAL or (chosen is None and settings.spark.master.startswith("local")):
         return nullcontext(LOCAL)

@@ -15,16 +15,16 @@ from filelock import Timeout
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
-from recovery.another_broker import move
-from recovery.rebuild import last_entries, rebuild
-from recovery.rewind import check_alone, check_broker, rewind
+from recovery.rebuild.rebuild import last_entries, rebuild
+from recovery.restore.another_broker import move
+from recovery.restore.rewind import check_alone, check_broker, rewind
 from status.job_status import STALE_MILLIS, read_status
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from warehouse.backup.marker import read_marker, remove_marker
 from warehouse.backup.restoring import restore
+from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.maintain import lock
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import OnProgress, Tables, exists
 
 # Checkpoints that were moved aside, by their times, and how many of them stay.
 _OLD = "query.[0-9]*"

@@ -87,7 +87,7 @@ class Lateness:
         return Lateness(counts.tolist(), self.sum_millis + int(millis.sum()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """A job at one time. Times are ms since the epoch; totals are since it started."""
 

@@ -12,7 +12,8 @@ from pyspark.daemon import manager
 
 import streaming.entry_points
 import streaming.operator.processor
-import streaming.release.sender
+import streaming.release.task.can_write
+import streaming.release.task.sender
 import streaming.source.reader  # noqa: F401
 from streaming.spark_imports import import_without_pandas
 

@@ -40,9 +40,9 @@ _last_client: list[StatefulProcessorApiClient] = []
 
 
 def _leave_open(client: StatefulProcessorApiClient) -> None:
-    """Leaves it to Spark to end a task's connection to the state: Spark never closes its side of one that has ended.
+    """Keeps the task's end of the state connection open: Spark closes its own end only while it waits on it.
 
-    It closes one on which it waits for more when the task is done. Each would cost the JVM a descriptor for good.
+    Else the JVM leaks a descriptor.
     """
     tell = client.set_handle_state
 

@@ -9,15 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.schema import ANSWER, REPEAT
-from tracker.messages import Int64Array, has_keys, int64, is_among, pack, where
+from tracker.messages import Int64Array, has_keys, int64, is_among, where
+from tracker.packing import pack
 from tracker.sharding import shard_of, shards_of
 
 
 class InputKind:
     """Values of the column `kind` of the operator's input, which say what a row's `body` is.
 
-    The values REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING, _KEYS and _OCCURRENCES are names of files in prepared
-    states, too.
+    The values REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING, _KEYS, _OCCURRENCES and _OUTCOMES are names of files in
+    prepared states, too.
     """
 
     TICK = "tick"  # body: the offset as JSON
@@ -39,6 +40,7 @@ class InputKind:
     REBUILT_WAITING = "rebuilt_waiting"
     REBUILT_KEYS = "rebuilt_keys"
     REBUILT_OCCURRENCES = "rebuilt_occurrences"
+    REBUILT_OUTCOMES = "rebuilt_outcomes"  # to be published (again)
 
 
 # The same columns as `streaming.operator.schemas.INPUT_SCHEMA`.

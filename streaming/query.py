@@ -25,12 +25,12 @@ from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator_input import shard_keys
+from streaming.release.driver.releaser import Releaser
 from streaming.release.feedback import FeedbackFile
-from streaming.release.releaser import Releaser
 from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import begin, check_broker, check_sent, wait_for_broker
-from warehouse.tables import Tables
+from warehouse.delta.tables import Tables
 
 _log = logging.getLogger(__name__)
 

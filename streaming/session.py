@@ -20,10 +20,12 @@ from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from broker.class_archive import archive_options, discard_archive, make_archive
-from broker.jars import cache_folder
+from broker.jvm.class_archive import archive_options, discard_archive, make_archive
+from broker.jvm.jars import cache_folder
 from conf.settings import Settings
 from streaming.spark_imports import import_without_pandas
+
+__all__ = ["SparkSession"]  # the type, for those that import no PySpark
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +156,7 @@ def archive_classes(spark: SparkSession) -> None:
 
 
 def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:
-    """Returns the options by which Spark's JVM uses the archive of its classes, see `broker.class_archive`."""
+    """Returns the options by which Spark's JVM uses the archive of its classes, see `broker.jvm.class_archive`."""
     folder = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(folder) / "bin")) if folder else shutil.which("java")
     if java is None:

@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.pandas.types import from_arrow_type
 
-from broker.jars import jars
+from broker.jvm.jars import jars
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage
 from streaming.session import create_session
-from warehouse.engine import LOCAL, Engine, Queries
+from warehouse.delta.engine import LOCAL, Engine, Queries
 from warehouse.schemas import SCHEMAS
 
 _log = logging.getLogger(__name__)

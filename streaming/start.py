@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import pulsar
 from deltalake.exceptions import DeltaError
 
-from broker.admin_rest import AdminClient
 from broker.client import PulsarError, connect
-from broker.new_cluster import check_topics
+from broker.clusters.new_cluster import check_topics
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from status.troubles import NO_BROKER, Troubles
@@ -21,11 +21,11 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
 from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import last_published
-from tracker.dead_letters import dead_letters_of
+from tracker.dead_letter_targets import dead_letters_of
 from warehouse.backup.marker import read_marker
-from warehouse.known_routes import known_routes
+from warehouse.delta.tables import Tables
+from warehouse.routes.known_routes import known_routes
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 

@@ -60,7 +60,8 @@ class _Ticks(SourceReader):
         return [Parts([(key, InputKind.TICK, json.dumps(end).encode()) for key in self._shard_keys])]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Parts)
+        if not isinstance(partition, Parts):
+            raise TypeError(f"a part of another source: {type(partition).__name__}")
         return to_batches(partition.rows)
 
     def commit(self, end: dict[str, Any]) -> None:

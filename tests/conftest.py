@@ -22,7 +22,7 @@ from broker import standalone
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from jobs import cli
-from tests.examples import load_profile
+from tests.support.examples import load_profile
 
 if TYPE_CHECKING:
     import pulsar
@@ -88,6 +88,38 @@ SLOWEST = (
     "test_sender",
 )
 
+# Files whose tests `make test` leaves to `make test-long`, beside single tests with this marker: several starts and
+# crashes of a job for one feature each, other systems, and the dashboard in a browser.
+LONG = frozenset(
+    {
+        "test_backup",
+        "test_clients",
+        "test_commands_of_docs",
+        "test_dashboard",
+        "test_dashboard_pages",
+        "test_disaster_drill",
+        "test_engines",
+        "test_faults",
+        "test_fencing",
+        "test_fuzz",
+        "test_importing",
+        "test_key_order",
+        "test_moves",
+        "test_not_seen",
+        "test_other_systems",
+        "test_pending",
+        "test_recurring",
+        "test_retries",
+        "test_schedule_keys",
+        "test_sealed_buckets",
+        "test_settings_edits",
+        "test_shaping",
+        "test_standby",
+        "test_unwritable",
+        "test_what_arrives",
+    }
+)
+
 
 def pytest_configure() -> None:
     """Gives each worker ports of its own: a broker binds those that it has chosen some seconds later."""
@@ -97,21 +129,32 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the slowest files first, so that workers end together, and says which warnings fail a test, by its folder.
+    """Puts the slowest files first, so that workers end together, and marks tests that are long.
+
+    Says also which warnings fail a test, by its folder.
 
     What is left behind, such as a process, shows when it is collected, in whatever test that is: so it fails a test
     only where no others run in the same process.
     """
-    slowest = {TESTS / f"{folder}/{name}.py": i for folder in SLOW_FOLDERS for i, name in enumerate(SLOWEST)}
-    items.sort(key=lambda item: slowest.get(item.path, len(slowest)))
-    folders = [item.path.relative_to(TESTS).parts[0] for item in items]
+    slowest = {name: i for i, name in enumerate(SLOWEST)}
+    items.sort(
+        key=lambda item: slowest.get(item.path.stem, len(slowest)) if _folder(item) in SLOW_FOLDERS else len(slowest)
+    )
+    folders = [_folder(item) for item in items]
     are_alone = all(folder in STRICT_FOLDERS for folder in folders)
     for item, folder in zip(items, folders, strict=True):
+        if folder in SLOW_FOLDERS and item.path.stem in LONG:
+            item.add_marker(pytest.mark.long)
         if folder not in STRICT_FOLDERS:
             item.add_marker(pytest.mark.filterwarnings("default::Warning"))
         elif are_alone:
             for warning in LEFT_BEHIND:
                 item.add_marker(pytest.mark.filterwarnings(f"error::{warning}"))
+
+
+def _folder(item: pytest.Item) -> str:
+    """Returns the folder of tests/ that a test is in, however far below."""
+    return item.path.relative_to(TESTS).parts[0]
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import MESSAGES, BoolArray, concat, int64, pack, unpack, where
+from tracker.messages import MESSAGES, BoolArray, concat, int64, where
+from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
 
 _TABLE = "entries"
@@ -18,7 +19,15 @@ ENTRY_COLUMNS = [
     *("topic", "partition", "ledger_id", "entry_id", "first_index", "batch_size", "publish_time"),
     "producer_name",  # by which an entry is known where another broker has it, under another id
 ]
-EMPTY_ENTRIES = MESSAGES.empty_table().select(ENTRY_COLUMNS)
+ENTRIES = pa.schema(
+    [
+        *(MESSAGES.field(name) for name in ENTRY_COLUMNS),
+        # When the first and the last of its messages are due; the last is null where that is the same.
+        ("first_due", pa.int64()),
+        ("last_due", pa.int64()),
+    ]
+)
+EMPTY_ENTRIES = ENTRIES.empty_table()
 
 _KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at", "schedule_key"]
 KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
@@ -26,6 +35,29 @@ KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
 
 def _all_home(rows: pa.Table) -> BoolArray:
     return np.ones(rows.num_rows, np.bool_)
+
+
+def entries_of(messages: pa.Table) -> pa.Table:
+    """Returns the entries of messages, a row each, as ENTRIES, in the order of their first messages.
+
+    Args:
+        messages: with the columns ENTRY_COLUMNS, batch_index and deliver_at: all of each entry.
+    """
+    entries = where(messages, int64(messages, "batch_index") <= 0).select(ENTRY_COLUMNS)
+    if not entries.num_rows:
+        return EMPTY_ENTRIES
+    ledger, entry, due = (int64(messages, name) for name in ("ledger_id", "entry_id", "deliver_at"))
+    order = np.lexsort((entry, ledger))
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (np.diff(ledger[order]) != 0) | (np.diff(entry[order]) != 0)
+    starts = np.flatnonzero(is_new)
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(is_new) - 1
+    of_entry = group[int64(messages, "batch_index") <= 0]
+    first = np.minimum.reduceat(due[order], starts)[of_entry]
+    last = np.maximum.reduceat(due[order], starts)[of_entry]
+    entries = entries.append_column("first_due", pa.array(first))
+    return entries.append_column("last_due", pa.array(last, mask=last == first))
 
 
 class EntryLog:
@@ -60,7 +92,7 @@ class EntryLog:
         self._chunks[seal_epoch] = chunk + 1
 
     def all(self) -> pa.Table:
-        """Returns the messages that are not durable yet: the columns ENTRY_COLUMNS and more, as KEPT_SCHEMA."""
+        """Returns the messages that are not durable yet: with the columns of KEPT_SCHEMA."""
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, KEPT_SCHEMA)
 
@@ -68,7 +100,7 @@ class EntryLog:
         """Removes the messages of a seal epoch and of earlier ones.
 
         Returns:
-            their entries, a row each, with the columns ENTRY_COLUMNS.
+            their entries, a row each, as ENTRIES.
         """
         taken = []
         for past in sorted(t for t in self._chunks if t <= seal_epoch):
@@ -78,8 +110,7 @@ class EntryLog:
         if not taken:
             return EMPTY_ENTRIES
         rows = concat(taken, KEPT_SCHEMA)
-        is_first = (int64(rows, "batch_index") <= 0) & self._is_home(rows)
-        return where(rows, is_first).select(ENTRY_COLUMNS)
+        return entries_of(where(rows, self._is_home(rows)))
 
     def save(self) -> None:
         """Writes what is not in the store yet."""

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracker.dead_letters import dead_letters_of
-from tracker.messages import MESSAGES, attempts_of, concat, int64, is_rejected, pack, unpack, where, with_columns
+from tracker.dead_letter_targets import dead_letters_of
+from tracker.messages import MESSAGES, attempts_of, concat, int64, is_rejected, where, with_columns
+from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent

@@ -1,4 +1,4 @@
-"""A table of messages: the columns that every part of the service passes on, and their packed form."""
+"""A table of messages: the columns that every part of the service passes on."""
 
 from __future__ import annotations
 
@@ -65,35 +65,9 @@ ORDER = [
     ("batch_index", "ascending"),
 ]
 
-# Compressing pays for itself only where there is something to compress; threads never do at these sizes.
-_COMPRESSED_FROM_BYTES = 32_768
-_SMALL = pa.ipc.IpcWriteOptions(use_threads=False)
-_LARGE = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_READ = pa.ipc.IpcReadOptions(use_threads=False)
-
 # By the schema's id, which stays its own as long as it is here. Some callers give schemas that they make.
 _EMPTY_TABLES: dict[int, tuple[pa.Schema, pa.Table]] = {}
 _MOST_EMPTY_TABLES = 100
-
-
-def pack(rows: pa.Table) -> bytes:
-    """Packs a table as bytes: an Arrow IPC stream of one record batch, LZ4 compressed from 32 KiB on.
-
-    The chunks of a table are joined first: a record batch for each would take ten times as long to write and to read.
-    """
-    rows = rows.combine_chunks()
-    options = _LARGE if rows.nbytes >= _COMPRESSED_FROM_BYTES else _SMALL
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_table(rows)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def unpack(data: bytes) -> pa.Table:
-    """Unpacks the bytes that `pack` made of a table."""
-    with pa.ipc.open_stream(data, options=_READ) as reader:
-        return reader.read_all()
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table:
@@ -154,10 +128,16 @@ def are_recurring(rows: pa.Table) -> BoolArray:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """Sorts MESSAGES in the order of delivery; each column becomes one contiguous chunk.
+    """Sorts rows in the order of delivery.
 
     The order is by deliver_at, then was_due (where null, deliver_at), then sequence (where null, 0), then ledger_id,
     entry_id and batch_index.
+
+    Args:
+        rows: as MESSAGES; `was_due` may be missing.
+
+    Returns:
+        the same rows; of two or more each column is one contiguous chunk.
     """
     if rows.num_rows < 2:
         return rows
@@ -187,10 +167,19 @@ def _is_ascending(keys: list[Int64Array]) -> bool:
 
 
 def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
-    """Filters rows by a bool array, (rows,)."""
+    """Filters rows.
+
+    Args:
+        rows: of any schema.
+        mask: bool, (rows,): the row stays.
+
+    Returns:
+        the rows that stay, in their order; `rows` itself where all do.
+    """
     if mask.all():
         return rows
-    return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
+    # A slice without rows would keep all of them in memory.
+    return rows.filter(pa.array(mask)) if mask.any() else rows.schema.empty_table()
 
 
 def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
@@ -247,7 +236,18 @@ def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray
 
 
 def as_int64(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Selects columns of integers and casts them to int64."""
+    """Selects columns of integers and casts them to int64.
+
+    Args:
+        rows: with these columns.
+        columns: their names.
+
+    Returns:
+        a table of these columns alone, (rows, columns); nulls stay null.
+
+    Raises:
+        pa.ArrowInvalid: a value of an unsigned column is above the largest int64.
+    """
     return pa.table({column: rows[column].cast(pa.int64()) for column in columns})
 
 
@@ -276,7 +276,18 @@ def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> 
 
 
 def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
-    """The rows with other values in some columns."""
+    """Replaces the values of some columns.
+
+    Args:
+        rows: of any schema.
+        columns: by name of a column of `rows` its new values, (rows,), of the column's type.
+
+    Returns:
+        a table with the same schema; the other columns are not copied.
+
+    Raises:
+        pa.ArrowInvalid: values are of another type or number.
+    """
     for name, values in columns.items():
         i = rows.schema.get_field_index(name)
         rows = rows.set_column(i, rows.schema.field(i), values)

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.cancelled import Compression
 from tracker.commands.control import Control
-from tracker.commands.giving_up import GivingUp
+from tracker.commands.holding.giving_up import GivingUp
+from tracker.commands.holding.pace import PACE_MILLIS, PACE_ROWS
+from tracker.commands.message_state.cancelled import Compression
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, held
+from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.moment import Moment
-from tracker.commands.moves import HELD_DELIVER_AT, held
-from tracker.commands.pace import PACE_MILLIS, PACE_ROWS
-from tracker.commands.rebuilt import Rebuilt
 from tracker.commands.retries import take_sent_back
 from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PAST
 from tracker.entry_log import KEPT_SCHEMA, EntryLog
@@ -45,7 +45,7 @@ from tracker.shaping.spans import first_due
 from tracker.sharding import Place
 from tracker.stages.named_messages import Named, NamedMessages
 from tracker.stages.releasing import Releasing
-from tracker.stages.step import Step
+from tracker.stages.tick_in_progress import TickInProgress
 from tracker.stages.unwritable import held_back, open_releases, sent_rejects
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
@@ -102,7 +102,7 @@ class Shard:
         self._min_index_count = min_index_count_per_bucket
         self._tracker = DelayedDeliveryTracker(store)
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
-        self._keys = Superseding(store, self._control, key_idle_millis)
+        self._keys = Superseding(store, self._control, self._subscriptions, key_idle_millis)
         self._in_flight = InFlight(store)
         self._shaper = Shaper(store, self._subscriptions, self._control.operations, place)
         self._releasing = Releasing(self._subscriptions, self._tracker, self._control, self._shaper, self._in_flight)
@@ -121,12 +121,13 @@ class Shard:
 
         Raises:
             ValueError: an entry id is negative or beyond 2^32 - 1.
-            StateLost: the store lacks a value that an earlier tick put there.
-            SequencesExhausted: the tick has more commands and moves than there are sequences.
+            StateLostError: the store lacks a value that an earlier tick put there.
+            SequencesExhaustedError: the tick has more commands and moves than there are sequences.
         """
         last = self._last()
         step = self._begin(tick, tick_input, last)
         kept_open = self._confirm_releases(step)
+        self._shaper.begin(step.moment, tick.confirmed)
         if tick.run_id != last.run_id:
             self._release_again(step)
         if tick_input.rebuilt is not None:
@@ -152,7 +153,7 @@ class Shard:
         self._save(tick)
         return effects
 
-    def _begin(self, tick: Tick, tick_input: TickInput, last: _Last) -> Step:
+    def _begin(self, tick: Tick, tick_input: TickInput, last: _Last) -> TickInProgress:
         released = last.cutoff if tick_input.rebuilt is None else tick_input.rebuilt.released
         moment = Moment(tick.tick, tick.now, released, tick.ingested_through)
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
@@ -161,7 +162,7 @@ class Shard:
         unwritable = held_back(tick.unwritable, self._names)
         self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
         self._keys.begin(tick_input.find_keyed, self._tracker.load_horizon)
-        return Step(
+        return TickInProgress(
             tick=tick,
             input=tick_input,
             moment=moment,
@@ -170,7 +171,7 @@ class Shard:
             commands=tick_input.commands,
         )
 
-    def _confirm_releases(self, step: Step) -> pa.Table:
+    def _confirm_releases(self, step: TickInProgress) -> pa.Table:
         """Forgets what has arrived, and gives up what is not to be sent any more.
 
         Returns:
@@ -184,20 +185,20 @@ class Shard:
         step.given_up.append(step.giving_up.take(rows, int64(rows, "subscription_mask"), next_sequence)[0])
         return kept_open
 
-    def _release_again(self, step: Step) -> None:
+    def _release_again(self, step: TickInProgress) -> None:
         """Hands out again, in the first tick of a run, all that is in flight."""
         step.effects.releases += self._in_flight.all()
         if self._shaper:
             self._shaper.begin_again(first_due(step.effects.releases), step.moment)
 
-    def _rebuild(self, step: Step, rebuilt: Rebuilt) -> None:
+    def _rebuild(self, step: TickInProgress, rebuilt: Rebuilt) -> None:
         self._tracker.rebuild(rebuilt.sealed)
         self._control.rebuild(rebuilt, step.tick.now)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
         self._control.release_held(held(step.input.payload_rows), step.moment)
 
-    def _take_messages(self, step: Step) -> _Taken:
+    def _take_messages(self, step: TickInProgress) -> _Taken:
         """Decides which of the messages that came in are new, and applies the commands that waited for them."""
         sent_back = take_sent_back(step.input.messages, self._subscriptions, step.tick.now)
         messages = sent_back.messages
@@ -225,7 +226,7 @@ class Shard:
         noted = _past_where(rejected, messages).select(KEPT_SCHEMA.names)
         return _Taken(new, concat([noted, step.input.notes], KEPT_SCHEMA), arrived)
 
-    def _find_named(self, step: Step, taken: _Taken) -> Named:
+    def _find_named(self, step: TickInProgress, taken: _Taken) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""
         by_key = empty_table(KNOWN)
         if has_keys(step.commands):
@@ -235,12 +236,12 @@ class Shard:
             self._keys.name(where(named.known, self._place.has(named.known)), step.moment)
         return named
 
-    def _add_messages(self, step: Step, taken: _Taken) -> pa.Table:
+    def _add_messages(self, step: TickInProgress, taken: _Taken) -> pa.Table:
         """Adds what came in to state; returns, as MESSAGES, what is due already."""
         self._entries.add(taken.noted, step.tick.seal_epoch if step.ends_seal_epoch else step.tick.seal_epoch + 1)
         return self._tracker.add_messages(taken.new, step.tick.cutoff)
 
-    def _apply_commands(self, step: Step, taken: _Taken, named: Named) -> None:
+    def _apply_commands(self, step: TickInProgress, taken: _Taken, named: Named) -> None:
         given = step.input
         resumes = not all(change.is_paused for change in given.pause_changes)
         step.outcomes.append(
@@ -250,15 +251,15 @@ class Shard:
                 named.known,
                 named.is_new,
                 step.moment,
-                self._named.payload_rows(step.commands, taken.new, named.known, given.payload_rows),
-                given.pause_changes,
-                self._named.held(given) if resumes else empty_table(MESSAGES),
-                given.first_answers,
-                taken.arrived,
+                payload_rows=self._named.payload_rows(step.commands, taken.new, named.known, given.payload_rows),
+                pause_changes=given.pause_changes,
+                held=self._named.held(given) if resumes else empty_table(MESSAGES),
+                first_answers=given.first_answers,
+                arrived=taken.arrived,
             )
         )
 
-    def _seal_and_load(self, step: Step, kept_open: pa.Table) -> pa.Table:
+    def _seal_and_load(self, step: TickInProgress, kept_open: pa.Table) -> pa.Table:
         """Adds what has been moved, seals the mutable bucket when it is time to, and loads the segment.
 
         Args:
@@ -283,7 +284,7 @@ class Shard:
             self._keys.load(step.input.segment, step.moment)
         return moved
 
-    def _release(self, step: Step, short_notice: pa.Table, moved: pa.Table) -> None:
+    def _release(self, step: TickInProgress, short_notice: pa.Table, moved: pa.Table) -> None:
         """Releases what is due.
 
         Args:
@@ -316,8 +317,8 @@ class Shard:
         times = tick.now + np.arange(rejects.num_rows) // PACE_ROWS * PACE_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
-    def _seal_moved_on(self, step: Step) -> None:
-        """Adds what the release has moved on, and seals it where no one comes again to tell of it."""
+    def _seal_moved_on(self, step: TickInProgress) -> None:
+        """Adds moved rows, and seals those that no later input would bring again."""
         tick, effects = step.tick, step.effects
         moved = self._control.take_moves()
         near = self._tracker.near(moved, tick.cutoff)
@@ -327,7 +328,7 @@ class Shard:
             effects.bucket = concat([effects.bucket, others, near])
             effects.cancels = concat([effects.cancels, self._control.take_cancels()], CANCEL_ROWS)
 
-    def _forget_past(self, step: Step) -> None:
+    def _forget_past(self, step: TickInProgress) -> None:
         """Drops, at the end of a seal epoch, what is kept only until a time that is past."""
         # Only after due messages have been handed out: when the job stood still, they may be long past. What waits
         # for the next tick's places has not been.
@@ -338,7 +339,7 @@ class Shard:
         self._shaper.forget_past(step.tick.now)
         self._keys.sweep(step.moment, self._tracker.load_horizon)
 
-    def _effects(self, step: Step) -> Effects:
+    def _effects(self, step: TickInProgress) -> Effects:
         """Returns the tick's effects, when all else is done."""
         tick, given_up, effects = step.tick, step.given_up, step.effects
         effects.outcomes = concat([*step.outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import BoolArray, Int64Array, has_keys, int64
-from tracker.schedule_key import key_hash
+from tracker.properties.schedule_key import key_hash
 
 # Neighbours share a shard, so that a shard's index bits are runs; few enough that one busy topic spreads at once.
 ENTRIES_TOGETHER = 64

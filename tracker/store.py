@@ -25,7 +25,7 @@ class Store(Protocol):
         """Removes a key; nothing happens where it is not there."""
 
 
-class StateLost(DelayLakeError):
+class StateLostError(DelayLakeError):
     """A value that the tracker has put into its store is not there any more."""
 
 
@@ -33,11 +33,11 @@ def get_present(store: Store, table: str, key: Key) -> bytes:
     """Returns the value of a key that was put and has not been removed since.
 
     Raises:
-        StateLost: the store has no value for it.
+        StateLostError: the store has no value for it.
     """
     data = store.get(table, key)
     if data is None:
-        raise StateLost(f"the tracker's state has lost the value {key[0]}, {key[1]} of the table {table!r}")
+        raise StateLostError(f"the tracker's state has lost the value {key[0]}, {key[1]} of the table {table!r}")
     return data
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracker.commands.pace import Pace
-from tracker.commands.rebuilt import Rebuilt
-from tracker.commands.repeats import FirstAnswers, no_answers
+from tracker.commands.holding.pace import Pace
+from tracker.commands.message_state.rebuilt import Rebuilt
+from tracker.commands.requests.repeats import FirstAnswers, no_answers
 from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA
 from tracker.in_flight import Release

@@ -15,10 +15,10 @@ import _pulsar
 import pulsar
 import pyarrow as pa
 
-from broker.admin_rest import AdminClient
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError
+from warehouse.delta.tables import Tables, exists, literal
 from warehouse.schemas import MESSAGE_SCHEMAS as TABLE
-from warehouse.tables import Tables, exists, literal
 
 COLUMNS = pa.schema(
     [
@@ -131,7 +131,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
 _PLAIN = pulsar.schema.BytesSchema().schema_info()
 
 
-class UnknownSchema(DelayLakeError):
+class UnknownSchemaError(DelayLakeError):
     """A message's schema is not in the table `schemas`."""
 
 
@@ -155,14 +155,16 @@ class DestinationSchemas:
             the schema as the client has it; that of plain bytes, unregistered, where the client can't send its type.
 
         Raises:
-            UnknownSchema: the table `schemas` does not have it.
+            UnknownSchemaError: the table `schemas` does not have it.
             PulsarError: the broker does not answer, or the destination does not take it.
         """
         key = (destination, topic, version)
         if key not in self._infos:
             schema = read(self._warehouse, topic).get((topic, version))
             if schema is None:
-                raise UnknownSchema(f"{topic}: schema version {version_number(version)} is not in the table {TABLE}")
+                raise UnknownSchemaError(
+                    f"{topic}: schema version {version_number(version)} is not in the table {TABLE}"
+                )
             self._infos[key] = registered(self._admin, client, destination, schema)
         return self._infos[key]
 

@@ -72,7 +72,14 @@ GROUP BY topic, subscription, ledger_id, entry_id, batch_index
 """  # noqa: S608
 
 
-def join_commands(commands: str, row: str, on: str = "true", batch_index: str | None = None) -> str:
+def join_commands(
+    commands: str,
+    row: str,
+    on: str = "true",
+    batch_index: str | None = None,
+    has_one: bool = True,
+    has_whole: bool = True,
+) -> str:
     """SQL that joins a row with the commands for its message (as `one`) and for its whole entry (as `whole`).
 
     The conditions that `last`, `is_cancelled` and `is_moved_on` make need both.
@@ -83,12 +90,15 @@ def join_commands(commands: str, row: str, on: str = "true", batch_index: str | 
         row: the alias of a table with ledger_id and entry_id.
         on: a further condition, in which `{of}` stands for `one` or `whole`.
         batch_index: SQL for the number of the row's message in its entry, from 0; None: that of the row's batch_index.
+        has_one: whether there are commands for single messages; False: none are looked for, which is quicker.
+        has_whole: the same of commands for whole entries.
     """
     message = batch_index or f"greatest({row}.batch_index, 0)"
     entry = f"{{of}}.ledger_id = {row}.ledger_id AND {{of}}.entry_id = {row}.entry_id AND {on}"
-    whole = f"(SELECT * FROM {commands} WHERE batch_index = -1)"  # noqa: S608
+    one = commands if has_one else f"(SELECT * FROM {commands} WHERE false)"  # noqa: S608
+    whole = f"(SELECT * FROM {commands} WHERE {'batch_index = -1' if has_whole else 'false'})"  # noqa: S608
     return (
-        f"LEFT JOIN {commands} AS one ON {entry.format(of='one')} AND one.batch_index = {message} "
+        f"LEFT JOIN {one} AS one ON {entry.format(of='one')} AND one.batch_index = {message} "
         f"LEFT JOIN {whole} AS whole ON {entry.format(of='whole')}"
     )
 

@@ -19,11 +19,11 @@ from deltalake.transaction import AddAction
 
 from broker.position import ENTRY_BITS, Position
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64, where
+from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.message_schemas import version_bytes, version_number
 from warehouse.queries.index_rows import positions
 from warehouse.schemas import MESSAGE_SCHEMAS, MOVED_AT, PLACES, SCHEMAS
-from warehouse.tables import OnProgress, Tables, exists
 
 # Columns of `outcomes` with a position as text.
 _TEXTS = ("superseded_by", "retry_of")

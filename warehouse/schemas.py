@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tracker.entry_log import EMPTY_ENTRIES
+from tracker.entry_log import ENTRIES
 from tracker.messages import MESSAGES
 
 DELAYED_INDEX = pa.schema(
@@ -57,11 +57,11 @@ OUTCOMES = pa.schema(
         *_POSITION,
         ("result", pa.string()),
         ("reason", pa.string()),
-        # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT, PAUSE, RESUME; SENT_BACK or REDRIVE of a message that was
-        # sent back.
+        # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, PAUSE, RESUME; SENT_BACK
+        # or REDRIVE of a message that was sent back.
         ("operation", pa.string()),
-        # Of a RESCHEDULE or RETRY the new time; of what was sent back when it is due; of a CANCEL that waits the time
-        # that it names; of what is SUPERSEDED when the first message of its key was published.
+        # Of a RESCHEDULE, RETRY or RESUME_SCHEDULE the new time; of what was sent back when it is due; of a CANCEL that
+        # waits the time that it names; of what is SUPERSEDED when the first message of its key was published.
         ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
@@ -71,7 +71,7 @@ OUTCOMES = pa.schema(
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # of a SUPERSEDED message the position of the one that it yields to
         ("attempt", pa.int32()),  # of a RETRY that is applied, or SENT_BACK, its number, from 1
-        # Of a recurring message, the occurrence that was rescheduled, skipped or given up.
+        # Of a recurring message, the occurrence that was rescheduled, skipped, paused, resumed or given up.
         ("occurrence", pa.int64()),
         ("retry_of", pa.string()),  # of what was sent back, the position of the message that a consumer failed on
         ("command_hash", pa.int64()),  # of what the command said: another one under its request id has another one
@@ -134,7 +134,7 @@ EXPIRED = pa.schema(
     ]
 )
 
-# Since when a subscription is in the settings; see warehouse/tenure.py.
+# Since when a subscription is in the settings; see warehouse/routes/tenure.py.
 SUBSCRIPTION_CHANGES = pa.schema(
     [
         ("topic", pa.string()),
@@ -168,16 +168,19 @@ SCHEMAS = {
     "delayed_index": DELAYED_INDEX,
     "outcomes": OUTCOMES,
     "deliveries": DELIVERIES,
-    "entries": EMPTY_ENTRIES.schema,
+    "entries": ENTRIES,
     "rejects": REJECTS,
 }
 
 # The tables in which an overtaken process can commit nothing. What the others tell is true whoever writes it.
 FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES, "imported": IMPORTED}
 
+# There once something needs them, as MESSAGE_SCHEMAS.
+LATER = {"expired": EXPIRED, "subscription_changes": SUBSCRIPTION_CHANGES, "imported": IMPORTED, "refusals": REFUSALS}
+
 # Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
 STATISTICS = {
-    "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id",
+    "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id,operation,subscription,occurrence",
     "outcomes": "request_id,applied_at,ledger_id,entry_id",
     "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
     "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",

@@ -12,13 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.admin_rest import AdminClient, BrokerEntry, NotToldError
 from broker.client import NoAnswerError
-from broker.continuity import Gap, missing_ranges, positions_in
+from broker.entries.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position, SourceTopic
+from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.answers import BrokerEntry
 from status.troubles import NOT_SEEN_REASON
+from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import REJECTS
-from warehouse.tables import Tables, literal
 
 _MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
 _MAX_ROWS = 100_000  # of a gap; the last one stands for the rest

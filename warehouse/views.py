@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from conf.settings import Settings, local_path
 from status.job_status import read_status
 from status.troubles import NOT_SEEN_REASON
-from tracker.commands.giving_up import NOT_DELIVERED
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.holding.giving_up import NOT_DELIVERED
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from warehouse.delivery_key import attempt_sql
+from warehouse.delta.snapshot import query_builder, run_sql
+from warehouse.delta.tables import literal
 from warehouse.pending import (
     IS_CANCEL,
     LAST_COMMANDS,
@@ -22,10 +27,8 @@ from warehouse.pending import (
     is_moved_on,
     join_commands,
 )
-from warehouse.schemas import MESSAGE_SCHEMAS, SCHEMAS
-from warehouse.snapshot import query_builder, run_sql
-from warehouse.tables import exists, literal
-from warehouse.tenure import Tenures
+from warehouse.routes.tenure import Tenures
+from warehouse.schemas import LATER, MESSAGE_SCHEMAS, SCHEMAS
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
 
@@ -66,24 +69,25 @@ WHERE messages > 0
     # in the settings does not wait any more (`is_missed`).
     "unfinished": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
-       i.deliver_at >= {HELD_DELIVER_AT} AS is_held, i.key, i.properties, i.publish_time, i.producer_name, i.payload,
-       i.schedule_key, i.attempt, i.shaped_from, i.occurrence, i.sequence,
+       i.deliver_at = {HELD_DELIVER_AT} AS is_held, i.deliver_at >= {PAUSED_DELIVER_AT} AS is_paused,
+       i.key, i.properties, i.publish_time, i.producer_name, i.payload, i.schedule_key, i.attempt, i.shaped_from,
+       i.occurrence, i.sequence,
        {{missed}} AS is_missed
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic AND s.subscription = coalesce(i.subscription, s.subscription)
 LEFT ANTI JOIN deliveries AS d ON d.subscription = s.subscription AND d.ledger_id = i.ledger_id
     AND d.entry_id = i.entry_id AND d.batch_index = i.batch_index
-    AND coalesce(d.attempt, 0) = coalesce(i.attempt, 0) AND i.occurrence IS NULL
+    AND {attempt_sql("d")} = {attempt_sql("i")} AND i.occurrence IS NULL
 LEFT ANTI JOIN last_occurrences AS n ON n.subscription = s.subscription AND n.ledger_id = i.ledger_id
     AND n.entry_id = i.entry_id AND n.batch_index = i.batch_index AND n.occurrence >= i.occurrence
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
 """,  # noqa: S608
-    # What waits: a row for each message and subscription. A message that a pause holds back has no time (`is_held`).
-    # Of a recurring message it is the next `occurrence`.
+    # What waits: a row for each message and subscription. What is held back (`is_held`) or of a paused schedule
+    # (`is_paused`) has no time. Of a recurring message it is the next `occurrence`.
     "pending": """
-SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, is_held, key, properties,
-       publish_time, producer_name, payload, schedule_key, attempt, shaped_from, occurrence
+SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, is_held, is_paused, key,
+       properties, publish_time, producer_name, payload, schedule_key, attempt, shaped_from, occurrence
 FROM unfinished WHERE NOT is_missed
 """,
     # Recurring messages: a row for each subscription. The next occurrence has no row yet where it came to be the next,
@@ -91,7 +95,8 @@ FROM unfinished WHERE NOT is_missed
     # is none. One that was missed has ended the schedule.
     "schedules": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index,
-       CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_missed THEN 'ended' WHEN p.is_held THEN 'held'
+       CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_missed THEN 'ended'
+            WHEN p.is_paused THEN 'paused' WHEN p.is_held THEN 'held'
             WHEN p.occurrence IS NOT NULL THEN 'waiting'
             WHEN d.occurrence >= TRY_CAST(i.properties['repeatTimes'] AS BIGINT) THEN 'ended'
             WHEN d.done_at < {{last_batch}} - {NEXT_IS_THERE_MILLIS} THEN 'ended' ELSE 'waiting' END AS state,
@@ -101,7 +106,7 @@ SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_in
        coalesce(i.properties['misfire'], 'once') AS misfire, i.deliver_at AS first_at,
        coalesce(d.delivered, 0) AS delivered, d.occurrence AS last_occurrence, d.due AS last_at,
        CASE WHEN NOT p.is_missed THEN p.occurrence END AS next_occurrence,
-       CASE WHEN NOT p.is_missed AND NOT p.is_held THEN p.deliver_at END AS next_at,
+       CASE WHEN NOT p.is_missed AND NOT (p.is_held OR p.is_paused) THEN p.deliver_at END AS next_at,
        i.key, i.schedule_key, i.publish_time, i.producer_name, i.payload
 FROM delayed_index AS i
 JOIN subscriptions AS s ON s.topic = i.topic
@@ -119,31 +124,32 @@ WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL
 """,  # noqa: S608
     # What was delivered again, or is to be: a row for each retry of a message and subscription, and with attempt 0 for
     # each dead letter that was re-driven. `sent_at` is null where it was not delivered yet.
-    "attempts": """
+    "attempts": f"""
 SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.position, o.retry_of, o.attempt,
        o.reason, o.request_id, o.issued_by, o.issued_at, o.applied_at, o.deliver_at, d.sent_at, d.destination,
        d.destination LIKE '%-dlq' OR d.destination LIKE '%-dlq-partition-%' AS is_dead_letter
 FROM (
-    SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, position, coalesce(attempt, 0) AS attempt,
+    SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, position, {attempt_sql()} AS attempt,
            max(retry_of) AS retry_of, max(reason) AS reason, max(request_id) AS request_id,
            max(issued_by) AS issued_by, min(issued_at) AS issued_at, min(applied_at) AS applied_at,
            max(deliver_at) AS deliver_at
     FROM outcomes WHERE operation IN ('RETRY', 'SENT_BACK', 'REDRIVE') AND result = 'APPLIED'
-    GROUP BY topic, subscription, partition, ledger_id, entry_id, batch_index, position, coalesce(attempt, 0)
+    GROUP BY topic, subscription, partition, ledger_id, entry_id, batch_index, position, {attempt_sql()}
 ) AS o
 LEFT JOIN deliveries AS d ON d.topic = o.topic AND d.subscription = o.subscription AND d.ledger_id = o.ledger_id
-    AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND coalesce(d.attempt, 0) = o.attempt
-""",
+    AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND {attempt_sql("d")} = o.attempt
+""",  # noqa: S608
     # How many messages go out in each minute.
     "schedule": """
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(deliver_at)) AS minute, count(*) AS messages
-FROM pending WHERE NOT is_held GROUP BY topic, subscription, minute ORDER BY minute, topic, subscription
+FROM pending WHERE NOT (is_held OR is_paused) GROUP BY topic, subscription, minute ORDER BY minute, topic, subscription
 """,
     # The queues of subscriptions with a rate or windows: how many messages were put off, and when the last one goes.
     "shaped": """
 SELECT topic, subscription, count(*) AS messages, min(deliver_at) AS next_at, max(deliver_at) AS done_at,
        max(deliver_at - shaped_from) AS most_millis
-FROM pending WHERE shaped_from IS NOT NULL AND NOT is_held GROUP BY topic, subscription ORDER BY topic, subscription
+FROM pending WHERE shaped_from IS NOT NULL AND NOT (is_held OR is_paused)
+GROUP BY topic, subscription ORDER BY topic, subscription
 """,
     # How late messages went out, minute by minute, in ms; those on short notice have rows of their own.
     "lateness": """
@@ -211,8 +217,9 @@ class Warehouse:
         # `entries` first: what it has is in the other tables already, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
         tables = {name: _table(settings, name, as_of) for name in names}
-        if exists(settings.warehouse, MESSAGE_SCHEMAS):
-            tables[MESSAGE_SCHEMAS] = _table(settings, MESSAGE_SCHEMAS, as_of)
+        for name in (MESSAGE_SCHEMAS, *LATER):
+            with suppress(TableNotFoundError):
+                tables[name] = _table(settings, name, as_of)
         self._builder = query_builder(tables)
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)

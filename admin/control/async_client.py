@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from admin.control.requests import ControlError, ControlRequest, Outcome, Window
+from admin.control.requests import ControlError, ControlRequest, Outcome
+from admin.control.window import Window
 from conf.settings import Settings
 from tracker.wire.delaylake_pb2 import ControlOutcome
 
@@ -33,14 +34,14 @@ _GIVE_UP_SECONDS = 5.0
 
 
 # The outcomes of a caller's requests, or why there are none.
-_Coming = asyncio.Queue["ControlOutcome | ControlUnavailable"]
+_Coming = asyncio.Queue["ControlOutcome | ControlUnavailableError"]
 
 
-class ControlUnavailable(ControlError):
+class ControlUnavailableError(ControlError):
     """The broker can't be reached now. Commands that were sent before may be done."""
 
 
-class NoAnswer(ControlError):
+class NoOutcomeError(ControlError):
     """The job has not answered in time. It may still do what it was asked."""
 
 
@@ -88,8 +89,8 @@ class AsyncControlClient:
             timeout_seconds: for all of them together.
 
         Raises:
-            ControlUnavailable: the broker can't be reached.
-            NoAnswer: not everything was answered in time.
+            ControlUnavailableError: the broker can't be reached.
+            NoOutcomeError: not everything was answered in time.
         """
         deadline = self._loop.time() + timeout_seconds
         return [outcome async for outcome in self._exchange(requests, timeout_seconds, deadline)]
@@ -101,8 +102,8 @@ class AsyncControlClient:
             timeout_seconds: from one outcome to the next.
 
         Raises:
-            ControlUnavailable: the broker can't be reached.
-            NoAnswer: no outcome came in time.
+            ControlUnavailableError: the broker can't be reached.
+            NoOutcomeError: no outcome came in time.
         """
         return self._exchange(requests, timeout_seconds)
 
@@ -118,25 +119,33 @@ class AsyncControlClient:
                 while request := window.next():
                     producer = self._producer
                     if producer is None or not self.is_connected:
-                        raise ControlUnavailable(f"no connection to the broker: {self._trouble}")
+                        raise ControlUnavailableError(f"no connection to the broker: {self._trouble}")
                     self._waiting[request.request_id].append(coming)
                     producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
                     await asyncio.sleep(0)  # lets others run: a command of a thousand messages takes some ms to make
                 if not window.waiting:
                     return
-                async with asyncio.timeout_at(deadline or self._loop.time() + timeout_seconds):
-                    published = await coming.get()
-                if isinstance(published, ControlUnavailable):
+                until = deadline or self._loop.time() + timeout_seconds
+                try:
+                    async with asyncio.timeout_at(until - timeout_seconds / 2):
+                        published = await coming.get()
+                except TimeoutError:
+                    if (again := self._producer) is not None:
+                        for request in window.repeat():
+                            again.send_async(request.command.SerializeToString(), partial(self._sent, coming))
+                    async with asyncio.timeout_at(until):
+                        published = await coming.get()
+                if isinstance(published, ControlUnavailableError):
                     raise published
-                outcome = window.take(published)
+                outcomes = window.take(published)
                 if published.request_id not in window.waiting:
                     self._forget(published.request_id, coming)
-                if outcome is not None:
+                for outcome in outcomes:
                     yield outcome
         except pulsar.PulsarException as error:
-            raise ControlUnavailable(f"the broker did not take the command: {error}") from error
+            raise ControlUnavailableError(f"the broker did not take the command: {error}") from error
         except TimeoutError:
-            raise NoAnswer(window.no_answer(timeout_seconds)) from None
+            raise NoOutcomeError(window.no_answer(timeout_seconds)) from None
         finally:
             for request_id in window.waiting:
                 self._forget(request_id, coming)
@@ -145,7 +154,7 @@ class AsyncControlClient:
         """Called by the client's own thread; an exception here would hang the process."""
         with contextlib.suppress(Exception):
             if result.name != "Ok":
-                failure = ControlUnavailable(f"the broker did not take the command: {result.name}")
+                failure = ControlUnavailableError(f"the broker did not take the command: {result.name}")
                 self._loop.call_soon_threadsafe(coming.put_nowait, failure)
 
     def _take(self, data: bytes) -> None:
@@ -197,7 +206,7 @@ class AsyncControlClient:
                 if self.is_connected:
                     connected_at = time.monotonic()
                 elif time.monotonic() - connected_at > _GIVE_UP_SECONDS:
-                    raise ControlUnavailable("the broker is away")
+                    raise ControlUnavailableError("the broker is away")
         finally:
             self._client = self._reader = self._producer = None
             client.close()

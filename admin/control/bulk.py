@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from admin.control.requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, RequestFactory
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.pending_rows import WAITS
 from warehouse.queries.waiting import Pending

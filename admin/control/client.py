@@ -14,10 +14,10 @@ from admin.control.requests import (
     ControlRequest,
     Outcome,
     RequestFactory,
-    Window,
 )
+from admin.control.window import Window
 from broker.client import FIRST_SEQUENCE_ID, connect
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.wire.delaylake_pb2 import ControlOutcome
 
@@ -135,6 +135,22 @@ class ControlClient:
         """
         return self._send(self._factory(topic, subscriptions).skip_next(messages), timeout_seconds)
 
+    def pause_schedules(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        subscriptions: Sequence[str],
+        is_paused: bool,
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Pauses recurring messages, or resumes them (`is_paused` is False); yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        made = self._factory(topic, subscriptions).pause_schedules(messages, is_paused)
+        return self._send(made, timeout_seconds)
+
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
@@ -215,15 +231,23 @@ class ControlClient:
                 deadline = time.monotonic() + timeout_seconds
             if not window.waiting:
                 return
-            left = int((deadline - time.monotonic()) * 1000)
             try:
-                if left <= 0:
-                    raise pulsar.Timeout
-                published = ControlOutcome.FromString(self._outcomes.read_next(left).data())
+                try:
+                    published = self._next_outcome(deadline - timeout_seconds / 2)
+                except pulsar.Timeout:
+                    for request in window.repeat():
+                        self._producer.send_async(request.command.SerializeToString(), None)
+                    published = self._next_outcome(deadline)
             except pulsar.Timeout:
                 raise ControlError(window.no_answer(timeout_seconds)) from None
             # Others may have commands of their own.
             if published.request_id in window.waiting:
-                if outcome := window.take(published):
-                    yield outcome
+                yield from window.take(published)
                 deadline = time.monotonic() + timeout_seconds
+
+    def _next_outcome(self, deadline: float) -> ControlOutcome:
+        """Returns the next outcome of anybody's commands; raises pulsar.Timeout at a time of the monotonic clock."""
+        left = int((deadline - time.monotonic()) * 1000)
+        if left <= 0:
+            raise pulsar.Timeout
+        return ControlOutcome.FromString(self._outcomes.read_next(left).data())

@@ -11,20 +11,18 @@ import pulsar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
-from broker.key_encodings import BASE64
-from broker.message_ids import MessageIdError, MessageRef, parse_triplet
+from broker.entries.key_encodings import BASE64
+from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
 from conf.settings import Subscription
-from tracker.retry_of import (
+from tracker.properties.delivered import (
     ATTEMPT,
     DEAD_LETTER_OF,
     KEY_ENCODING,
+    MESSAGE_ID,
     REASONS,
-    REDRIVE_BY,
-    REDRIVE_REQUEST,
     RESERVED_PREFIX,
-    RETRY_OF,
-    RETRY_SUBSCRIPTION,
 )
+from tracker.properties.retry_of import REDRIVE_BY, REDRIVE_REQUEST, RETRY_OF, RETRY_SUBSCRIPTION
 
 # A sequence id rises with a dead letter's position in its topic partition:
 #
@@ -101,7 +99,7 @@ class DeadLetter:
         """Reads a message; None: it is no dead letter of the job's."""
         try:
             properties, key = message.properties(), message.partition_key()
-            ref = parse_triplet(properties["delaylake.messageId"])
+            ref = parse_triplet(properties[MESSAGE_ID])
             source = properties["delaylake.source"]
         except (KeyError, MessageIdError, UnicodeDecodeError):
             return None

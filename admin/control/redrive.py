@@ -11,12 +11,12 @@ from typing import Any
 
 import pulsar
 
-from admin.control.async_client import ControlUnavailable
+from admin.control.async_client import ControlUnavailableError
 from admin.control.bulk import MAX_MATCHED, TooManyError
 from admin.control.dead_letters import DeadLetter, DeadLetterFilter, belongs_to, sequence_id
-from broker import dead_letters
-from broker.admin_rest import AdminClient
+from broker import dead_letter_subscription
 from broker.client import PulsarError, close_quietly, connect
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
 from conf.settings import Route, Settings, Subscription
 from tracker.commands.decode import resolve_topic
@@ -74,7 +74,7 @@ class Redrive:
         Raises:
             UnknownTopicError: there is no such topic or subscription.
             RedriveBusyError: another re-drive has them.
-            ControlUnavailable: the broker does not answer, or refuses.
+            ControlUnavailableError: the broker does not answer, or refuses.
         """
         shown: list[dict[str, Any]] = []
         matched = 0
@@ -93,7 +93,7 @@ class Redrive:
 
         Raises:
             TooManyError: more match than may: nothing was done.
-            UnknownTopicError, RedriveBusyError, ControlUnavailable: as above. What has been sent back by then is.
+            UnknownTopicError, RedriveBusyError, ControlUnavailableError: as above. What has been sent back by then is.
         """
         matched = self.dry_run()["matched"]
         if matched > self.max_matched:
@@ -169,7 +169,7 @@ class Redrive:
         for line in self._lines.values():
             line.producer.flush()
             if line.producer.last_sequence_id() < line.last:
-                raise ControlUnavailable("the broker has not taken all: ask again, with the same request id")
+                raise ControlUnavailableError("the broker has not taken all: ask again, with the same request id")
         for message in chunk:
             consumer.acknowledge(message)
         broker.acknowledged += len(chunk)
@@ -185,7 +185,7 @@ class Redrive:
 
 
 class _Broker:
-    """The broker as a re-drive needs it: a context manager in which Pulsar's errors are ControlUnavailable."""
+    """The broker as a re-drive needs it: a context manager in which Pulsar's errors are ControlUnavailableError."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -202,7 +202,7 @@ class _Broker:
         if isinstance(error, pulsar.ConsumerBusy):
             raise RedriveBusyError("another re-drive of these dead letters is at work") from error
         if isinstance(error, (pulsar.PulsarException, PulsarError, OverflowError)):
-            raise ControlUnavailable(f"the dead letters can't be re-driven now: {one_line(error)}") from error
+            raise ControlUnavailableError(f"the dead letters can't be re-driven now: {one_line(error)}") from error
 
     def partitions(self, topic: str) -> list[str]:
         """Returns a topic's partitions, or the topic; none where there is no such topic."""
@@ -214,7 +214,7 @@ class _Broker:
     @contextmanager
     def consumer(self, partition: str) -> Iterator[pulsar.Consumer]:
         """Has a consumer of the dead letters of a topic partition that are not acknowledged, while the block runs."""
-        consumer = dead_letters.subscribe(self._client, partition, _BUSY_SECONDS)
+        consumer = dead_letter_subscription.subscribe(self._client, partition, _BUSY_SECONDS)
         try:
             yield consumer
         finally:
@@ -272,6 +272,6 @@ class _Broker:
 
     def _backlog(self, partition: str) -> int:
         try:
-            return self._admin.backlog(partition, dead_letters.SUBSCRIPTION) or 0
+            return self._admin.backlog(partition, dead_letter_subscription.SUBSCRIPTION) or 0
         except PulsarError:
             return 2**31  # not known

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker.message_ids import MessageRef
+from admin.control.expected_outcomes import ByKey, OneByOne, SummedUp
+from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings
 from tracker.subscriptions import ALSO_LATER
@@ -22,8 +22,6 @@ from tracker.wire.delaylake_pb2 import (
     ResumeSubscriptions,
     SkipEntry,
 )
-
-_SHOWN_IDS = 5
 
 _T = TypeVar("_T")
 
@@ -89,13 +87,16 @@ class ControlRequest:
         self,
         command: ControlCommand,
         n_messages: int,
-        expected: _OneByOne | _ByKey | _SummedUp,
+        expected: OneByOne | ByKey | SummedUp,
         done: frozenset[int],
     ) -> None:
         self.command = command
         self.n_messages = n_messages
         self._expected = expected
         self._done = done
+        self._is_begun = False  # an outcome has been taken, which is not summed up
+        self._is_repeated = False
+        self._taken: set[bytes] = set()  # the outcomes since the command was sent again
 
     @property
     def request_id(self) -> str:
@@ -105,124 +106,40 @@ class ControlRequest:
     def is_answered(self) -> bool:
         return not self._expected.left
 
-    def take(self, published: ControlOutcome) -> Outcome | None:
-        """Takes an outcome of the command as it was published; None: another will follow for its message."""
+    def repeat(self) -> bool:
+        """Notes that the command is sent again; False: it was before, or is being answered, and is not to be."""
+        if self._is_begun or self._is_repeated:
+            return False
+        self._is_repeated = True
+        return True
+
+    def take(self, published: ControlOutcome) -> list[Outcome]:
+        """Takes an outcome of the command as it was published.
+
+        Returns:
+            the outcome; none where another will follow for its message, or where it was told before. Where they are
+            summed up, none until the answer is whole, and then all of it.
+        """
         if published.result == Result.WAITING and Result.WAITING not in self._done:
-            return None
+            return []
+        if not self.command.sum_up:
+            if self._is_repeated:
+                published_as = _as_first_told(published)
+                if published_as in self._taken:
+                    return []
+                self._taken.add(published_as)
+            self._is_begun = True
+        return [self._outcome(one.published, one.n_messages) for one in self._expected.settle(published)]
+
+    def _outcome(self, published: ControlOutcome, n_messages: int) -> Outcome:
         return Outcome(
             published.subscription,
             MessageRef(published.ledger_id, published.entry_id, -1, published.batch_index),
             Result.Name(published.result),
             published.reason,
             published.result in self._done,
-            self._expected.settle(published),
+            n_messages,
         )
-
-
-class _OneByOne:
-    """Expects an outcome for each message of each subscription."""
-
-    def __init__(self, messages: Sequence[MessageRef], subscriptions: Sequence[str]) -> None:
-        # For each entry, (ledger, entry), the subscription and batch index of the outcomes that are to come.
-        self.left: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
-        for m in messages:
-            self.left[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
-
-    def settle(self, published: ControlOutcome) -> int:
-        """Strikes out the messages that an outcome is of; returns of how many it is, which here counts as 1."""
-        entries = list(self.left) if published.ledger_id < 0 else [(published.ledger_id, published.entry_id)]
-        for entry in entries:
-            left = {key for key in self.left.pop(entry, ()) if not _answers(published, *key)}
-            if left:
-                self.left[entry] = left
-        return 1
-
-
-class _ByKey:
-    """Expects an outcome for each schedule key of each subscription."""
-
-    def __init__(self, keys: Sequence[str], subscriptions: Sequence[str]) -> None:
-        self.left = {(name, key) for name in subscriptions for key in keys}
-
-    def settle(self, published: ControlOutcome) -> int:
-        """Strikes out the key that an outcome is of, or all where it is of none; returns 1."""
-        self.left = {
-            (name, key)
-            for name, key in self.left
-            if (published.subscription and name not in ("", published.subscription))
-            or published.schedule_key not in ("", key)
-        }
-        return 1
-
-
-class _SummedUp:
-    """Expects outcomes for as many messages or entries as a command names, for each subscription.
-
-    Args:
-        n: how many messages or entries the command names.
-        batch_size: how many messages each of these has.
-    """
-
-    def __init__(self, n: int, subscriptions: Sequence[str], batch_size: int) -> None:
-        self.left = dict.fromkeys(subscriptions, n)
-        self._batch_size = batch_size
-
-    def settle(self, published: ControlOutcome) -> int:
-        """Counts off the messages or entries that an outcome is of; returns of how many messages it is."""
-        names = [n for n in self.left if published.subscription in ("", n) or not n]
-        if published.ledger_id >= 0:
-            # It is of one of the messages of an entry that was named whole: only the last of them ends the entry.
-            settled = dict.fromkeys(names, int(not published.has_more))
-        else:
-            # An outcome without a number is of all.
-            settled = {name: min(published.n_named or self.left[name], self.left[name]) for name in names}
-        self.left = {n: left for n in self.left if (left := self.left[n] - settled.get(n, 0))}
-        return len(names) if published.ledger_id >= 0 else sum(settled.values()) * self._batch_size
-
-
-class Window:
-    """Requests that are to be sent, some of them ahead of the outcomes of others.
-
-    Args:
-        most: how many messages may be named by commands that are not answered yet, about: enough for the job to have
-            some at hand always, and few enough that the outcomes begin soon.
-    """
-
-    def __init__(self, requests: Iterable[ControlRequest], most: int) -> None:
-        self._coming = iter(requests)
-        self._most = most
-        self._ahead = 0
-        self.waiting: dict[str, ControlRequest] = {}  # by request id: sent, and not answered
-
-    def no_answer(self, timeout_seconds: float) -> str:
-        """Returns the error's text where no outcome came in time, with some request ids, which `outcomes` has, too."""
-        ids = ", ".join(list(self.waiting)[:_SHOWN_IDS])
-        return f"no answer within {timeout_seconds:g} s (does the job run?); request id: {ids}"
-
-    def next(self) -> ControlRequest | None:
-        """Returns the next request to send; None: there is none, or too many messages wait for their outcomes."""
-        if self._ahead >= self._most:
-            return None
-        request = next(self._coming, None)
-        if request is not None:
-            self.waiting[request.request_id] = request
-            self._ahead += request.n_messages
-        return request
-
-    def take(self, published: ControlOutcome) -> Outcome | None:
-        """Takes an outcome as it was published.
-
-        Returns:
-            the outcome; None: it is of no request that waits, or another will follow for its message.
-        """
-        request = self.waiting.get(published.request_id)
-        if request is None:
-            return None
-        outcome = request.take(published)
-        if request.is_answered:
-            del self.waiting[published.request_id]
-            self._ahead -= request.n_messages
-        return outcome
 
 
 @dataclass(frozen=True)
@@ -297,32 +214,41 @@ class RequestFactory:
         for number, part in enumerate(_parts(messages)):
             command = self._command(number)
             command.skip_next.entries.extend(map(_skip_entry, part))
-            yield self._request(command, part, SKIPPED)
+            # A later subscription has no next occurrence: there is no outcome for `*`.
+            yield self._request(command, part, SKIPPED, with_later=False)
+
+    def pause_schedules(self, messages: Sequence[MessageRef], is_paused: bool) -> Iterator[ControlRequest]:
+        """Makes requests to pause recurring messages, or to resume them."""
+        for number, part in enumerate(_parts(messages)):
+            command = self._command(number)
+            entries = command.pause_schedule.entries if is_paused else command.resume_schedule.entries
+            entries.extend(map(_skip_entry, part))
+            yield self._request(command, part, SKIPPED, with_later=False)
 
     def cancel_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
         """Makes requests to cancel the messages that wait under schedule keys."""
-        for part in _parts(keys):
-            command = self._command()
+        for number, part in enumerate(_parts(keys)):
+            command = self._command(number)
             command.cancels.messages.extend(CancelDelayedMessage(schedule_key=key) for key in part)
             yield self._by_key(command, part)
 
     def skip_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
         """Makes requests to skip the messages that wait under schedule keys."""
-        for part in _parts(keys):
-            command = self._command()
+        for number, part in enumerate(_parts(keys)):
+            command = self._command(number)
             command.skip.entries.extend(SkipEntry(schedule_key=key) for key in part)
             yield self._by_key(command, part)
 
     def reschedule_keys(self, keys: Sequence[str], deliver_at: int) -> Iterator[ControlRequest]:
         """Makes requests to deliver the messages that wait under schedule keys at another time, as `reschedule`."""
-        for part in _parts(keys):
-            command = self._command()
+        for number, part in enumerate(_parts(keys)):
+            command = self._command(number)
             command.reschedule.entries.extend(SkipEntry(schedule_key=key) for key in part)
             command.reschedule.deliver_at = deliver_at
             yield self._by_key(command, part)
 
     def _by_key(self, command: ControlCommand, keys: Sequence[str]) -> ControlRequest:
-        return ControlRequest(command, len(keys), _ByKey(keys, self._names()), SKIPPED)
+        return ControlRequest(command, len(keys), ByKey(keys, self._names()), SKIPPED)
 
     def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
         """Makes requests to undo cancels and skips of messages that are not due yet."""
@@ -353,21 +279,31 @@ class RequestFactory:
         )
 
     def _request(
-        self, command: ControlCommand, messages: Sequence[MessageRef], done: frozenset[int], batch_size: int = 1
+        self,
+        command: ControlCommand,
+        messages: Sequence[MessageRef],
+        done: frozenset[int],
+        batch_size: int = 1,
+        with_later: bool = True,
     ) -> ControlRequest:
-        names = self._names()
-        expected = _SummedUp(len(messages), names, batch_size) if self.sum_up else _OneByOne(messages, names)
+        names = self._names(with_later)
+        expected = SummedUp(len(messages), names, batch_size) if self.sum_up else OneByOne(messages, names)
         return ControlRequest(command, len(messages) * batch_size, expected, done)
 
-    def _names(self) -> list[str]:
-        """Returns the subscriptions for which there will be outcomes; "" stands for any."""
-        others = [ALSO_LATER] if ALSO_LATER in self.subscriptions else []
-        if self.subscriptions and not others:
+    def _names(self, with_later: bool = True) -> list[str]:
+        """Returns the subscriptions for which there will be outcomes; "" stands for any.
+
+        Args:
+            with_later: where the command is also for later ones, there will be one for these.
+        """
+        is_for_later = ALSO_LATER in self.subscriptions
+        if self.subscriptions and not is_for_later:
             return list(self.subscriptions)
+        later = [ALSO_LATER] if is_for_later and with_later else []
         name = self.topic.rpartition("-partition-")[0] or self.topic
         route = self.settings.route(self.topic) or self.settings.route(name)
         # For a topic without a route there will be one outcome.
-        return [*others, *(s.name for s in route.subscriptions)] if route else others or [""]
+        return [*later, *(s.name for s in route.subscriptions)] if route else later or [""]
 
 
 def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
@@ -390,11 +326,10 @@ def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:
     return entry
 
 
-def _answers(published: ControlOutcome, subscription: str, batch_index: int) -> bool:
-    """Whether an outcome for an entry is the last for one of its messages, or for all of it (-1), of a subscription."""
-    if published.subscription and subscription not in ("", published.subscription):
-        return False
-    if published.batch_index < 0 or published.batch_index == batch_index:
-        return True
-    # Where an entry's messages do not share a result, each has an outcome, and the last of them ends the entry.
-    return batch_index < 0 and not published.has_more
+def _as_first_told(published: ControlOutcome) -> bytes:
+    """Returns all of an outcome but when it was told, and that it was told before."""
+    same = ControlOutcome()
+    same.CopyFrom(published)
+    same.ClearField("applied_at")
+    same.ClearField("is_repeat")
+    return same.SerializeToString(deterministic=True)

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import httpx
 
 from admin.control.requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
-from broker.admin_connection import http_client
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
+from broker.pulsar_admin.admin_connection import http_client
 from conf.errors import one_line
 from conf.settings import PulsarSettings
 from tracker.commands.decode import full_name
@@ -125,6 +125,24 @@ class RestClient:
         """
         query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
         calls = [(f"{_path(topic)}/schedules/{message}/skipNext?{query}", None) for message in messages]
+        return self._post(calls, SKIPPED, timeout_seconds)
+
+    def pause_schedules(
+        self,
+        topic: str,
+        messages: Sequence[MessageRef],
+        subscriptions: Sequence[str],
+        is_paused: bool,
+        timeout_seconds: float,
+    ) -> Iterator[Outcome]:
+        """Pauses recurring messages, or resumes them, one a call; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
+        what = "pause" if is_paused else "resume"
+        calls = [(f"{_path(topic)}/schedules/{message}/{what}?{query}", None) for message in messages]
         return self._post(calls, SKIPPED, timeout_seconds)
 
     def end_schedule(

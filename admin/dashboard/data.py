@@ -14,16 +14,16 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from admin.security.refusals import TABLE as REFUSALS
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from status.job_status import DEAD_LETTERS
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.schedule import deliver_at
+from status.job_status import DEAD_LETTERS, read_status
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.properties.schedule import deliver_at
+from warehouse.delta.snapshot import Snapshot
+from warehouse.delta.tables import Tables, literal
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import SCHEMAS, STATISTICS
-from warehouse.snapshot import Snapshot
-from warehouse.tables import Tables, literal
 from warehouse.views import Warehouse
 
 _SHOWN_BYTES = 4_096
@@ -40,6 +40,9 @@ _WORDS = {
     "RETRY": "retried",
     "SENT_BACK": "sent back for a retry",
     "REDRIVE": "re-driven",
+    "SKIP_NEXT": "next occurrence skipped",
+    "PAUSE_SCHEDULE": "schedule paused",
+    "RESUME_SCHEDULE": "schedule resumed",
 }
 
 
@@ -205,7 +208,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
                 row["producer_name"] or "",
                 detail="" if row["bucket_id"] is None else f"bucket {row['bucket_id']}",
             )
-        elif row["deliver_at"] >= HELD_DELIVER_AT:
+        elif row["deliver_at"] == HELD_DELIVER_AT:
             add(_held_at(row, rows, outcomes), "held back", subscription=row["subscription"] or "")
     for row in outcomes:
         is_done = row["result"] == "APPLIED"
@@ -221,6 +224,12 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
             row["sent_at"], "a dead letter" if is_dead else "delivered", row["destination"], row["subscription"], detail
         )
     return sorted(events, key=lambda event: event["at"])
+
+
+def lookahead_millis(settings: Settings) -> int:
+    """Returns how long before its time a message is handed out now, ms; 0: nothing is, since no job is at work."""
+    status = read_status(settings.warehouse)
+    return 0 if status is None or status.trouble(time.time_ns() // 1_000_000) else status.lookahead_millis
 
 
 def attempts_of(

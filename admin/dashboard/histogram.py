@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,21 +78,25 @@ def histogram(
         PendingError: the tables can't be asked.
     """
     asked = PendingFilter(subscription=subscription, due_from=start)
-    question = Pending(settings, topic, asked)
-    begin = question.as_of if start is None else start
+    now = Pending(settings, topic, asked).as_of
+
+    def question(due_from: int | None = start, due_before: int | None = None) -> Pending:
+        if due_from is not None and start is not None:
+            due_from = max(due_from, start)
+        times = {"due_from": due_from, "due_before": due_before}
+        return Pending(settings, topic, asked.model_copy(update=times), now=now)
+
+    begin = now if start is None else start
     n_after = None
     if end is None and span in SPANS:
         end = begin + SPANS[span]
     if end is None:
-        minutes = question.histogram(_MINUTE)
-        end = end_of(minutes, begin, _MOST if span == FIT else 1.0)
-        at, counts = _columns(minutes)
-        n_after = int(counts[at >= end].sum())
+        end, n_after = _window(question, begin, _MOST if span == FIT else 1.0)
     width = width_for(end - begin)
-    until = Pending(settings, topic, asked.model_copy(update={"due_before": end}), now=question.as_of)
-    at, counts = _columns(until.histogram(min(width, _MINUTE)))
+    until = question(due_before=end)
     # Of what is due in the minute that has begun, all counts as due in it.
     first = begin // min(width, _MINUTE) * min(width, _MINUTE)
+    at, counts = _columns(until.histogram(width, first))
     starts = np.arange(begin // width * width, end, width, dtype=np.int64)
     placed = np.zeros((len(starts), counts.shape[1]), np.int64)
     np.add.at(placed, (at[at >= first] - starts[0]) // width, counts[at >= first])
@@ -107,20 +112,32 @@ def histogram(
     )
 
 
-def end_of(minutes: pa.Table, begin: int, part: float) -> int:
-    """Returns the time by which a part of what is due after `begin` is due, ms since the epoch; a day where nothing is.
+def _window(question: Callable[..., Pending], begin: int, part: float) -> tuple[int, int]:
+    """Finds the minute by which a part of what is due after `begin` is due: a month, then a day, and then a minute.
+
+    Most of what is due is counted by statistics as long as the spans are long.
 
     Args:
-        minutes: counts of each minute, as `Pending.histogram` returns them.
+        question: makes one about what is due from `due_from` to before `due_before`.
         part: 0 to 1.
+
+    Returns:
+        the minute's end, ms since the epoch, and how many messages are due after it, each counted for each of its
+        subscriptions; where nothing is due, a day and 0.
     """
-    at, counts = _columns(minutes)
-    later = at + _MINUTE > begin
-    due, n = at[later], counts[later].sum(axis=1)
-    if not len(due):
-        return begin + SPANS["day"]
-    last = int(np.searchsorted(np.cumsum(n), n.sum() * part))
-    return int(due[min(last, len(due) - 1)]) + _MINUTE
+    start, before, after = begin // _MINUTE * _MINUTE, 0, 0
+    end: int | None = None
+    total: int | None = None
+    for width in (_WIDTHS[-1], SPANS["day"], _MINUTE):
+        at, counts = _columns(question(due_from=start, due_before=end).histogram(width, start))
+        if not len(at):
+            break  # nothing is due, or not any more
+        reached = before + np.cumsum(counts.sum(axis=1))
+        total = int(reached[-1]) if total is None else total
+        place = min(int(np.searchsorted(reached, total * part)), len(at) - 1)
+        before, after = int(reached[place] - counts[place].sum()), total - int(reached[place])
+        start, end = int(at[place]), int(at[place]) // width * width + width
+    return begin + SPANS["day"] if end is None else end, after
 
 
 def width_for(length: int) -> int:

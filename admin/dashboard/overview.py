@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse
 
 from admin.dashboard.responses import page, part
 from admin.security.policy import Reader, requires_some
-from conf.settings import Operation, Route
+from conf.api_settings import Operation
+from conf.settings import Route
 from status.job_status import read_status
 from status.troubles import Trouble
 from warehouse.queries.listing import PendingError
@@ -79,11 +80,17 @@ def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
 
 @router.get("/ui/part/subscriptions")
 def subscriptions(request: Request, caller: Caller) -> Response:
-    """Shows the counts of pending messages by subscription, for all topics that the caller may read."""
+    """Shows, for all topics that the caller may read, pending messages by subscription, and which are put off."""
     found, problem = [], None
     for route in caller.routes:
         try:
             found.append(request.app.state.stats.of(route.source))
         except PendingError as error:
             problem = str(error)
-    return part(request, "parts/subscriptions.html", caller, stats=found, problem=problem)
+    status, now = read_status(request.app.state.settings.warehouse), time.time_ns() // 1_000_000
+    queues = (
+        []
+        if status is None
+        else [(r.source, name, until) for r in caller.routes for name, until in status.queues(r.source, "", now)]
+    )
+    return part(request, "parts/subscriptions.html", caller, stats=found, queues=queues, problem=problem)

@@ -16,6 +16,7 @@ from admin.dashboard.data import (
     attempts_of,
     changes_log,
     history_of,
+    lookahead_millis,
     message_of,
     outcomes_of,
     refusals,
@@ -26,13 +27,14 @@ from admin.dashboard.responses import COOKIE, page, page_in_parts, part, static_
 from admin.dashboard.search_form import Asked, Text, parse_field_time, parse_ref, wanted_of
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
+from conf.api_settings import Operation
 from conf.errors import one_line
 from conf.secrets import without_secrets
-from conf.settings import Operation, Route, Settings
+from conf.settings import Route, Settings
 from status.job_status import read_status
 from warehouse.queries.listing import Page, PendingError, State
-from warehouse.queries.schedules import Schedules
 from warehouse.queries.waiting import Pending
+from warehouse.schedules.schedules import Schedules
 
 _PAGE = 50
 _LOGGED = 200
@@ -196,6 +198,7 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
         names=[subscription] if subscription else [s.name for s in route.subscriptions],
         states=list(State),
         find=partial(_page_of, pending),
+        lookahead=partial(lookahead_millis, _settings(request)),
         **shown,
     )
 
@@ -226,6 +229,7 @@ def recurring(
     return page(
         request, "recurring.html", caller, code=code, topics=caller.routes, route=route, subscription=subscription,
         with_ended=with_ended, query=query, found=found, problem=problem,
+        lookahead_millis=lookahead_millis(_settings(request)),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from admin.dashboard.topic_names import short_names, shown
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from conf.settings import Subscription
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 
 COOKIE = TOKEN_COOKIE
 
@@ -135,7 +135,7 @@ def _time(millis: int | None, form: str = "whole") -> Markup:
     if not millis:
         return Markup("&ndash;")
     if millis >= HELD_DELIVER_AT:
-        return Markup('<span class="tag">held back</span>')
+        return Markup('<span class="tag">{}</span>').format("paused" if millis >= PAUSED_DELIVER_AT else "held back")
     try:
         text = datetime.fromtimestamp(millis / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
     except (ValueError, OverflowError):

@@ -8,8 +8,8 @@ from fastapi import Depends, Query
 from pydantic import ValidationError
 
 from admin.errors import AdminError
-from broker.message_ids import MessageIdError, MessageRef
-from broker.message_ids import parse as parse_id
+from broker.entries.message_ids import MessageIdError, MessageRef
+from broker.entries.message_ids import parse as parse_id
 from conf.errors import one_line
 from conf.times import parse_time
 from warehouse.queries.listing import PendingFilter, State

@@ -1,0 +1,1 @@
+"""The routes of the admin REST API: their parameters, bodies and answers."""

@@ -25,7 +25,7 @@ from admin.control.bulk import (
 )
 from admin.errors import AdminError
 from admin.rest.pending_errors import invalid, refusal
-from admin.rest.target import Target
+from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
 from warehouse.queries.listing import PendingError, PendingFilter
@@ -85,7 +85,7 @@ async def by_filter(
 
     Raises:
         AdminError: the filter is not for this call, too many messages match, or they can't be changed or read.
-        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send_ahead`.
+        ControlUnavailableError, NoOutcomeError: as of `AsyncControlClient.send_ahead`.
     """
     target.check_subscriptions([subscription])
     refuse_key(request)

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 from admin.control.async_client import AsyncControlClient
 from admin.control.requests import ControlRequest, Outcome, RequestFactory
 from admin.errors import AdminError, prefers_outcomes
-from admin.rest.request_bodies import BadRequest, parse_request_id
-from admin.rest.target import Target
+from admin.rest.request_bodies import BadRequestError, parse_request_id
+from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
 
@@ -30,7 +30,7 @@ def command_factory(request: Request, role: str, target: Target, subscriptions: 
     """
     try:
         request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
-    except BadRequest as error:
+    except BadRequestError as error:
         raise AdminError(400, str(error)) from error
     return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
 
@@ -43,11 +43,19 @@ async def send(request: Request, requests: Iterable[ControlRequest], codes: Mapp
 
     Raises:
         AdminError: an outcome is no success.
-        ControlUnavailable, NoAnswer: as of `AsyncControlClient.send`.
+        ControlUnavailableError, NoOutcomeError: as of `AsyncControlClient.send`.
     """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
-    outcomes = await client.send(requests, settings.api.answer_timeout_millis / 1000)
+    return answer(request, await client.send(requests, settings.api.answer_timeout_millis / 1000), codes)
+
+
+def answer(request: Request, outcomes: list[Outcome], codes: Mapping[str, int]) -> Response:
+    """Returns the answer to a call whose commands have these outcomes.
+
+    Raises:
+        AdminError: as `send`.
+    """
     wants_outcomes = prefers_outcomes(request)
     if failed := [outcome for outcome in outcomes if not outcome.is_done]:
         results = {outcome.result for outcome in failed}

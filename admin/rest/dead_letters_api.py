@@ -15,8 +15,8 @@ from admin.control.dead_letters import DeadLetterFilter
 from admin.control.redrive import Redrive
 from admin.errors import AdminError, error_responses
 from admin.rest.pending_errors import refusal
-from admin.rest.request_bodies import BadRequest, parse_request_id
-from admin.rest.target import TargetTopic
+from admin.rest.request_bodies import BadRequestError, parse_request_id
+from admin.rest.target_topic import TargetTopic
 from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Canceller
 from warehouse.queries.listing import PendingError
 
@@ -60,7 +60,7 @@ async def redrive(request: Request, role: Canceller, target: TargetTopic, body: 
     target.check_subscriptions([body.filter.subscription])
     try:
         request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY)) or uuid.uuid4().hex
-    except BadRequest as error:
+    except BadRequestError as error:
         raise AdminError(400, str(error)) from error
     asked = Redrive(request.app.state.settings, role, target.name, body.filter, request_id, body.max)
     try:

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from admin.errors import AdminError
-from admin.rest.request_bodies import BadRequest, parse_index
-from admin.rest.target import TargetTopic
+from admin.rest.request_bodies import BadRequestError, parse_index
+from admin.rest.target_topic import TargetTopic
 from admin.rest.topics_schema import (
     INDEX_RESPONSES,
     INDEX_TEXT,
@@ -18,7 +18,7 @@ from admin.rest.topics_schema import (
     MessageIdOfIndex,
     Reader,
 )
-from warehouse.queries.message_index import IndexNotRecorded, MessageIndex, NoSuchIndex, PartitionedTopic
+from warehouse.queries.message_index import IndexNotRecordedError, MessageIndex, NoSuchIndexError, PartitionedTopicError
 
 router = APIRouter()
 
@@ -36,11 +36,11 @@ def get_message_id_by_index(
     message_index: MessageIndex = request.app.state.message_index
     try:
         found = message_index.find(target.route.source, target.partition, parse_index(index))
-    except (BadRequest, NoSuchIndex) as error:
+    except (BadRequestError, NoSuchIndexError) as error:
         raise AdminError(404, str(error)) from error
-    except PartitionedTopic as error:
+    except PartitionedTopicError as error:
         raise AdminError(405, str(error)) from error
-    except IndexNotRecorded as error:
+    except IndexNotRecordedError as error:
         raise AdminError(412, str(error)) from error
     except TableNotFoundError as error:
         raise AdminError(503, "there is no table of entries: the job has not run yet") from error

@@ -18,8 +18,8 @@ from admin.control.bulk import MOST_MATCHED, NAMED, Action, Change, Tally, check
 from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.rest.by_filter import BulkRequest, by_filter, refuse_key
 from admin.rest.pending_errors import invalid, refusal
-from admin.rest.request_bodies import BadRequest, parse_count
-from admin.rest.target import Target, TargetTopic
+from admin.rest.request_bodies import BadRequestError, parse_count
+from admin.rest.target_topic import Target, TargetTopic
 from admin.rest.topics_schema import (
     CALLER_ERRORS,
     CHANGE_ERRORS,
@@ -219,7 +219,7 @@ async def skip_next(
 ) -> Response:
     try:
         wanted = parse_count(n)
-    except BadRequest as error:
+    except BadRequestError as error:
         raise AdminError(400, str(error)) from error
     if await request.body():
         raise AdminError(400, "a number of messages goes without a body; message ids go to skip/0 or skipByMessageIds")

@@ -7,22 +7,30 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from admin.control.requests import Cancel
-from broker.message_ids import MAX_INT64, MessageRef, NumberError, message_ref, parse, parse_base64, parse_number
+from broker.entries.message_ids import (
+    MAX_INT64,
+    MessageRef,
+    NumberError,
+    message_ref,
+    parse,
+    parse_base64,
+    parse_number,
+)
 from conf.errors import DelayLakeError
 from tracker.commands.schema import MAX_REQUEST_ID_BYTES
-from tracker.retry_of import MAX_AFTER_MILLIS
-from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
-from tracker.schedule_key import check_key
+from tracker.properties.retry_of import MAX_AFTER_MILLIS
+from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
+from tracker.properties.schedule_key import check_key
 
 MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: further commands have a number behind it
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
 
 
-class BadRequest(DelayLakeError):
+class BadRequestError(DelayLakeError):
     """A parameter or a body can't be read. The message is one line."""
 
 
-class TooManyIds(DelayLakeError):
+class TooManyIdsError(DelayLakeError):
     """More message ids than a call may have."""
 
 
@@ -30,19 +38,19 @@ def parse_json(body: bytes) -> Any:
     """Reads JSON in which no object has a name twice.
 
     Raises:
-        BadRequest: the body is no such JSON.
+        BadRequestError: the body is no such JSON.
     """
     try:
         return json.loads(body, parse_constant=_no_number, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {type(error).__name__}: {str(error)[:80]}") from None
+        raise BadRequestError(f"the body is no JSON: {type(error).__name__}: {str(error)[:80]}") from None
 
 
 def parse_message(given: Mapping[str, object]) -> MessageRef:
     """Reads ledgerId and entryId.
 
     Raises:
-        BadRequest: one of them is missing, no number or negative.
+        BadRequestError: one of them is missing, no number or negative.
     """
     return message_ref(_int64(given, "ledgerId", 0), _int64(given, "entryId", 0), -1, -1)
 
@@ -51,7 +59,7 @@ def parse_cancel(given: Mapping[str, object]) -> Cancel:
     """Reads ledgerId, entryId and deliverAt.
 
     Raises:
-        BadRequest: one of them is missing, no number, negative, or deliverAt is 0.
+        BadRequestError: one of them is missing, no number, negative, or deliverAt is 0.
     """
     return Cancel(parse_message(given), _int64(given, "deliverAt", 1))
 
@@ -60,13 +68,13 @@ def parse_schedule_key(given: Mapping[str, object]) -> str | None:
     """Reads scheduleKey; None: it is not there.
 
     Raises:
-        BadRequest: it can't be a key, or the message's id is there, too.
+        BadRequestError: it can't be a key, or the message's id is there, too.
     """
     key = given.get("scheduleKey")
     if key is None:
         return None
     if found := [name for name in ("ledgerId", "entryId") if given.get(name) is not None]:
-        raise BadRequest(f"a message is named by its scheduleKey or by its id, not by both: {found[0]}")
+        raise BadRequestError(f"a message is named by its scheduleKey or by its id, not by both: {found[0]}")
     return _key(key)
 
 
@@ -80,37 +88,37 @@ def parse_schedule_keys(body: bytes, max_ids: int, has_time: bool = False) -> tu
         the keys, each once, and the time, ms since the epoch, or 0.
 
     Raises:
-        BadRequest: the body has other fields, or what it names can't be keys, or deliverAt is out of range.
-        TooManyIds: it names more than `max_ids`.
+        BadRequestError: the body has other fields, or what it names can't be keys, or deliverAt is out of range.
+        TooManyIdsError: it names more than `max_ids`.
     """
     content = parse_json(body)
     if not isinstance(content, dict) or "scheduleKeys" not in content:
         return None
     fields = {"scheduleKeys", "deliverAt"} if has_time else {"scheduleKeys"}
     if content.keys() != fields:
-        raise BadRequest(f"with scheduleKeys the body has the fields {', '.join(sorted(fields))}")
+        raise BadRequestError(f"with scheduleKeys the body has the fields {', '.join(sorted(fields))}")
     keys = content["scheduleKeys"]
     if not isinstance(keys, list) or not keys:
-        raise BadRequest("scheduleKeys must be a list of keys")
+        raise BadRequestError("scheduleKeys must be a list of keys")
     if len(keys) > max_ids:
-        raise TooManyIds(f"{len(keys):,} schedule keys; a call may have {max_ids:,}")
+        raise TooManyIdsError(f"{len(keys):,} schedule keys; a call may have {max_ids:,}")
     return list(dict.fromkeys(map(_key, keys))), _new_time(content) if has_time else 0
 
 
 def _new_time(content: Mapping[str, object]) -> int:
     deliver_at = _int64(content, "deliverAt", 0)
     if deliver_at >= MAX_TIME_MILLIS:
-        raise BadRequest("deliverAt must be before the year 10000")
+        raise BadRequestError("deliverAt must be before the year 10000")
     return deliver_at
 
 
 def _key(given: object) -> str:
     if not isinstance(given, str):
-        raise BadRequest("scheduleKey must be a text")
+        raise BadRequestError("scheduleKey must be a text")
     try:
         check_key(given)
-    except (BadSchedule, UnicodeEncodeError) as error:
-        raise BadRequest(str(error)) from None
+    except (BadScheduleError, UnicodeEncodeError) as error:
+        raise BadRequestError(str(error)) from None
     return given
 
 
@@ -118,7 +126,7 @@ def parse_index(given: str | None) -> int:
     """Reads the index of a message. It may be negative, though no message has such an index.
 
     Raises:
-        BadRequest: it is missing or no number.
+        BadRequestError: it is missing or no number.
     """
     return _int64({"index": given}, "index", -MAX_INT64)
 
@@ -127,7 +135,7 @@ def parse_count(given: str) -> int:
     """Reads the number of messages that an operation is for.
 
     Raises:
-        BadRequest: it is no number, or negative.
+        BadRequestError: it is no number, or negative.
     """
     return _int64({"the number of messages": given}, "the number of messages", 0)
 
@@ -136,12 +144,12 @@ def parse_request_id(given: str | None) -> str:
     """Reads the header Idempotency-Key: the id that a caller gives its request; "" where there is none.
 
     Raises:
-        BadRequest: it is empty, too long, or has other characters than those of printable ASCII without the space.
+        BadRequestError: it is empty, too long, or has other characters than those of printable ASCII without the space.
     """
     if given is None:
         return ""
     if not (0 < len(given) <= MAX_KEY_CHARACTERS and all("!" <= character <= "~" for character in given)):
-        raise BadRequest(f"Idempotency-Key must be 1 to {MAX_KEY_CHARACTERS} characters of ASCII without spaces")
+        raise BadRequestError(f"Idempotency-Key must be 1 to {MAX_KEY_CHARACTERS} characters of ASCII without spaces")
     return given
 
 
@@ -149,12 +157,12 @@ def parse_subscriptions(given: object) -> list[str]:
     """Reads subscriptionNames: one text or several, each with one name or several separated by commas.
 
     Raises:
-        BadRequest: it is something else.
+        BadRequestError: it is something else.
     """
     names: list[str] = []
     for text in given if isinstance(given, list) else [] if given is None else [given]:
         if not isinstance(text, str):
-            raise BadRequest("subscriptionNames must be names")
+            raise BadRequestError("subscriptionNames must be names")
         names += (name.strip() for name in text.split(","))
     return list(dict.fromkeys(name for name in names if name))
 
@@ -163,24 +171,24 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     """Reads the body of skipByMessageIds in any of its forms.
 
     Raises:
-        BadRequest: it is in none of the forms, or names no message.
+        BadRequestError: it is in none of the forms, or names no message.
         MessageIdError: a message id can't be read.
-        TooManyIds: it names more than `max_ids`.
+        TooManyIdsError: it names more than `max_ids`.
     """
     content = parse_json(body)
     if isinstance(content, list):
         return _each(content, max_ids, _text_id)
     if not isinstance(content, dict):
-        raise BadRequest("the body must be an object or a list")
+        raise BadRequestError("the body must be an object or a list")
     if "messageIds" not in content and "type" not in content:
         return _of_map(content, max_ids)
     if unknown := content.keys() - {"type", "messageIds"}:
-        raise BadRequest(f"unknown: {min(unknown)[:80]!r}")
+        raise BadRequestError(f"unknown: {min(unknown)[:80]!r}")
     kind, ids = content.get("type"), content.get("messageIds")
     if not isinstance(kind, str) or kind.lower() not in ("messageid", "bytearray"):
-        raise BadRequest("type must be messageId or byteArray")
+        raise BadRequestError("type must be messageId or byteArray")
     if not isinstance(ids, list):
-        raise BadRequest("messageIds must be a list")
+        raise BadRequestError("messageIds must be a list")
     return _each(ids, max_ids, _object_id if kind.lower() == "messageid" else _base64_id)
 
 
@@ -191,11 +199,11 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
         the messages, and the time.
 
     Raises:
-        BadRequest, MessageIdError, TooManyIds: as `parse_skip`, or deliverAt is out of range.
+        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or deliverAt is out of range.
     """
     content = parse_json(body)
     if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
-        raise BadRequest('the body must be {"messageIds": [...], "deliverAt": ms}')
+        raise BadRequestError('the body must be {"messageIds": [...], "deliverAt": ms}')
     ids, deliver_at = content["messageIds"], _new_time(content)
     return parse_skip(json.dumps(ids).encode(), max_ids), deliver_at
 
@@ -207,23 +215,23 @@ def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:
         the messages, the reason, and how long to wait, ms; 0: as the subscription's backoff says.
 
     Raises:
-        BadRequest, MessageIdError, TooManyIds: as `parse_skip`, or a field is unknown, or has no such value.
+        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or a field is unknown, or has no such value.
     """
     content = parse_json(body)
     if not isinstance(content, dict) or "messageIds" not in content:
-        raise BadRequest('the body must be {"messageIds": [...], "reason": "...", "afterMillis": ms}')
+        raise BadRequestError('the body must be {"messageIds": [...], "reason": "...", "afterMillis": ms}')
     if unknown := content.keys() - {"messageIds", "reason", "afterMillis"}:
-        raise BadRequest(f"unknown: {min(unknown)[:80]!r}")
+        raise BadRequestError(f"unknown: {min(unknown)[:80]!r}")
     reason, after = content.get("reason"), content.get("afterMillis")
     if reason is not None and not isinstance(reason, str):
-        raise BadRequest("reason must be a text")
+        raise BadRequestError("reason must be a text")
     try:
         (reason or "").encode()
     except UnicodeEncodeError:
-        raise BadRequest("reason has a character that can't be encoded") from None
+        raise BadRequestError("reason has a character that can't be encoded") from None
     millis = 0 if after is None else _int64(content, "afterMillis", 0)
     if millis > MAX_AFTER_MILLIS:
-        raise BadRequest(f"afterMillis must be 0 to {MAX_AFTER_MILLIS}")
+        raise BadRequestError(f"afterMillis must be 0 to {MAX_AFTER_MILLIS}")
     return parse_skip(json.dumps(content["messageIds"]).encode(), max_ids), reason or "", millis
 
 
@@ -231,7 +239,7 @@ def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:
     """Reads a map of ledger ids to entry ids, so one entry a ledger; raises as `parse_skip`."""
     content = parse_json(body)
     if not isinstance(content, dict):
-        raise BadRequest('the body must be a map: {"ledgerId": "entryId"}')
+        raise BadRequestError('the body must be a map: {"ledgerId": "entryId"}')
     return _of_map(content, max_ids)
 
 
@@ -243,9 +251,9 @@ def _of_map(content: dict[str, object], max_ids: int) -> list[MessageRef]:
 def _each(items: Iterable[Any], max_ids: int, read: Any) -> list[MessageRef]:
     items = [item for item in items if item is not None]
     if not items:
-        raise BadRequest("no message ids")
+        raise BadRequestError("no message ids")
     if len(items) > max_ids:
-        raise TooManyIds(f"{len(items):,} message ids; a call may have {max_ids:,}")
+        raise TooManyIdsError(f"{len(items):,} message ids; a call may have {max_ids:,}")
     return list(dict.fromkeys(read(item) for item in items))
 
 
@@ -259,10 +267,10 @@ def _base64_id(item: object) -> MessageRef:
 
 def _object_id(item: object) -> MessageRef:
     if not isinstance(item, dict):
-        raise BadRequest("a message id must be an object with ledgerId and entryId")
+        raise BadRequestError("a message id must be an object with ledgerId and entryId")
     # A misspelt batchIndex would skip the whole entry.
     if unknown := item.keys() - _MESSAGE_ID_FIELDS:
-        raise BadRequest(f"a message id has no {min(unknown)[:80]!r}")
+        raise BadRequestError(f"a message id has no {min(unknown)[:80]!r}")
     entry = parse_message(item)
     batch_index, partition = (
         -1 if item.get(name) is None else _int64(item, name, -MAX_INT64) for name in ("batchIndex", "partitionIndex")
@@ -272,7 +280,7 @@ def _object_id(item: object) -> MessageRef:
 
 def _text(item: object) -> str:
     if not isinstance(item, str):
-        raise BadRequest("a message id must be a text")
+        raise BadRequestError("a message id must be a text")
     return item
 
 
@@ -284,9 +292,9 @@ def _int64(given: Mapping[str, object], name: str, least: int) -> int:
     except NumberError:
         number = None
     if number is None:
-        raise BadRequest(f"{name} is needed" if value is None else f"{name} must be a whole number")
+        raise BadRequestError(f"{name} is needed" if value is None else f"{name} must be a whole number")
     if not least <= number <= MAX_INT64:
-        raise BadRequest(f"{name} must be {least} to {MAX_INT64}")
+        raise BadRequestError(f"{name} must be {least} to {MAX_INT64}")
     return number
 
 

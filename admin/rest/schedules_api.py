@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from admin.control.requests import Cancel
+from admin.control.requests import CANCELLED, Cancel, Outcome, RequestFactory
 from admin.errors import AdminError, error_responses
-from admin.rest.commands import CANCEL_CODES, command_factory, send
+from admin.rest.commands import CANCEL_CODES, answer, command_factory, send
 from admin.rest.pending_errors import refusal
-from admin.rest.request_bodies import BadRequest, parse_subscriptions
-from admin.rest.target import Target, TargetTopic
+from admin.rest.request_bodies import BadRequestError, parse_subscriptions
+from admin.rest.target_topic import Target, TargetTopic
 from admin.rest.topics_schema import (
     ACTION_RESPONSES,
     CALLER_ERRORS,
     END_TEXT,
+    PAUSE_SCHEDULE_TEXT,
+    RESUME_SCHEDULE_TEXT,
     SKIP_NEXT_OCCURRENCE_TEXT,
     TOPIC_PATH,
     Canceller,
@@ -25,16 +28,28 @@ from admin.rest.topics_schema import (
     Skipper,
     SubscriptionNames,
 )
-from broker.message_ids import MessageIdError, MessageRef, parse
+from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
+from tracker.commands.decode import resolve_topic
+from tracker.commands.schema import CANCEL, SKIP
+from tracker.wire.delaylake_pb2 import Result
+from warehouse.delta.tables import Tables
+from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.listing import PendingError
-from warehouse.queries.schedule import MAX_UPCOMING, Schedule
-from warehouse.queries.schedules import MAX_LIMIT, Schedules
+from warehouse.schedules.schedule import MAX_UPCOMING, Schedule
+from warehouse.schedules.schedules import MAX_LIMIT, Schedules
 
 _PAGE = 100  # schedules, where no limit is given
 _UPCOMING = 5  # occurrences that are shown, where no number is given
 
+_ENDS = (CANCEL.upper(), SKIP.upper())  # the operations that end a schedule, as `outcomes` has them
+
 router = APIRouter()
+
+
+class UnknownScheduleError(AdminError):
+    """The tables have no such recurring message."""
+
 
 ScheduleId = Annotated[
     str,
@@ -109,8 +124,14 @@ async def end_schedule(
     subscription_names: SubscriptionNames = None,
 ) -> Response:
     names = _names(target, subscription_names)
-    found = await asyncio.to_thread(_find, request, target, schedule_id)
     made = command_factory(request, role, target, names)
+    try:
+        found = await asyncio.to_thread(_find, request, target, schedule_id)
+    except UnknownScheduleError:
+        # It may be an end that is repeated: retention has removed the schedule since.
+        if outcomes := await asyncio.to_thread(_first_outcomes, made, _ref(schedule_id)):
+            return answer(request, outcomes, CANCEL_CODES)
+        raise
     # A cancel is of a whole entry, which may have other messages.
     is_alone = found.batch_size == 1
     commands = [made.cancel(Cancel(found.ref, found.cancel_at))] if is_alone else made.skip([found.ref])
@@ -136,10 +157,48 @@ async def skip_next_occurrence(
     return await send(request, made.skip_next([_ref(schedule_id)]), CANCEL_CODES)
 
 
+@router.post(
+    TOPIC_PATH + "/schedules/{id}/pause",
+    summary="Pause a schedule",
+    description=PAUSE_SCHEDULE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def pause_schedule(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    schedule_id: ScheduleId,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.pause_schedules([_ref(schedule_id)], True), CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/schedules/{id}/resume",
+    summary="Resume a schedule",
+    description=RESUME_SCHEDULE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def resume_schedule(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    schedule_id: ScheduleId,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.pause_schedules([_ref(schedule_id)], False), CANCEL_CODES)
+
+
 def _names(target: Target, given: Sequence[str] | None) -> list[str]:
     try:
         names = parse_subscriptions(given)
-    except BadRequest as error:
+    except BadRequestError as error:
         raise AdminError(400, str(error)) from error
     target.check_subscriptions(names)
     return names
@@ -152,8 +211,34 @@ def _find(request: Request, target: Target, schedule_id: str, subscription: str 
     except PendingError as error:
         raise refusal(error) from error
     if found is None:
-        raise AdminError(404, f"the tables know of no recurring message {ref}: a new one is known after some seconds")
+        raise UnknownScheduleError(
+            404, f"the tables know of no recurring message {ref}: a new one is known after some seconds"
+        )
     return found
+
+
+def _first_outcomes(made: RequestFactory, message: MessageRef) -> list[Outcome]:
+    """Returns the outcomes of the end of a schedule that was asked for under the request id before; none: none was."""
+    if not made.request_id:
+        return []
+    source, _ = resolve_topic(made.topic, {route.source for route in made.settings.routes})
+    now = time.time_ns() // 1_000_000
+    rows = find_first_answers(Tables(made.settings.warehouse), None, [made.request_id], now).to_pylist()
+    outcomes = [
+        Outcome(
+            row["subscription"],
+            MessageRef(row["ledger_id"], row["entry_id"], -1, row["batch_index"]),
+            Result.Name(row["result"]),
+            row["reason"] or "",
+            row["result"] in CANCELLED,
+        )
+        for row in rows
+        if (row["topic"], row["ledger_id"], row["entry_id"]) == (source, message.ledger_id, message.entry_id)
+        and (message.batch_index < 0 or row["batch_index"] in (-1, message.batch_index))
+        and row["operation"] in _ENDS
+    ]
+    is_same = {outcome.subscription for outcome in outcomes} >= set(made.subscriptions)
+    return outcomes if is_same else []
 
 
 def _ask(request: Request, target: Target, subscription: str | None) -> Schedules:

@@ -13,8 +13,8 @@ from admin.errors import AdminError
 from admin.rest.by_filter import by_filter, parse_bulk
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, command_factory, send
 from admin.rest.request_bodies import (
-    BadRequest,
-    TooManyIds,
+    BadRequestError,
+    TooManyIdsError,
     parse_cancel,
     parse_json,
     parse_message,
@@ -26,7 +26,7 @@ from admin.rest.request_bodies import (
     parse_skip_map,
     parse_subscriptions,
 )
-from admin.rest.target import Target, TargetTopic
+from admin.rest.target_topic import Target, TargetTopic
 from admin.rest.topics_schema import (
     ACKNOWLEDGE_RESPONSES,
     ACKNOWLEDGE_TEXT,
@@ -62,8 +62,9 @@ from admin.rest.topics_schema import (
     fields_body,
 )
 from admin.security.policy import open_to_all
-from broker.message_ids import MessageIdError, MessageRef
+from broker.entries.message_ids import MessageIdError, MessageRef
 from conf.settings import Settings
+from tracker.subscriptions import ALSO_LATER
 
 _T = TypeVar("_T")
 
@@ -101,7 +102,7 @@ async def cancel_delayed_message(
         names = parse_subscriptions(given.get("subscriptionNames"))
         key = parse_schedule_key(given)
         cancel = None if key is not None else parse_cancel(given)
-    except (BadRequest, MessageIdError) as error:
+    except (BadRequestError, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
     factory = command_factory(request, role, target, names)
@@ -138,7 +139,7 @@ async def acknowledge_message(
         names = parse_subscriptions(given.get("subscriptionNames"))
         key = parse_schedule_key(given)
         message = None if key is not None else parse_message(given)
-    except (BadRequest, MessageIdError) as error:
+    except (BadRequestError, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
     factory = command_factory(request, role, target, names)
@@ -248,6 +249,10 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
 )
 async def retry(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
     messages, reason, after_millis = await _named(request, target, subscription, parse_retry)
+    if subscription == ALSO_LATER:
+        names = ", ".join(one.name for one in target.route.subscriptions)
+        text = f"a retry is for the one subscription whose consumer failed, and not for {ALSO_LATER}"
+        raise AdminError(412, f"{text}: the topic has {names}")
     factory = command_factory(request, role, target, [subscription])
     return await send(request, factory.retry(messages, reason, after_millis), CANCEL_CODES)
 
@@ -304,7 +309,7 @@ async def _has_filter(request: Request) -> bool:
     """Whether the body names messages by a filter, and not by their ids."""
     try:
         content = parse_json(await request.body())
-    except BadRequest:
+    except BadRequestError:
         return False
     return isinstance(content, dict) and "filter" in content
 
@@ -324,9 +329,9 @@ async def _named(request: Request, target: Target, subscription: str, parse: Cal
     target.check_subscriptions([subscription])
     try:
         return parse(await request.body(), settings.api.max_ids_per_call)
-    except (BadRequest, MessageIdError) as error:
+    except (BadRequestError, MessageIdError) as error:
         raise AdminError(400, str(error)) from error
-    except TooManyIds as error:
+    except TooManyIdsError as error:
         raise AdminError(413, str(error)) from error
 
 
@@ -334,19 +339,19 @@ async def _given(request: Request, **query: object) -> dict[str, object]:
     """Returns the parameters of the query, and those that it lacks from the body, which is a form or JSON.
 
     Raises:
-        BadRequest: the body is neither.
+        BadRequestError: the body is neither.
     """
     body = await request.body()
     content: dict[str, object] = {}
     if body.lstrip()[:1] in (b"{", b"["):
         parsed = parse_json(body)
         if not isinstance(parsed, dict):
-            raise BadRequest("the body must be an object")
+            raise BadRequestError("the body must be an object")
         content = parsed
     elif body:
         try:
             form = await request.form()
         except HTTPException as error:
-            raise BadRequest(f"the body is no form: {error.detail}") from error
+            raise BadRequestError(f"the body is no form: {error.detail}") from error
         content = {name: form.getlist(name) if name == "subscriptionNames" else form[name] for name in form}
     return content | {name: value for name, value in query.items() if value is not None}

@@ -9,8 +9,8 @@ from pydantic import BaseModel, WithJsonSchema
 
 from admin.errors import error_responses
 from admin.security.policy import requires
-from broker.message_ids import MAX_INT64
-from conf.settings import Operation
+from broker.entries.message_ids import MAX_INT64
+from conf.api_settings import Operation
 
 TOPIC_PATH = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 
@@ -44,7 +44,7 @@ SubscriptionNames = Annotated[
     list[str] | None,
     Query(
         alias="subscriptionNames",
-        description="Repeated, or separated by commas; none: all of the topic's.",
+        description="Repeated, or separated by commas; none: all of the topic's; `*`: those added later, too.",
         examples=[["billing", "audit"]],
     ),
 ]
@@ -162,27 +162,37 @@ RESTORE_TEXT = (
     + _HEADERS
 )
 RETRY_TEXT = (
-    "Delivers messages once more to the subscription, whose consumer failed on them: after `afterMillis`, or as the"
-    " subscription's backoff says, and with the property `delaylake.attempt`. One that got more retries than it may"
-    " have goes to the topic of dead letters, `<destination>-dlq`, with the reasons. A message that waits still is"
-    " answered ALREADY_APPLIED." + _HEADERS
+    "Delivers messages once more to the subscription, the one (not `*`) whose consumer failed on them: after"
+    " `afterMillis`, or as the subscription's backoff says, and with the property `delaylake.attempt`. One that got"
+    " more retries than it may have goes to the topic of dead letters, `<destination>-dlq`, with the reasons. A message"
+    " that waits still is answered ALREADY_APPLIED." + _HEADERS
 )
 END_TEXT = (
     "Ends a schedule, on all subscriptions or those named: no further occurrence is delivered. One that is handed out"
-    " already comes. It is a cancel of the message: `restore` takes the schedule up again until the cancelled"
+    " already comes. A subscription that is added later gets a schedule that has not begun, unless that was ended for"
+    " `*`. It is a cancel of the message: `restore` takes the schedule up again until the cancelled"
     " occurrence would be due." + _HEADERS
 )
 SKIP_NEXT_OCCURRENCE_TEXT = (
     "Skips the next occurrence of a schedule, on all subscriptions or those named; on each it is the one that waits"
     " there. The one after it is next." + _HEADERS
 )
+PAUSE_SCHEDULE_TEXT = (
+    "Pauses a schedule, on all subscriptions or those named: its next occurrence waits until the schedule is resumed."
+    " One that is handed out already comes. What was rescheduled gets its time by the rule back. Pausing it again does"
+    " nothing." + _HEADERS
+)
+RESUME_SCHEDULE_TEXT = (
+    "Resumes a schedule that was paused, on all subscriptions or those named: it goes on by its rule. What was missed"
+    " is made up for as its `misfire` says. One that is not paused stays as it is." + _HEADERS
+)
 PAUSE_TEXT = (
     "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
     " delivered now, or the pause ends. What was handed out already still comes." + _HEADERS
 )
 RESUME_TEXT = (
-    "What was held back is delivered now, 5,000 messages a second and shard, and what comes due from now on at its"
-    " time." + _HEADERS
+    "What was held back is delivered now, 10,000 messages a second for each subscription, and what comes due from now"
+    " on at its time." + _HEADERS
 )
 ACTION_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,

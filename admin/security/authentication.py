@@ -15,8 +15,8 @@ from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from admin.security.tokens import TokenError, TokenVerifier
+from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
 from conf.errors import DelayLakeError
-from conf.settings import ApiSettings, AuthSettings, Operation, Role
 
 BEARER = "Bearer "
 

@@ -15,8 +15,9 @@ from admin.errors import AdminError
 from admin.security.authentication import BEARER, Authenticator, RateLimit, Roles
 from admin.security.refusals import Refusal, Refusals
 from admin.security.tokens import TokenError
+from conf.api_settings import Operation
 from conf.errors import DelayLakeError
-from conf.settings import Operation, Route, Settings
+from conf.settings import Route, Settings
 
 # Without authentication there are no roles; commands say so in `issued_by`.
 ANONYMOUS = "anonymous"

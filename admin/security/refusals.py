@@ -12,8 +12,8 @@ from typing import Self
 import pyarrow as pa
 
 from conf.errors import one_line
+from warehouse.delta.tables import Tables
 from warehouse.schemas import REFUSALS
-from warehouse.tables import Tables
 
 TABLE = "refusals"
 

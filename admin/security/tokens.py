@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, S
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
+from conf.api_settings import AuthSettings
 from conf.errors import DelayLakeError
-from conf.settings import AuthSettings, local_path
+from conf.settings import local_path
 from tracker.commands.schema import MAX_NAME_BYTES
 
 MAX_TOKEN_BYTES = 16_384  # a longer token is refused without being decoded

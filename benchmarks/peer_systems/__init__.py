@@ -12,14 +12,14 @@ import psutil
 
 from benchmarks.burst import drained
 from benchmarks.on_time import late_millis
-from broker.jars import cache_folder
-from tests.harness import wait_until
+from broker.jvm.jars import cache_folder
+from tests.support.harness import wait_until
 
 PENDING_FROM_MILLIS, PENDING_SPREAD_MILLIS = 1_800_000, 86_400_000  # what is pending is due within a day
 PAYLOAD = b"x" * 86
 
 
-class NotInstalled(Exception):
+class NotInstalledError(Exception):
     """The system is not on this machine; the message says what is missing."""
 
 

@@ -23,7 +23,7 @@ from benchmarks.peer_systems import (
     PAYLOAD,
     PENDING_FROM_MILLIS,
     PENDING_SPREAD_MILLIS,
-    NotInstalled,
+    NotInstalledError,
     Peer,
     burst_figures,
     cpu_of,
@@ -50,14 +50,14 @@ def client() -> Any:
     """Returns the module of the client.
 
     Raises:
-        NotInstalled: it is not there.
+        NotInstalledError: it is not there.
     """
     if (own := str(folder() / "python")) not in sys.path:
         sys.path.append(own)
     try:
         return importlib.import_module("nats")
     except ImportError as error:
-        raise NotInstalled("nats-py is not installed") from error
+        raise NotInstalledError("nats-py is not installed") from error
 
 
 class Nats(Peer):
@@ -66,7 +66,7 @@ class Nats(Peer):
     def __init__(self) -> None:
         program = shutil.which("nats-server", path=str(folder() / "bin")) or shutil.which("nats-server")
         if program is None:
-            raise NotInstalled("nats-server is not on the PATH")
+            raise NotInstalledError("nats-server is not on the PATH")
         client()
         port = free_port()
         self._folder = tempfile.TemporaryDirectory()
@@ -123,7 +123,7 @@ async def _make_stream(url: str) -> None:
     connection = await client().connect(url)
     answer = await connection.request("$JS.API.STREAM.CREATE.S", json.dumps(STREAM).encode(), timeout=30)
     if error := json.loads(answer.data).get("error"):
-        raise NotInstalled(f"nats-server has no schedules: {error}")
+        raise NotInstalledError(f"nats-server has no schedules: {error}")
     await connection.close()
 
 

@@ -15,7 +15,7 @@ from benchmarks.burst import SENDING_SECONDS
 from benchmarks.peer_systems import (
     PENDING_FROM_MILLIS,
     PENDING_SPREAD_MILLIS,
-    NotInstalled,
+    NotInstalledError,
     Peer,
     burst_figures,
     cpu_of,
@@ -46,9 +46,9 @@ class RocketMq(Peer):
     def __init__(self) -> None:
         self._jars = folder() / "rocketmq"
         if not list(self._jars.glob("rocketmq-broker-*.jar")):
-            raise NotInstalled("there are no JARs of RocketMQ")
+            raise NotInstalledError("there are no JARs of RocketMQ")
         if shutil.which("java") is None:
-            raise NotInstalled("there is no java")
+            raise NotInstalledError("there is no java")
         self._folder = tempfile.TemporaryDirectory()
         self._home = Path(self._folder.name)
         (self._home / "conf").mkdir()
@@ -110,5 +110,5 @@ class RocketMq(Peer):
             capture_output=True, text=True, timeout=_LOADING_SECONDS,
         )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(f"RocketMQ's load: {done.stderr.strip()[-300:]}")
+            raise RuntimeError(f"RocketMQ's load: {done.stderr.strip()[:300]}")
         return np.array([line.split() for line in out.read_text().splitlines()], dtype=np.float64).reshape(-1, 2)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.logs import LogFormat, configure
-from jobs.options import global_options
+from jobs.logs import LogFormat, configure, name_settings
+from jobs.options import Output, OutputOption, global_options, show
 
 if TYPE_CHECKING:
-    from conf.settings import AuthSettings
+    from conf.api_settings import AuthSettings
 
 _BACKLOG = 2048
 
@@ -30,8 +30,12 @@ def api(
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="By default the setting api.port; 0: any free one.")
     ] = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Serve the admin REST API. Prints its URL once it answers; needs no JVM, and starts without a broker."""
+    """Serve the admin REST API. Prints its URL once it answers; needs no JVM, and starts without a broker.
+
+    With --output json: {"url": ...}.
+    """
     options = global_options(context)
     settings = options.settings
     if host is not None:
@@ -64,7 +68,9 @@ def api(
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     address, bound_port = listener.getsockname()[:2]
     scheme = "https" if settings.api.tls_certificate_file else "http"
-    print(f"{scheme}://{f'[{address}]' if ':' in address else address}:{bound_port}", flush=True)
+    url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{bound_port}"
+    name_settings(settings.file)
+    show(output, {"url": url}, url)
     server.run(sockets=[listener])
 
 

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import signal
-import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.logs import LogFormat, configure
+from jobs.logs import LogFormat, configure, name_settings
 from jobs.options import Output, OutputOption, global_options
+from jobs.reporter import Reporter
 from jobs.spark_log import bound, output_of_children, spark_log_of
-from jobs.unread import write_nowhere
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from filelock import FileLock
     from prometheus_client.registry import Collector
-    from pyspark.sql import SparkSession
 
     from conf.settings import Settings
     from status.batch_status import BatchStatus
     from status.job_status import StatusWriter
     from status.troubles import Troubles
-    from warehouse.known_routes import KnownRoute
+    from streaming.session import SparkSession
+    from warehouse.routes.known_routes import KnownRoute
 
 _log = logging.getLogger(__name__)
 
@@ -64,102 +61,9 @@ def run(
     """
     options = global_options(context)
     configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
+    name_settings(options.settings.file)
     reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
     run_job(options.settings, reporter, keeps_spark_log=not options.verbose, is_standby=standby)
-
-
-class Reporter:
-    """Prints `ready` and lines of progress.
-
-    Counts are those of the last batch; rates and lateness are since the last line.
-
-    Args:
-        output: text, or an object of JSON a line.
-        every_seconds: the least time between two lines of progress; 0: there are none.
-        max_in_flight: with more messages in flight, the job is held up.
-    """
-
-    def __init__(self, output: Output, every_seconds: float, max_in_flight: int) -> None:
-        self._output = output
-        self._max_in_flight = max_in_flight
-        self._every = every_seconds
-        self._lock = threading.Lock()
-        self._is_ready = False
-        self._status: dict[str, int] = {}
-        self._begin()
-
-    def standby(self) -> None:
-        """Says that the job waits, and could take over."""
-        self._print("standby", {}, "standby", sys.stdout)
-
-    def changed(self, lines: Sequence[str]) -> None:
-        """Prints the changes of the settings' routes since the last run, a line each."""
-        for line in lines:
-            self._print("changed", {"text": line}, line, sys.stdout)
-
-    def batch(self, status: BatchStatus) -> None:
-        with self._lock:
-            if not self._is_ready:
-                self._is_ready = True
-                self._print("ready", {}, "ready", sys.stdout)
-                self._begin()
-            self._status = status.counts | {"lookahead_millis": status.lookahead_millis}
-            self._taken += status.counts["taken"]
-            self._batch_millis.append(status.counts["sink_millis"])
-            if self._every and time.monotonic() - self._since >= self._every:
-                self._report()
-                self._begin()
-
-    def deliveries(self, rows: pa.Table) -> None:
-        import numpy as np
-
-        late = rows["sent_at"].to_numpy() - rows["deliver_at"].to_numpy()
-        planned = ~np.asarray(rows["short_notice"].to_numpy(zero_copy_only=False))
-        with self._lock:
-            self._delivered += rows.num_rows
-            self._lateness.append(late[planned])
-
-    def _begin(self) -> None:
-        self._since = time.monotonic()
-        self._taken = self._delivered = 0
-        self._batch_millis: list[int] = []
-        self._lateness: list[Any] = []
-
-    def _report(self) -> None:
-        import numpy as np
-
-        seconds = time.monotonic() - self._since
-        late = np.concatenate(self._lateness) if self._lateness else np.zeros(0)
-        p50, p99 = (float(p) for p in np.percentile(late, [50, 99])) if len(late) else (None, None)
-        values = {
-            "pending": self._status["delayed"],
-            "in_state": self._status["loaded"],
-            "in_flight": self._status["in_flight"],
-            "lookahead_millis": self._status["lookahead_millis"],
-            "is_held_up": self._status["in_flight"] > self._max_in_flight,
-            "taken_per_second": round(self._taken / seconds, 1),
-            "delivered_per_second": round(self._delivered / seconds, 1),
-            "batches_per_second": round(len(self._batch_millis) / seconds, 2),
-            "batch_millis_p50": float(np.median(self._batch_millis)),
-            "late_millis_p50": p50,
-            "late_millis_p99": p99,
-        }
-        late_text = "" if p50 is None else f"   late p50 {p50:.0f} ms, p99 {p99:.0f} ms"
-        text = (
-            f"pending {values['pending']:,} (in state {values['in_state']:,}, in flight {values['in_flight']:,})   "
-            f"in {values['taken_per_second']}/s, out {values['delivered_per_second']}/s{late_text}"
-            + ("   held up: the senders are behind" if values["is_held_up"] else "")
-        )
-        self._print("progress", values, text, sys.stderr)
-
-    def _print(self, event: str, values: dict[str, Any], text: str, stream: Any) -> None:
-        if self._output is Output.JSON:
-            text, stream = json.dumps({"event": event, **values}), sys.stdout
-        try:
-            print(text, file=stream, flush=True)
-        except BrokenPipeError:
-            _log.warning("nobody reads the output any more; deliveries go on")
-            write_nowhere(stream.fileno())
 
 
 def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True, is_standby: bool = False) -> None:
@@ -178,6 +82,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     """
     from filelock import Timeout
 
+    from broker.client import listens
     from conf.settings import local_path
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
@@ -185,7 +90,10 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         from streaming.start import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
-    warn_of_namespaces(settings)
+    if has_broker := listens(settings.pulsar):
+        warn_of_namespaces(settings)
+    else:
+        _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
     folder = Path(local_path(settings.checkpoint))
     lock, stopping = checkpoint_lock(folder), threading.Event()
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
@@ -204,7 +112,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         try:
             with _reporting(settings) as (status, troubles):
                 spark = spark or sessions.enter_context(_spark(settings, keeps_spark_log, stopping))
-                _deliver(spark, settings, reporter, status, troubles, stopping)
+                _deliver(spark, settings, reporter, status, troubles, stopping, warns_when_ready=not has_broker)
         finally:
             lock.release()
 
@@ -273,12 +181,17 @@ def _deliver(
     status: StatusWriter,
     troubles: Troubles,
     stopping: threading.Event,
+    warns_when_ready: bool,
 ) -> None:
-    """Runs the job until an event is set."""
+    """Runs the job until an event is set.
+
+    Args:
+        warns_when_ready: of namespaces: before there was no broker to ask.
+    """
     from jobs.background_maintenance import BackgroundMaintenance
     from streaming.query import DelayedDelivery
     from streaming.session import archive_classes
-    from warehouse.missing_routes import MissingRoutesWatch
+    from warehouse.routes.missing_routes import MissingRoutesWatch
 
     def on_batch(batch: BatchStatus) -> None:
         status.batch(batch)
@@ -306,6 +219,8 @@ def _deliver(
     with watch:
         while worker.is_alive() and not job.is_ready:
             worker.join(0.2)
+        if warns_when_ready and job.is_ready:
+            warn_of_namespaces(settings)
         archive_classes(spark)
         # Not before the job has taken the warehouse over: maintenance in the epoch before would be refused.
         with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
@@ -324,8 +239,8 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     """
     from conf.settings import local_path
     from streaming.checkpoint.last_routes import last_routes
-    from warehouse.known_routes import KnownRoutes, changes
-    from warehouse.schedules_left_out import schedules_left_out
+    from warehouse.routes.known_routes import KnownRoutes, changes
+    from warehouse.schedules.schedules_left_out import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
     now = (before or KnownRoutes.from_json(status.status().routes)).taken_on(settings)
@@ -337,8 +252,8 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
 
 def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) -> int:
     """Counts the messages of a topic without a route that wait."""
-    from warehouse.known_routes import as_routes
     from warehouse.queries.waiting import Pending
+    from warehouse.routes.known_routes import as_routes
 
     return Pending(settings.model_copy(update={"routes": as_routes(missing)}), topic).count()
 
@@ -346,11 +261,11 @@ def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) 
 @contextmanager
 def _metrics_server(settings: Settings, collector: Collector) -> Iterator[None]:
     """Serves the job's metrics while the block runs, if `metrics.port` is set; if it can't, logs a warning."""
-    from jobs.metrics_server import serve_metrics
-
     if not settings.metrics.port:
         yield
         return
+    from jobs.metrics_server import serve_metrics
+
     try:
         server, thread = serve_metrics(settings, collector)
     except OSError as error:
@@ -371,8 +286,8 @@ def warn_of_namespaces(settings: Settings) -> None:
     Its broker has no deduplication, by which it would drop the second one; or no retention, by which a rebuild finds
     the first one.
     """
-    from broker.admin_rest import AdminClient
     from broker.client import PulsarError
+    from broker.pulsar_admin.admin_rest import AdminClient
 
     destinations = [s.destination for route in settings.routes for s in route.subscriptions]
     namespaces = sorted({"/".join(d.removeprefix("persistent://").split("/")[:2]) for d in destinations})

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -51,7 +52,7 @@ class DemoJob:
                 start_new_session=True,
             )
         lines: list[str] = []
-        reader = threading.Thread(target=self._read_line, args=(self._process, lines), daemon=True)
+        reader = threading.Thread(target=self._read_line, args=(self._process.stdout, lines), daemon=True)
         reader.start()
         reader.join(timeout=_READY_SECONDS)
         if lines != ["ready"]:
@@ -74,9 +75,9 @@ class DemoJob:
         return self._process.wait()
 
     @staticmethod
-    def _read_line(process: subprocess.Popen[str], lines: list[str]) -> None:
-        assert process.stdout is not None
-        lines.append(process.stdout.readline().strip())
+    def _read_line(stdout: IO[str] | None, lines: list[str]) -> None:
+        if stdout is not None:
+            lines.append(stdout.readline().strip())
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()

@@ -18,9 +18,9 @@ import yaml
 
 from admin.control.client import ControlClient
 from admin.control.requests import Cancel, Outcome
-from broker.admin_rest import AdminClient
 from broker.client import connect
-from broker.message_ids import MessageRef, parse
+from broker.entries.message_ids import MessageRef, parse
+from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings, load_settings
 from jobs.demo.consumers import Consumers
@@ -40,7 +40,7 @@ from jobs.demo.plan import (
 )
 from jobs.demo.progress import Progress
 from warehouse.audit.accounts import Audit, run_audit
-from warehouse.tables import Tables
+from warehouse.delta.tables import Tables
 
 _BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second: to be watched
 _TAKEN_BACK_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped

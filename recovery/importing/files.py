@@ -18,7 +18,7 @@ from conf.errors import one_line
 from recovery.importing.importer import Importer, ImportFailedError
 from streaming.release.outgoing import FIELD_BYTES
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
-from tracker.schedule import MAX_TIME_MILLIS, TOO_FAR
+from tracker.properties.schedule import MAX_TIME_MILLIS, TOO_FAR
 
 _ROWS_AT_ONCE = 1_000_000
 _FILE_BYTES_AT_ONCE = 256 << 20

@@ -13,10 +13,10 @@ from conf.settings import Settings
 from status.troubles import NOT_SEEN_REASON
 from streaming.release.naming import max_size_bytes
 from tracker.commands.decode import resolve_topic
-from tracker.entry_log import ENTRY_COLUMNS
+from tracker.entry_log import entries_of
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where
+from warehouse.delta.tables import OnProgress, Tables
 from warehouse.queries.index_rows import to_index, to_rejects
-from warehouse.tables import OnProgress, Tables
 
 
 class ImportFailedError(DelayLakeError):
@@ -87,7 +87,7 @@ class Importer:
         parts = (
             ("rejects", to_rejects(where(messages, rejected), 0)),
             ("delayed_index", to_index(taken, 0)),
-            ("entries", where(messages, (int64(messages, "batch_index") <= 0) & was_seen).select(ENTRY_COLUMNS)),
+            ("entries", entries_of(where(messages, was_seen))),
         )
         is_new = False
         for table, rows in parts:

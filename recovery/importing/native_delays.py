@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.admin_rest import AdminClient, NotToldError
-from broker.continuity import Gap
+from broker.entries.continuity import Gap
 from broker.position import Position
+from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
 from tracker.messages import int64, with_columns
+from tracker.properties.retry_of import RETRY_OF
+from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, TOO_FAR
 from tracker.recurrence.recurrence import REPEAT
-from tracker.retry_of import RETRY_OF
-from tracker.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, TOO_FAR
 
 _ASKED_AT_ONCE = 8
 

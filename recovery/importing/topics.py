@@ -9,16 +9,16 @@ import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.admin_rest import AdminClient
 from broker.client import NoAnswerError, connect, crypto_key_reader, subscribe
-from broker.continuity import Continuity, Gap, missing_ranges, positions_in
+from broker.entries.continuity import Continuity, Gap, missing_ranges, positions_in
 from broker.position import START, Position, SourceTopic
-from broker.topic_questions import BrokerSide
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, source_of
 from recovery.importing.native_delays import not_acknowledged, with_native_times
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
-from streaming.source.receiving.details import MessageDetails, NotKnownYet
+from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, concat, typed
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import REJECTS
@@ -69,7 +69,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             alone = [(Position(*a), Position(*b)) for a, b in admin.acknowledged_alone(partition, subscription)]
             app_id = f"import {partition} to {importer.source_topic}"
             written = position_of(importer.tables.written("entries", app_id))
-            begin = max(BrokerSide(admin, subscription).begin(partition), written)
+            begin = max(TopicQuestions(admin, subscription).begin(partition), written)
             consumer = subscribe(client, partition, subscription, crypto_key_reader(importer.settings.pulsar))
             details = MessageDetails(source, admin, schemas, name)
             chunks = _chunks(importer, consumer, partition, subscription, written, details)
@@ -78,7 +78,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
                 importer.append(_as_imported(messages), app_id, number_of(last), is_by_position=True)
                 consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
             consumer.close()
-    except NotKnownYet as error:
+    except NotKnownYetError as error:
         raise ImportFailedError(f"{name}: {error}") from error
     finally:
         client.close()

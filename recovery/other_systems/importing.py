@@ -16,8 +16,8 @@ from recovery.importing.files import FIRST_LEDGER_OF_FILES, hash48, import_rows
 from recovery.importing.importer import Importer
 from recovery.other_systems.item import Item, Source
 from tracker.messages import int64
+from warehouse.delta.tables import Tables, exists, literal
 from warehouse.schemas import IMPORTED
-from warehouse.tables import Tables, exists, literal
 
 TABLE = "imported"
 
@@ -155,7 +155,7 @@ def _rows(topic: str, ledger: int, items: list[Item]) -> pa.Table:
 
 
 def _finish(importer: Importer, rows: pa.Table) -> None:
-    """Brings the rows of a part, in the order of their entry ids, to the job's tables; of the part ids alone stay."""
+    """Moves a part's rows, in the order of their entry ids, to the job's tables; then keeps only their ids."""
     ledger = int(int64(rows, "ledger_id")[0])
     import_rows(importer, rows.drop_columns([*_IDS, "imported_at"]), ledger)
     now = pa.repeat(time.time_ns() // 1_000_000, rows.num_rows)

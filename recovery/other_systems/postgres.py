@@ -38,7 +38,7 @@ class PostgresTable:
         try:
             import psycopg  # noqa: F401
         except ImportError:
-            raise SourceError("psycopg is not installed: pip install 'delaylake[postgres]'") from None
+            raise SourceError("psycopg is not installed: pip install -e '.[postgres]'") from None
         if queues and mapping.queue is None:
             raise SourceError("--queue: the mapping does not say what a row's queue is")
         self._url = url

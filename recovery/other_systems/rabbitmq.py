@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import one_line
 from recovery.other_systems.item import Item, SourceError, bad, item
-from tracker.retry_of import RESERVED_PREFIX
+from tracker.properties.delivered import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from pika.spec import Basic, BasicProperties
@@ -35,7 +35,7 @@ class RabbitMQ:
         try:
             import pika
         except ImportError:
-            raise SourceError("pika is not installed: pip install 'delaylake[rabbitmq]'") from None
+            raise SourceError("pika is not installed: pip install -e '.[rabbitmq]'") from None
         if not queues:
             raise SourceError("--queue: name the queues in which messages wait")
         try:

@@ -22,7 +22,7 @@ def connect(url: str) -> Any:
     try:
         import redis
     except ImportError:
-        raise SourceError("redis-py is not installed: pip install 'delaylake[redis]'") from None
+        raise SourceError("redis-py is not installed: pip install -e '.[redis]'") from None
     try:
         return redis.Redis.from_url(url, decode_responses=False, socket_timeout=_TIMEOUT_SECONDS)
     except ValueError as error:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from conf.files import replace_file
 from streaming.checkpoint.offset import Offset
-from tracker.messages import pack, unpack
+from tracker.packing import pack, unpack
 
 _log = logging.getLogger(__name__)
 

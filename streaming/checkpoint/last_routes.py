@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
-from warehouse.known_routes import KnownRoutes
+from warehouse.routes.known_routes import KnownRoutes
 
 
 def last_routes(checkpoint: Path) -> KnownRoutes | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tracker import Tick
 from tracker.shaping.spans import SHAPED, recorded
-from warehouse.known_routes import KnownRoutes
+from warehouse.routes.known_routes import KnownRoutes
 
 # The names in Spark's offset log of those fields of `Offset` that are called otherwise there: a checkpoint outlives a
 # renaming.
@@ -62,9 +62,11 @@ class Offset:
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
     rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
     rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `reinstated`
-    changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # subscriptions, as `warehouse.tenure.Changes`
+    changed: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # subscriptions, as `warehouse.routes.tenure.Changes`
     keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
-    # By source topic and subscription what waited for this tick: [time after which it gets places, messages by shard].
+    # By source topic and subscription, for what waited for this tick: [time after which places are, places by shard].
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # the version by which recurring messages are computed; "": an earlier program's offset
     lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long

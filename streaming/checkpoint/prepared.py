@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind
-from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE
-from tracker.commands.schema import COMMAND_ROWS
+from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE
+from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.messages import typed
 from tracker.sharding import shards_of
+from warehouse.durable import sync, write_durably
 
 # Inside the query's folder, so that it is removed with it, and never taken for a later query's.
 FOLDER = Path("query/rebuild")
@@ -23,7 +25,7 @@ FOLDER = Path("query/rebuild")
 class PreparedState:
     """What `rebuild` has prepared for the first batch: an offset, and state for each shard.
 
-    All but `offset` raise FileNotFoundError where nothing was prepared.
+    What reads, but `offset`, raises FileNotFoundError where nothing was prepared.
 
     Args:
         checkpoint: its folder.
@@ -31,6 +33,22 @@ class PreparedState:
 
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / FOLDER
+
+    def write_rows(self, rows: Mapping[str, pa.Table]) -> None:
+        """Writes the rows of all shards, by kind (`InputKind`); they are on the disk when done."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for kind, table in rows.items():
+            pq.write_table(table, self._folder / f"{kind}.parquet")
+        sync(self._folder.iterdir())
+
+    def complete(self, offset: Offset, facts: Mapping[str, Any]) -> None:
+        """Writes the rest, on the disk when done. To be called last: with it the prepared state is there.
+
+        Args:
+            offset: with which the query begins.
+            facts: what `inputs` has beside rows, as JSON; `sealed` and `unwanted` have a number for each shard.
+        """
+        write_durably(self._folder / "meta.json", json.dumps({"offset": offset.to_json(), **facts}))
 
     @property
     def offset(self) -> Offset | None:
@@ -63,6 +81,7 @@ class PreparedState:
             InputKind.REBUILT_WAITING: COMMAND_ROWS,
             InputKind.REBUILT_KEYS: LIVE_KEYS,
             InputKind.REBUILT_OCCURRENCES: OCCURRENCES_DONE,
+            InputKind.REBUILT_OUTCOMES: OUTCOME_ROWS,
         }
         tables = {
             kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
@@ -70,11 +89,12 @@ class PreparedState:
             for file in [self._folder / f"{kind}.parquet"]  # an earlier version of the program prepared fewer
         }
         # Where there are schedule keys, a message may be in any shard; only the keys' own rows say in which.
+        # Outcomes are published once, by whichever shard.
         is_anywhere = bool(meta["offset"].get("keyed"))
         shard = {
             kind: shards_of(rows, shards)
             for kind, rows in tables.items()
-            if kind == InputKind.REBUILT_KEYS or not is_anywhere
+            if kind in (InputKind.REBUILT_KEYS, InputKind.REBUILT_OUTCOMES) or not is_anywhere
         }
         return [
             (

@@ -11,21 +11,20 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from conf.settings import TrackerSettings
-from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
+from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
 from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
-from tracker.commands.cancelled import Compression
-from tracker.commands.pace import Pace
-from tracker.commands.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
+from tracker.commands.message_state.cancelled import Compression
+from tracker.commands.schema import COMMAND_ROWS, KNOWN
 from tracker.entry_log import KEPT_SCHEMA
-from tracker.messages import concat, pack, unpack
+from tracker.messages import concat
+from tracker.packing import pack
 from tracker.sharding import Place
+from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
-from warehouse.tables import Tables
 
 
 class OutputKind:
@@ -52,23 +51,6 @@ RELEASES = (
 )
 
 _output = Row(*OUTPUT_SCHEMA.names)
-
-_TABLES = (
-    InputKind.MESSAGES,
-    InputKind.NOTES,
-    InputKind.SEGMENT,
-    InputKind.COMMANDS,
-    InputKind.KNOWN_MESSAGES,
-    InputKind.PAYLOAD_ROWS,
-    InputKind.REJECTED_COMMANDS,
-    InputKind.REJECTED,
-    InputKind.REBUILT_CANCELLED,
-    InputKind.REBUILT_DELIVERED,
-    InputKind.REBUILT_MOVED,
-    InputKind.REBUILT_WAITING,
-    InputKind.REBUILT_KEYS,
-    InputKind.REBUILT_OCCURRENCES,
-)
 
 
 class Operator:
@@ -98,86 +80,23 @@ class Operator:
         Args:
             key: the shard's.
             rows: the shard's input, rows of INPUT_SCHEMA; one of them is the tick.
+
+        Raises:
+            NoTickError: none of them is.
         """
         started = time.perf_counter()
-        offset: Offset | None = None
-        request_ids: dict[str, int] = {}
-        pause_changes: list[PauseChange] = []
-        pace: Pace = {}
-        rebuilt_meta: dict[str, Any] | None = None
-        tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
-        for row in rows:
-            if row.kind == InputKind.TICK:
-                offset = Offset.from_json(json.loads(row.body))
-            elif row.kind == InputKind.REQUEST_IDS:
-                request_ids = json.loads(row.body)
-            elif row.kind == InputKind.PAUSE_CHANGES:
-                pause_changes = [PauseChange(**change) for change in json.loads(row.body)]
-            elif row.kind == InputKind.PACE:
-                pace = json.loads(row.body)
-            elif row.kind == InputKind.REBUILT:
-                rebuilt_meta = json.loads(row.body)
-            else:
-                tables[row.kind].append(unpack(bytes(row.body)))
-        if offset is None:
-            raise AssertionError(f"a batch without a tick for the shard of key {key}")
-        rebuilt = None
-        if rebuilt_meta is not None:
-            bodies = rebuilt_meta["request_ids"]
-            rebuilt = Rebuilt(
-                rebuilt_meta["sealed"],
-                rebuilt_meta["unwanted"],
-                request_ids=bodies if isinstance(bodies, dict) else dict.fromkeys(bodies, 0),  # an earlier version's
-                paused=rebuilt_meta["paused"],
-                shaped_until=rebuilt_meta.get("shaped_until", {}),  # an earlier version prepared none
-                released=rebuilt_meta["released"],
-                cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
-                delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
-                moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
-                waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
-                keys=concat(tables[InputKind.REBUILT_KEYS], LIVE_KEYS),
-                occurrences=concat(tables[InputKind.REBUILT_OCCURRENCES], OCCURRENCES_DONE),
-            )
-        # The offset of an earlier program may lack this version: then it is None.
-        version, now = dict(zip(LOOKED_UP, offset.lookup_versions, strict=False)).get("outcomes"), offset.now
-
-        def first_answers(ids: Collection[str]) -> pa.Table:
-            return find_first_answers(self._tables, version, ids, now)
-
-        index_version = offset.index_version
-
-        def find_keyed(names: Collection[tuple[str, str]], groups: Sequence[int]) -> pa.Table:
-            return find_keyed_messages(self._tables, index_version, names, groups)
-
+        given, number = read_input(key, rows), self._shard_of[key]
+        offset = given.offset
         shard = Shard(
             SparkStore(self._state),
             offset.known_routes.subscriptions,
             self._min_index_count,
             self._settings.tick_time_millis,
             self._compression,
-            Place(self._shard_of[key], len(self._shard_of)),
+            Place(number, len(self._shard_of)),
             self._settings.schedule_key_idle_millis,
         )
-        tick_input = TickInput(
-            messages=concat(tables[InputKind.MESSAGES]),
-            notes=concat(tables[InputKind.NOTES], KEPT_SCHEMA),
-            segment=concat(tables[InputKind.SEGMENT]),
-            commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
-            request_ids=request_ids,
-            known_messages=concat(tables[InputKind.KNOWN_MESSAGES], KNOWN),
-            payload_rows=concat(tables[InputKind.PAYLOAD_ROWS]),
-            pause_changes=pause_changes,
-            rebuilt=rebuilt,
-            rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
-            first_answers=first_answers,
-            find_keyed=find_keyed,
-            reinstated={topic for topic, _ in offset.reinstated},
-            rejected=concat(tables[InputKind.REJECTED]),
-            pace=pace,
-        )
-        effects = shard.apply(offset.to_tick(), tick_input)
-
-        number = self._shard_of[key]
+        effects = shard.apply(offset.to_tick(), self._tick_input(given))
         for release in effects.releases:
             yield _output(number, RELEASES[release.kind], release.tick, pack(release.rows))
         for kind, table in (
@@ -185,7 +104,7 @@ class Operator:
             (OutputKind.CANCELS, effects.cancels),
             (OutputKind.ENTRIES, effects.entries),
             (OutputKind.REJECTS, effects.rejects),
-            (OutputKind.OUTCOMES, effects.outcomes),
+            (OutputKind.OUTCOMES, concat([*given.tables[InputKind.REBUILT_OUTCOMES], effects.outcomes])),
         ):
             for start in range(0, table.num_rows, PART_ROWS):
                 yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
@@ -194,3 +113,33 @@ class Operator:
         status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
         status |= {"waiting": effects.waiting, "paused": effects.paused}
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())
+
+    def _tick_input(self, given: ShardInput) -> TickInput:
+        """Makes the tracker's input, which looks into the tables at the versions that the offset records."""
+        tables, now, index_version = given.tables, given.offset.now, given.offset.index_version
+        # The offset of an earlier program may lack this version: then it is None.
+        version = dict(zip(LOOKED_UP, given.offset.lookup_versions, strict=False)).get("outcomes")
+
+        def first_answers(ids: Collection[str]) -> pa.Table:
+            return find_first_answers(self._tables, version, ids, now)
+
+        def find_keyed(names: Collection[tuple[str, str]], groups: Sequence[int]) -> pa.Table:
+            return find_keyed_messages(self._tables, index_version, names, groups)
+
+        return TickInput(
+            messages=concat(tables[InputKind.MESSAGES]),
+            notes=concat(tables[InputKind.NOTES], KEPT_SCHEMA),
+            segment=concat(tables[InputKind.SEGMENT]),
+            commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
+            request_ids=given.request_ids,
+            known_messages=concat(tables[InputKind.KNOWN_MESSAGES], KNOWN),
+            payload_rows=concat(tables[InputKind.PAYLOAD_ROWS]),
+            pause_changes=given.pause_changes,
+            rebuilt=given.rebuilt,
+            rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
+            first_answers=first_answers,
+            find_keyed=find_keyed,
+            reinstated={topic for topic, _ in given.offset.reinstated},
+            rejected=concat(tables[InputKind.REJECTED]),
+            pace=given.pace,
+        )

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from conf.settings import MOST_LANES
-from streaming.release.naming import LANE_KINDS, ROW_BITS, Target
+from streaming.release.naming import LANE_KINDS, Target
+from streaming.release.sequence_ids import last_sequence_id
 
 
 def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
@@ -60,7 +61,7 @@ class Generation:
         return f"{producer}-{self.number}" if self.number else producer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """An attempt to send assignments: which of their messages, and what is known of earlier attempts."""
 
@@ -118,7 +119,7 @@ def note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed
 def note_done(arrived_to: dict[tuple[str, str], int], done: Iterable[tuple[int, str, str]]) -> None:
     """Notes producers whose messages of a tick have all arrived: up to the last sequence id that it can have."""
     for tick, topic, producer in done:
-        arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), ((tick + 1) << ROW_BITS) - 1)
+        arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), last_sequence_id(tick))
 
 
 def merged(arrived_to: Iterable[Mapping[tuple[str, str], int]]) -> dict[tuple[str, str], int]:

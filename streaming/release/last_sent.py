@@ -16,16 +16,18 @@ from typing import Protocol
 
 import pulsar
 
-from broker.admin_rest import AdminClient, BrokerEntry, TopicLedgers
 from broker.client import PulsarError, connect
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.errors import one_line
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation, lane_name
-from streaming.release.naming import ROW_BITS, producer_name, schema_suffix
+from streaming.release.naming import producer_name, schema_suffix
 from streaming.release.outgoing import is_own
 from streaming.release.producer_names import read_generations
+from streaming.release.sequence_ids import tick_of
 from tracker.in_flight import IN_ORDER, PLANNED
 from warehouse.message_schemas import read as read_schemas
 
@@ -85,7 +87,7 @@ class Names:
         while True:
             name = Generation(number, 0).name(producer)
             last_id = self._last_id(client, name)
-            tick = last_id >> ROW_BITS
+            tick = tick_of(last_id)
             if tick <= self.newest_tick:
                 return tick
             if tick <= self.most_tick and self._is_sent(client, admin, name, source, last_id):
@@ -120,7 +122,7 @@ class Names:
                 entry = admin.entry_metadata(self.topic, ledger_id, entry_id)
                 if entry is None or entry.sequence_id is None:
                     return True
-                if entry.sequence_id >> ROW_BITS <= self.newest_tick:
+                if tick_of(entry.sequence_id) <= self.newest_tick:
                     break
                 is_found = is_found or entry.sequence_id >= last_id
                 if is_job or not is_found:
@@ -183,7 +185,7 @@ def last_sent(
 ) -> dict[str, int]:
     """Returns by topic partition the last tick of which a checkpoint's job has sent anything to it; -1: none.
 
-    A topic partition of which the broker tells nothing in time may be missing; the log names it.
+    Partitions whose broker did not answer in time are left out and logged.
 
     Args:
         newest: the checkpoint's newest offset.

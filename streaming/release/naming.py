@@ -1,4 +1,4 @@
-"""Names of producers, the layout of sequence ids, and the largest size of a message that can be sent on."""
+"""Names and options of producers, and the largest size of a message that can be sent on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from typing import Any
 
 from conf.settings import MOST_LANES, Settings
 from warehouse.message_schemas import version_number
-
-# A producer's sequence id rises from row to row and from tick to tick, and is the same when a release is sent again, by
-# which the broker's deduplication knows the message:
-#
-#     bit    63   62 ............ 22   21 ............. 0
-#          |  0 |        tick        |  place in the tick, + 1  |
-#
-# The place is the row's in its release, or the outcome's in its tick, from 0 on; 0 in these bits is before the first.
-ROW_BITS = 22
 
 # Room for what a delivered message has beside what came, without the names of topic and subscription: the delaylake
 # properties, a schema's version, Pulsar's metadata, which counts to the broker's limit, too, and 150 bytes that broker
@@ -26,7 +17,7 @@ OWN_BYTES = 2_048
 BATCH_MESSAGES = 500
 
 # (source topic, subscription); the subscription "" stands for the source topic's rejects topic, and what
-# `tracker.dead_letters.dead_letters_of` gives for its dead letters.
+# `tracker.dead_letter_targets.dead_letters_of` gives for its dead letters.
 Target = tuple[str, str]
 
 

@@ -8,7 +8,21 @@ from typing import Any
 
 import _pulsar
 
-from tracker.retry_of import ATTEMPT, DEAD_LETTER_OF, KEY_ENCODING, NOT_PASSED_ON, REASONS, RESERVED_PREFIX, RETRY_OF
+from tracker.properties.delivered import (
+    ATTEMPT,
+    DEAD_LETTER_OF,
+    DELIVER_AT,
+    KEY_ENCODING,
+    MESSAGE_ID,
+    OCCURRENCE,
+    REASON,
+    REASONS,
+    RESERVED_PREFIX,
+    SHAPED_FROM,
+    SOURCE,
+)
+from tracker.properties.retry_of import NOT_PASSED_ON, RETRY_OF
+from warehouse.delivery_key import position_of
 
 # A larger rejected message goes without payload, keys and own properties: the table `rejects` has these. A larger one
 # that is retried goes without the reasons, for which there may be no room.
@@ -41,7 +55,7 @@ def delivered(
     if RETRY_OF in properties:
         for name in NOT_PASSED_ON:
             properties.pop(name, None)
-    properties["delaylake.deliverAt"] = str(due)
+    properties[DELIVER_AT] = str(due)
     if dead_letter_of is not None:
         properties[DEAD_LETTER_OF] = dead_letter_of
     if columns["attempt"][row] is not None:
@@ -49,11 +63,11 @@ def delivered(
         if _bytes(columns, row) <= MAX_REJECTED_BYTES:
             properties[REASONS] = columns["retry_reasons"][row] or "[]"
     if columns["occurrence"][row] is not None:
-        properties["delaylake.occurrence"] = str(columns["occurrence"][row])
+        properties[OCCURRENCE] = str(columns["occurrence"][row])
     if columns["key_encoding"][row] is not None:
         properties[KEY_ENCODING] = columns["key_encoding"][row]
     if columns["shaped_from"][row] is not None:
-        properties["delaylake.shapedFrom"] = str(columns["shaped_from"][row])
+        properties[SHAPED_FROM] = str(columns["shaped_from"][row])
     return _built(columns, row, properties, sequence_id, columns["payload"][row])
 
 
@@ -68,7 +82,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
     """
     reason = columns["reason"][row][:_MAX_REASON]
     properties = _properties(columns, row)
-    properties["delaylake.reason"] = reason
+    properties[REASON] = reason
     if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
         return _built(columns, row, properties, sequence_id, columns["payload"][row])
     own = {name: value for name, value in properties.items() if name.startswith(RESERVED_PREFIX)}
@@ -81,20 +95,17 @@ def is_own(properties: Mapping[str, str], source: str) -> bool:
     It need not be: anybody can copy them.
     """
     return (
-        properties.get("delaylake.source") == source
-        and _POSITION.fullmatch(properties.get("delaylake.messageId", "")) is not None
-        and not properties.keys().isdisjoint(("delaylake.deliverAt", "delaylake.reason"))
+        properties.get(SOURCE) == source
+        and _POSITION.fullmatch(properties.get(MESSAGE_ID, "")) is not None
+        and not properties.keys().isdisjoint((DELIVER_AT, REASON))
     )
 
 
 def _properties(columns: Columns, row: int) -> dict[str, str]:
     properties = dict(columns["properties"][row] or ())
-    properties.pop("delaylake.shapedFrom", None)  # it tells of this service, not of the one that a message came from
-    properties["delaylake.source"] = columns["topic"][row]
-    properties["delaylake.messageId"] = (
-        f"{columns['ledger_id'][row]}:{columns['entry_id'][row]}"
-        f":{columns['partition'][row]}:{columns['batch_index'][row]}"
-    )
+    properties.pop(SHAPED_FROM, None)  # it tells of this service, not of the one that a message came from
+    properties[SOURCE] = columns["topic"][row]
+    properties[MESSAGE_ID] = position_of(columns, row)
     return properties
 
 

@@ -13,15 +13,16 @@ from pyspark.sql import DataFrame
 from status.batch_status import BatchStatus
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.operator.processor import RELEASES, OutputKind
-from streaming.release.releaser import Releaser
+from streaming.release.driver.releaser import Releaser
 from streaming.sinks.outcomes import OutcomePublisher
 from tracker.commands.schema import CANCEL_ROWS, OUTCOME_ROWS
-from tracker.entry_log import EMPTY_ENTRIES
-from tracker.messages import MESSAGES, concat, in_order, unpack
-from warehouse.queries.index_rows import cancels_to_index, to_index, to_rejects
+from tracker.entry_log import ENTRIES
+from tracker.messages import MESSAGES, concat, in_order
+from tracker.packing import unpack
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
+from warehouse.routes.tenure import write_changes
 from warehouse.schemas import DELAYED_INDEX
-from warehouse.tables import Tables
-from warehouse.tenure import write_changes
 
 
 class BatchSink:
@@ -52,8 +53,8 @@ class BatchSink:
         self._on_batch = on_batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        self._tables.check_epoch()
         outputs = batch.toArrow().to_pylist()
+        self._tables.check_epoch()  # only now: the operator's work has taken its time
         bodies: dict[str, list[Any]] = {}
         for output in outputs:
             bodies.setdefault(output["kind"], []).append(output)
@@ -78,12 +79,15 @@ class BatchSink:
             self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"], _waiting(statuses))
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OutputKind.OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
-            self._append("outcomes", self._outcomes.publish(outcomes, tick), tick)
+            # First written down, where nobody else has taken over: what is told holds, whatever happens afterwards.
+            told_at = time.time_ns() // 1_000_000
+            self._append("outcomes", outcomes_to_rows(outcomes, tick, told_at), tick)
+            self._outcomes.publish(outcomes, tick, told_at)
         bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(OutputKind.BUCKET, [])))
         cancels = concat((unpack(o["body"]) for o in bodies.get(OutputKind.CANCELS, [])), CANCEL_ROWS)
         index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
         self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
-        entries = concat((unpack(o["body"]) for o in bodies.get(OutputKind.ENTRIES, [])), EMPTY_ENTRIES.schema)
+        entries = concat((unpack(o["body"]) for o in bodies.get(OutputKind.ENTRIES, [])), ENTRIES)
         if entries.num_rows:
             self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar does not have them any more
         self._append("entries", entries, tick)

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from broker.admin_rest import AdminClient
 from broker.client import connect
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
 from streaming.release.last_sent import Names, most_tick
-from streaming.release.naming import PRODUCER_OPTIONS, ROW_BITS
+from streaming.release.naming import PRODUCER_OPTIONS
+from streaming.release.sequence_ids import before_first, sequence_id_of, tick_of
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.messages import int64, typed, where
+from tracker.messages import int64, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import ControlOutcome
-from warehouse.queries.index_rows import outcomes_to_rows
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +40,11 @@ PUBLISHED = pa.schema(
         *(OUTCOME_ROWS.field(name) for name in ("superseded_by", "schedule_key", "occurrence")),
         ("has_more", pa.bool_()),
         ("n_named", pa.int64()),
+        OUTCOME_ROWS.field("is_repeat"),
     ]
 )
 
-_ENTRY = ("request_id", "subscription", "ledger_id", "entry_id")
+_ENTRY = ("request_id", "subscription", "ledger_id", "entry_id", "is_repeat")
 
 
 class OutcomePublisher:
@@ -68,26 +69,22 @@ class OutcomePublisher:
         self._producer: pulsar.Producer | None = None
         self._published = -1  # the producer's last sequence id when it was opened
 
-    def publish(self, outcomes: pa.Table, tick: int) -> pa.Table:
+    def publish(self, outcomes: pa.Table, tick: int, now: int) -> None:
         """Publishes outcomes, and waits until the broker has them.
 
         Args:
             outcomes: rows of OUTCOME_ROWS, all of a tick.
-
-        Returns:
-            those that are no repeats of an earlier answer, as rows of the table `outcomes`.
+            now: when the commands are applied, ms since the epoch.
 
         Raises:
             pulsar.PulsarException: the broker has not taken them.
         """
-        now = time.time_ns() // 1_000_000
         rows = to_publish(outcomes).to_pylist()
         while not self._has_published(rows, tick, now):
             self._close_producer()
-        return outcomes_to_rows(outcomes, tick, now)
 
     def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
-        """Publishes rows of PUBLISHED; False: the broker dropped the last one as a repetition, and it was none."""
+        """Publishes rows of PUBLISHED; False: the broker took the last outcome for a repetition, but it was new."""
         producer = self._open(tick)
         dropped = threading.Event()
 
@@ -95,9 +92,9 @@ class OutcomePublisher:
             if message_id is not None and message_id.ledger_id() < 0:
                 dropped.set()
 
-        first_id = tick << ROW_BITS
+        first_id = before_first(tick)
         for number, row in enumerate(rows):
-            sequence_id = (tick << ROW_BITS) + number + 1
+            sequence_id = sequence_id_of(tick, number)
             if number % _BATCH_OUTCOMES == 0:
                 first_id = sequence_id
             if first_id <= self._published:
@@ -118,6 +115,7 @@ class OutcomePublisher:
                 occurrence=row["occurrence"] or 0,
                 has_more=row["has_more"],
                 n_named=row["n_named"],
+                is_repeat=row["is_repeat"],
             )
             producer.send_async(
                 outcome.SerializeToString(),
@@ -158,7 +156,7 @@ class OutcomePublisher:
                 time.sleep(0.1)
                 continue
             self._published = producer.last_sequence_id()
-            if self._published >> ROW_BITS <= most_tick:
+            if tick_of(self._published) <= most_tick:
                 self._producer = producer
                 continue
             producer.close()
@@ -212,7 +210,8 @@ def to_publish(outcomes: pa.Table) -> pa.Table:
 
     Outcomes that may be summed up (`sum_up`) and name a message become one row for each request, subscription, result
     and reason, without a position and with their number in `n_named`; it is 0 in all other rows. `has_more` says that
-    the next row is of the same request, subscription and entry.
+    the next row is of the same request, subscription and entry. What answers a repeated command is not summed up with
+    what is new: it is all of the answer, also where that has some of it.
 
     Args:
         outcomes: rows of OUTCOME_ROWS.
@@ -220,6 +219,7 @@ def to_publish(outcomes: pa.Table) -> pa.Table:
     Returns:
         rows of PUBLISHED.
     """
+    outcomes = with_columns(outcomes, is_repeat=pc.fill_null(outcomes["is_repeat"], False))
     is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
     single, several = where(outcomes, ~is_summed), where(outcomes, is_summed)
     n = single.num_rows
@@ -230,10 +230,11 @@ def to_publish(outcomes: pa.Table) -> pa.Table:
         "has_more": pa.array(np.append(np.logical_and.reduce(is_same), False)[:n]),
         "n_named": pa.array(np.zeros(n, np.int64)),
     }
-    counted = several.group_by(_SUMMED_BY, use_threads=False).aggregate([([], "count_all")])
+    by = [*_SUMMED_BY, "is_repeat"]
+    counted = several.group_by(by, use_threads=False).aggregate([([], "count_all")])
     nowhere = pa.array(np.full(counted.num_rows, -1))
     summed = {
-        **{name: counted[name] for name in _SUMMED_BY},
+        **{name: counted[name] for name in by},
         **dict.fromkeys(("ledger_id", "entry_id", "batch_index"), nowhere),
         "has_more": pa.array(np.zeros(counted.num_rows, np.bool_)),
         "n_named": counted["count_all"],

@@ -44,12 +44,21 @@ class Barriers:
         receivers: by topic partition, of all that are read; the caller goes on adding to it.
         control_topic: the topic whose messages are commands.
         sources: the source topics that are to be read, also those that can't be looked up.
+        looked_up: those of which all partitions have receivers; the caller goes on adding to it. Of the others, those
+            have some that an offset had positions of.
     """
 
-    def __init__(self, receivers: Mapping[str, Receiver], control_topic: str, sources: Collection[str]) -> None:
+    def __init__(
+        self,
+        receivers: Mapping[str, Receiver],
+        control_topic: str,
+        sources: Collection[str],
+        looked_up: Collection[str],
+    ) -> None:
         self._receivers = receivers
         self._control_topic = control_topic
         self._sources = sources
+        self._looked_up = looked_up
         self._silent_since: dict[str, float] = {}
         self._waiting: _Waiting | None = None
 
@@ -75,7 +84,7 @@ class Barriers:
         Args:
             last: the offset before.
             offset: the new one, with its positions.
-            ends: where the source topics ended after the commands in its batch; None: it has no commands.
+            ends: where the source topics ended after the commands in its batch; None: in it no command begins to wait.
         """
         barriers = [[tick, self._with_late_ends(before)] for tick, before in last.barriers]
         ingested_through = last.ingested_through
@@ -89,13 +98,13 @@ class Barriers:
 
     def _begin(self) -> _Waiting | None:
         """Returns the commands that have come in; None: there are none, or a source topic's end is not known yet."""
+        ends: Ends = {topic: None for topic in self._sources if not self._has_all(topic)}  # before it gets receivers
         receivers = list(self._receivers.items())
         control = [(name, r) for name, r in receivers if r.source.topic == self._control_topic]
         if not any(receiver.waiting for _, receiver in control):
             return None
         # Before the ends are asked for: commands that come later may name messages behind these ends.
         commands = {name: receiver.read_to for name, receiver in control}
-        ends: Ends = dict.fromkeys(set(self._sources) - {receiver.source.topic for _, receiver in receivers})
         for name, receiver in receivers:
             if receiver.source.topic == self._control_topic:
                 continue
@@ -116,9 +125,15 @@ class Barriers:
         """Returns the ends with those, too, of topics that did not answer before and do now."""
         found: Ends = {}
         for name, end in ends.items():
-            late = [] if end is not None else [r for r in list(self._receivers.values()) if _is_of(r, name)]
+            late: list[Receiver] = []
+            if end is None and self._has_all(name):
+                late = [r for r in list(self._receivers.values()) if _is_of(r, name)]
             found |= {receiver.source.name: _end(receiver) for receiver in late} or {name: end}
         return found
+
+    def _has_all(self, name: str) -> bool:
+        """Whether a topic partition, or all of a topic's, have receivers."""
+        return name in self._receivers or name in self._looked_up
 
     def _has_passed(self, positions: Mapping[str, str], ends: Ends) -> bool:
         for name, end in ends.items():

@@ -27,8 +27,10 @@ class ClockSettings:
         lookahead_millis: how long before its time a message is handed out, until the feedback has a measured time.
         seal_interval_millis: the longest time from one seal epoch's end to the next, while there is something to do.
         load_ahead_millis: how far ahead of now the load horizon is to be.
-        max_segment_rows: how many rows a tick loads at most, unless more are due within one time slot.
+        max_segment_rows: how many rows a tick loads at most, unless more are due within one time slot; and how many
+            that wait for a place get one.
         max_lookahead_millis: the longest lookahead that the feedback can ask for; 0: lookahead_millis.
+        max_segment_millis: the longest time that a segment spans of what comes later than now.
     """
 
     run_id: str
@@ -37,6 +39,7 @@ class ClockSettings:
     load_ahead_millis: int
     max_segment_rows: int = 100_000
     max_lookahead_millis: int = 0
+    max_segment_millis: int = 300_000
 
 
 def tick_seconds(batch_seconds: float) -> float:
@@ -152,7 +155,7 @@ class Clock:
             marks=marks,
             index_version=version,
             unwritable=unwritable,
-            places=_places(last, now, feedback),
+            places=_places(last, now, feedback, self._settings.max_segment_rows),
             lane_set=last.lane_set + is_set_back,
         )
 
@@ -196,9 +199,14 @@ class Clock:
         version: int,
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> tuple[int, int]:
-        """Returns the new `load_horizon` and `near_until`: earlier times where too many rows are due before them."""
+        """Returns the new `load_horizon` and `near_until`: earlier times where too many rows are due before them.
+
+        What is due while the job stands still, or within seconds, is loaded at once however long the time is: only
+        beyond it the horizon moves no further than `max_segment_millis`.
+        """
         near = _slot_start(now + self._settings.seal_interval_millis + self.lookahead(feedback) + 2 * SLOT_MILLIS)
-        load = max(last.load_horizon, near, _slot_start(now + self._settings.load_ahead_millis))
+        furthest = max(last.load_horizon, now) + self._settings.max_segment_millis
+        load = max(last.load_horizon, near, _slot_start(min(now + self._settings.load_ahead_millis, furthest)))
         rows = 0
         for slot, count in rows_due(version, last.load_horizon, load):
             if rows and rows + count > self._settings.max_segment_rows:
@@ -213,18 +221,34 @@ def _slot_start(time: int) -> int:
     return time // SLOT_MILLIS * SLOT_MILLIS
 
 
-def _places(last: Offset, now: int, feedback: Feedback) -> dict[str, dict[str, Any]]:
+def _places(last: Offset, now: int, feedback: Feedback, at_most: int) -> dict[str, dict[str, Any]]:
     """Returns from when on there are places for what waits in all shards, and how many in each: see `Offset.places`.
 
-    They begin after all that was given so far: what a shard gave alone is due by the last cutoff.
+    They begin after all that was given so far: what a shard gave alone is due by the last cutoff. What gets no place
+    waits on: a tick that moved millions would keep all other messages waiting.
+
+    Args:
+        last: the last offset.
+        now: ms since the epoch.
+        feedback: the driver's.
+        at_most: how many places a subscription gets, but for one more a shard.
     """
     tick, waiting = feedback.waiting
     if tick != last.tick:  # it is told again after the next batch
         return {}
     return {
         topic: {
-            name: [max(now, last.cutoff, *(given for _, given in of_shards)), [n for n, _ in of_shards]]
+            name: [
+                max(now, last.cutoff, *(given for _, given in of_shards)),
+                _shares([n for n, _ in of_shards], at_most),
+            ]
             for name, of_shards in names.items()
         }
         for topic, names in waiting.items()
     }
+
+
+def _shares(counts: list[int], at_most: int) -> list[int]:
+    """Returns as many of each count as make up `at_most` in all, rounded up: all of them if they are fewer."""
+    total = sum(counts)
+    return counts if total <= at_most else [-(-n * at_most // total) for n in counts]

@@ -9,7 +9,7 @@ import pulsar
 from conf.settings import Settings, rejects_topic
 from status.troubles import STANDING, Troubles
 from streaming.checkpoint.offset import UNKNOWN, Offset
-from warehouse.known_routes import KnownRoutes, known_routes
+from warehouse.routes.known_routes import KnownRoutes, known_routes
 
 _log = logging.getLogger(__name__)
 

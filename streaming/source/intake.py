@@ -26,14 +26,14 @@ from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.dead_letters import without_dead_letters
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
-from warehouse import tenure
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, rows_due
-from warehouse.tables import Tables
+from warehouse.routes import tenure
 
 _log = logging.getLogger(__name__)
 
@@ -74,12 +74,15 @@ class Intake:
                 settings.tracker.max_seal_interval_millis,
                 settings.tracker.load_ahead_millis,
                 max_lookahead_millis=settings.release.lookahead_ceiling_millis,
+                max_segment_millis=settings.tracker.max_time_step_per_bucket_snapshot_segment_seconds * 1_000,
             )
         )
         self._input = BatchInput(Checkpoint(Path(local_path(settings.checkpoint))).input_folder)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
-        sources = [route.source for route in settings.routes]
-        self._barriers = Barriers(self._receivers.open, settings.control.topic, sources)
+        self._sources = [route.source for route in settings.routes]
+        self._barriers = Barriers(
+            self._receivers.open, settings.control.topic, self._sources, self._receivers.looked_up
+        )
         self._seal_epoch_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_seal_epoch = 0
         self._settled: dict[str, str] = {}  # by topic partition the last entry of the last durable seal epoch
@@ -297,13 +300,16 @@ class Intake:
             offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
         if self._settings.release.unwritable == "wait":
             offset = replace(offset, unwritable=_waiting(offset.unwritable))
-        offset = self._barriers.advance(last, offset, ends)
         reinstated = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if reinstated:
             reinstated |= {(topic, name) for topic, name in offset.reinstated}
             versions = self._tables.version("delayed_index"), self._tables.version("rejects")
             pairs = [list(pair) for pair in sorted(reinstated)]
             offset = replace(offset, reinstated=pairs, held_version=versions[0], rejects_version=versions[1])
+        if ends is None and (offset.reinstated or offset.lookup_versions):
+            # Commands begin to wait in this tick, too: for what is published until the topics' ends are known.
+            ends = dict.fromkeys(self._sources)
+        offset = self._barriers.advance(last, offset, ends)
         held = [topic for topic, names in offset.unwritable.items() if "" in names]
         offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
         if offset.seal_epoch != last.seal_epoch:

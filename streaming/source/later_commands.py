@@ -18,10 +18,10 @@ from tracker.commands.schema import (
 from tracker.messages import concat, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.known_routes import KnownRoutes
+from warehouse.delta.tables import Tables, literal
 from warehouse.queries.index_rows import LOOKED_UP, in_index_or_not_durable
-from warehouse.tables import Tables, literal
-from warehouse.tenure import Changes
+from warehouse.routes.known_routes import KnownRoutes
+from warehouse.routes.tenure import Changes
 
 _FOR_LATER = f"""
 SELECT o.request_id, o.topic, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.deliver_at,

@@ -26,14 +26,15 @@ from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
 from tracker.commands.decode import decode
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.pace import pace
+from tracker.commands.holding.pace import pace
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import COMMAND_ROWS
-from tracker.messages import concat, int64, pack, unpack, where
-from warehouse.known_routes import KnownRoutes
+from tracker.messages import concat, int64, where
+from tracker.packing import pack, unpack
+from warehouse.delta.tables import Tables
 from warehouse.queries.held_rejects import find_rejects
 from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_segment
-from warehouse.tables import Tables
+from warehouse.routes.known_routes import KnownRoutes
 
 
 @dataclass
@@ -147,9 +148,10 @@ class SourceReader:
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
             parts = split(rows, InputKind.REJECTED, self._shard_keys)
-        else:
-            assert isinstance(partition, Parts)
+        elif isinstance(partition, Parts):
             parts = partition.rows
+        else:
+            raise TypeError(f"a part of another source: {type(partition).__name__}")
         return to_batches(parts)
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
@@ -175,7 +177,7 @@ class SourceReader:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
         resumes: list[tuple[int, str, bytes]] = []
         if any(resumed.values()):
-            payload_rows = where(payload_rows, int64(payload_rows, "deliver_at") < HELD_DELIVER_AT)
+            payload_rows = where(payload_rows, int64(payload_rows, "deliver_at") != HELD_DELIVER_AT)
             resumes = self._held_parts(self._held(partition.versions[0], routes, resumed))
         request_ids = json.dumps(decoded.request_ids).encode()
         pause_changes_json = json.dumps([asdict(change) for change in pause_changes]).encode()

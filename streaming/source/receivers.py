@@ -10,12 +10,12 @@ from functools import partial
 
 import pulsar
 
-from broker.admin_rest import AdminClient
 from broker.client import PulsarError, connect, crypto_key_reader, subscribe
-from broker.new_cluster import NewClusterError, check_topics
+from broker.clusters.new_cluster import NewClusterError, check_topics
+from broker.clusters.replication import Origins
 from broker.position import START, Position, SourceTopic
-from broker.replication import Origins
-from broker.topic_questions import BrokerSide
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
@@ -24,8 +24,8 @@ from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
+from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
-from warehouse.tables import Tables
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Receivers:
 
     Attributes:
         open: by topic partition, of all that are read.
+        looked_up: the source topics of which all partitions have been found, and are read.
         arrived: is set whenever something has come in.
         stopped: is set by `stop`.
     """
@@ -53,13 +54,14 @@ class Receivers:
         self, settings: Settings, tables: Tables, troubles: Troubles, why_not_taking: Callable[[], str | None]
     ) -> None:
         self.open: dict[str, Receiver] = {}
+        self.looked_up: set[str] = set()
         self.arrived = threading.Event()
         self.stopped = threading.Event()
         self._settings = settings
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
         self._crypto_key_reader = crypto_key_reader(settings.pulsar)
-        self._broker = BrokerSide(self._admin, settings.pulsar.subscription)
+        self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._discovery = Discovery(self._client, settings, troubles)
         self._watch = SourceWatch(settings, troubles, lambda: list(self.open.values()), why_not_taking, tables)
@@ -109,19 +111,19 @@ class Receivers:
             receivers[name] = Receiver(
                 source,
                 open_consumer,
-                after,
-                Limits(
+                after=after,
+                limits=Limits(
                     self._settings.tracker.max_delay_millis,
                     max_size_bytes(self._settings, source.topic),
                     2 * limits.max_messages_per_batch,
                     4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                 ),
-                self._broker,
-                None if is_control else MessageDetails(source, self._admin, self._schemas),
-                self.arrived.set,
-                self._watch.follow(source, after),
-                self._origins(source),
-                partial(self._watch.passed, source),
+                broker=self._broker,
+                details=None if is_control else MessageDetails(source, self._admin, self._schemas),
+                on_received=self.arrived.set,
+                on_rows=self._watch.follow(source, after),
+                replicated_from=self._origins(source),
+                on_passed=partial(self._watch.passed, source),
             )
             receivers[name].start()
         return receivers[name]
@@ -223,6 +225,9 @@ class Receivers:
     def _discover(self) -> None:
         read = {receiver.source.topic for receiver in list(self.open.values())}
         for route in self._settings.routes:
-            for name in self._discovery.source(route.source, route.source in read):
+            names = self._discovery.source(route.source, route.source in read)
+            for name in names:
                 self.after(name, START)
+            if names:
+                self.looked_up.add(route.source)
         self._discovery.look_at_destinations()

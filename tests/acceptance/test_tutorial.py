@@ -12,7 +12,7 @@ import pytest
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.harness import wait_until
+from tests.support.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.S)
@@ -81,4 +81,4 @@ def test_each_command_does_what_the_text_says(environment: dict[str, str]) -> No
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 import psutil
 
-from tests.chaos.world import CONTROL, DESTINATIONS, PARTS, SECOND, SOURCE, World
+from tests.chaos.world import CONTROL, DESTINATIONS, OTHER_DESTINATION, PARTS, SECOND, SOURCE, World
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.harness import Api, wait_until
+from tests.support.harness import Api, now, wait_until
 
 _MOST_PARTITIONS = 8
+_MOST_AHEAD_MILLIS = 5_000  # more than the longest lookahead
 
 
 class Fault(ABC):
@@ -74,8 +75,7 @@ class KillApi(Fault):
     def apply(self, world: World) -> str | None:
         if world.api is None:
             world.api = Api(world.job.file)
-        world.api.process.kill()
-        world.api.process.wait()
+        world.api.kill()
         world.api = Api(world.job.file)
         return None
 
@@ -341,6 +341,65 @@ class CloseDestination(Fault):
         return None
 
 
+class RemakeDestination(Fault):
+    """A destination is terminated, and, when its consumer has all of it, deleted and made anew."""
+
+    name, weight = "remake destination", 4
+
+    def apply(self, world: World) -> str | None:
+        topic = DESTINATIONS["c"]
+        path = topic.replace("://", "/")
+        code = world.put(f"{path}/terminate", "POST")
+        if code not in (200, 204):
+            return f"the broker answered {code}"
+        time.sleep(world.chance.uniform(2, 8))
+        world.wait_until_consumed(topic)
+        code = world.put(path, "DELETE", params={"force": "true"})
+        assert code in (200, 204, 404), f"the broker answered {code}"
+        return None
+
+
+class RenameSubscription(Fault):
+    """One has another name for some seconds: it is removed, and another one with its destination added."""
+
+    name, weight = "rename subscription", 3
+
+    def apply(self, world: World) -> str | None:
+        def rename(before: str, after: str) -> None:
+            world.job.terminate()
+            world.job.stop()
+            # What was handed out for the one, and not sent, neither of them gets.
+            world.ledger.may_miss("b", now() + _MOST_AHEAD_MILLIS)
+            world.edit(lambda routes: routes[0]["subscriptions"][_index(routes[0], before)].update(name=after))
+            world.start_job()
+
+        rename("b", "renamed")
+        time.sleep(world.chance.uniform(1, 10))
+        rename("renamed", "b")
+        return None
+
+
+class ChangeDestination(Fault):
+    """A subscription has another destination for some seconds."""
+
+    name, weight = "change destination", 3
+
+    def apply(self, world: World) -> str | None:
+        if world.is_behind():
+            return "the job is behind"
+        for destination in (OTHER_DESTINATION, DESTINATIONS["a"]):
+            # After a kill, or where the job is behind, what was sent and not written down would go to both.
+            wait_until(lambda: not world.is_behind(), 300, f"the job has caught up\n{world.job.log}")
+            world.job.terminate()
+            world.job.stop()
+            world.edit(
+                lambda routes, to=destination: routes[0]["subscriptions"][_index(routes[0], "a")].update(destination=to)  # type: ignore[misc]
+            )
+            world.start_job()
+            time.sleep(world.chance.uniform(1, 10))
+        return None
+
+
 def _index(route: dict[str, Any], name: str) -> int:
     return next(i for i, s in enumerate(route["subscriptions"]) if s["name"] == name)
 
@@ -351,5 +410,6 @@ ALL: list[Fault] = [
         KillWorker, KillMaintenance, KillApi, KillDriver, KillJvm, KillExecutor, KillBroker, PauseWorker, PauseDriver,
         PauseJvm, PauseBroker, UnloadSource, UnloadDestination, UnloadControl, AddPartition, LoseCheckpoint, FillDisk,
         RollBackCheckpoint, SwapSubscriptions, AddAndRemoveSubscription, RouteOutAndBack, CloseDestination,
+        RemakeDestination, RenameSubscription, ChangeDestination,
     )
 ]  # fmt: skip

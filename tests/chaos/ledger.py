@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pulsar
@@ -50,6 +51,8 @@ class Ledger:
         self._times = {name: np.zeros(size, np.uint8) for name in self.names}
         self._first = {name: np.zeros(size, np.int64) for name in self.names}  # a hash of the delivery's message id
         self._early = {name: np.zeros(size, np.bool_) for name in self.names}
+        # By name and number of a message that is to be rescheduled, when it came, ms since the epoch; 0: not yet.
+        self._came_at: dict[tuple[str, int], int] = {}
         self.not_stored = 0  # messages that the broker has acknowledged, and does not have
         self.wrong: list[str] = []
         self.max_late_millis = 0
@@ -71,6 +74,20 @@ class Ledger:
     def expect(self, name: str, number: int, what: int) -> None:
         self._expected[name][number] = what
 
+    def may_miss(self, name: str, until: int) -> None:
+        """Messages that were due by a time, ms since the epoch, and have not come, need not: nobody is to get them."""
+        is_due = (self.due > 0) & (self.due <= until) & (self._times[name] == 0)
+        self._expected[name][is_due & (self._expected[name] == DELIVERED)] = EITHER
+
+    def watch(self, name: str, number: int) -> None:
+        """A message is about to be rescheduled: when it comes will be asked for."""
+        self._came_at[name, number] = 0
+
+    def not_before(self, name: str, number: int, at: int) -> None:
+        """A message that is watched must not have come, or come, before a time, ms since the epoch."""
+        if 0 < self._came_at[name, number] < at:
+            self._early[name][number] = True
+
     def receive(self, name: str, message: Any, received_at: int) -> None:
         """A message came to a destination. Twice from a broker that lost an acknowledgement is once."""
         number, due = _PAYLOAD.unpack(message.data())
@@ -84,8 +101,11 @@ class Ledger:
             self._times[name][number] += self._times[name][number] < 255
             if due != self.due[number]:
                 self.wrong.append(f"{name}: message {number} is due at {due}, not at {self.due[number]}")
-            if min(message.publish_timestamp(), received_at) < due:
+            came_at = min(message.publish_timestamp(), received_at)
+            if came_at < due:
                 self._early[name][number] = True
+            if self._came_at.get((name, number)) == 0:
+                self._came_at[name, number] = came_at
             self.max_late_millis = max(self.max_late_millis, received_at - due)
 
     def lost(self, n: int) -> set[int]:
@@ -141,14 +161,14 @@ class Ledger:
 
 
 class Receivers:
-    """Consumes the destinations into a ledger, in a thread each."""
+    """Consumes the destinations, each as (subscription, topic), into a ledger, in a thread each."""
 
-    def __init__(self, client: pulsar.Client, ledger: Ledger, destinations: dict[str, str]) -> None:
+    def __init__(self, client: pulsar.Client, ledger: Ledger, destinations: Iterable[tuple[str, str]]) -> None:
         self._client, self._ledger = client, ledger
         self._clock = SteadyClock()
         self._stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(name, topic), daemon=True) for name, topic in destinations.items()
+            threading.Thread(target=self._run, args=(name, topic), daemon=True) for name, topic in destinations
         ]
         for thread in self._threads:
             thread.start()
@@ -176,23 +196,39 @@ class Receivers:
                 self._stopped.wait(1)
 
 
+class Asked(NamedTuple):
+    """A command for a message."""
+
+    number: int
+    name: str  # the subscription that it is for
+    deliver_at: int | None = None  # of a reschedule the new time, ms since the epoch, later than the first; None: none
+
+
+_DONE = {int(Result.APPLIED), int(Result.ALREADY_APPLIED)}
+
+
 @dataclass
 class Commands:
     """The commands that were sent, and what they were answered."""
 
-    asked: dict[str, tuple[int, list[str]]] = field(default_factory=dict)  # by request id the message, and for which
-    answers: dict[tuple[str, str], int] = field(default_factory=dict)  # by request id and subscription
+    asked: dict[str, Asked] = field(default_factory=dict)  # by request id
+    # By request id all last answers, one however often it is told. One for no subscription is for all.
+    answers: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     not_stored: int = 0  # commands that were sent, and that the broker does not have
 
     def take(self, data: bytes) -> None:
         published = ControlOutcome.FromString(data)
-        if published.request_id in self.asked and published.result != Result.WAITING:
-            self.answers[published.request_id, published.subscription] = published.result
+        asked = self.asked.get(published.request_id)
+        if asked and published.subscription in ("", asked.name) and published.result != Result.WAITING:
+            self.answers[published.request_id].add(published.result)
 
     def unanswered(self) -> set[str]:
-        """The request ids of commands that were not answered for each subscription."""
-        asked = list(self.asked.items())
-        return {request for request, (_, names) in asked for name in names if (request, name) not in self.answers}
+        """The request ids of commands that were not answered."""
+        return {request for request in list(self.asked) if not self.answers.get(request)}
+
+    def contradicted(self) -> dict[str, list[str]]:
+        """By request id the answers to a command, where the last word was not the last."""
+        return {r: sorted(map(Result.Name, a)) for r, a in list(self.answers.items()) if len(a) > 1}
 
     def were_not_stored(self, request_ids: set[str]) -> None:
         """The broker does not have these commands."""
@@ -201,12 +237,13 @@ class Commands:
             del self.asked[request_id]
 
     def settle(self, ledger: Ledger) -> None:
-        """What was answered APPLIED must not come; what was not answered may have been done."""
-        done = (Result.APPLIED, Result.ALREADY_APPLIED)
-        for request, (number, names) in self.asked.items():
-            for name in names:
-                answer = self.answers.get((request, name))
-                ledger.expect(name, number, EITHER if answer is None else NOT_MEANT if answer in done else DELIVERED)
+        """What was answered APPLIED must not come, or not before its time; what was not answered may have been done."""
+        for request, (number, name, deliver_at) in self.asked.items():
+            answers = self.answers.get(request, set())
+            if deliver_at is None:
+                ledger.expect(name, number, EITHER if not answers else NOT_MEANT if answers & _DONE else DELIVERED)
+            elif answers & _DONE:
+                ledger.not_before(name, number, deliver_at)
 
 
 def follow_outcomes(client: pulsar.Client, topic: str, commands: Commands, stopped: threading.Event) -> None:

@@ -19,12 +19,13 @@ import psutil
 import pulsar
 import yaml
 
-from broker.admin_rest import AdminClient
 from broker.client import FIRST_SEQUENCE_ID, connect
+from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from streaming.release.producer_names import NAMES_FILE
-from tests.chaos.ledger import Commands, Ledger, Receivers, follow_outcomes, number_of, payload
-from tests.harness import Api, Job, now, wait_until
+from tests.chaos.ledger import Asked, Commands, Ledger, Receivers, follow_outcomes, number_of, payload
+from tests.chaos.unanswered import stored_messages
+from tests.support.harness import Api, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import ControlCommand, SkipEntry
 from warehouse.audit.accounts import Audit, run_audit
 
@@ -35,9 +36,12 @@ CONTROL = f"{SOURCE}_control"
 
 # For which subscription a destination is; they are all the route's own but the partitioned one.
 DESTINATIONS = {"a": f"{SOURCE}-a", "b": PARTS, "c": f"{SECOND}-c"}
+OTHER_DESTINATION = f"{SOURCE}-other"  # that "a" may have for a while
 _OF_SOURCE = {SOURCE: ["a", "b"], SECOND: ["c"]}
 
 _TICK_SECONDS = 0.05
+_BEHIND_SECONDS = 5
+_LATER_MILLIS = 5_000  # by how much messages are rescheduled
 _MOST_BEHIND_SECONDS = 90  # messages wait 13 s in the mean, some go to two subscriptions, and each 14th is skipped
 _TMPFS_BYTES = 3 << 30
 _RETENTION = {"retentionTimeInMinutes": 600, "retentionSizeInMB": -1}
@@ -85,10 +89,12 @@ class World:
         self.commands = Commands()
         self._stopped = threading.Event()
         self._stopped_sending = threading.Event()
-        self._receivers = Receivers(self.client, self.ledger, DESTINATIONS)
+        destinations = [*DESTINATIONS.items(), ("a", OTHER_DESTINATION)]
+        self._receivers = Receivers(self.client, self.ledger, destinations)
         follow_outcomes(self.client, f"{CONTROL}_outcomes", self.commands, self._stopped)
         self.api: Api | None = None  # until a fault wants one
         self.number = 0
+        self._told_before = 0  # how often the runs before this one have told their progress
         self._size = size
         self._producing = threading.Thread(target=self._produce, daemon=True)
         self.problems: list[str] = []
@@ -108,9 +114,9 @@ class World:
         self.job.stop()
         shutil.copytree(self.disk, self.folder / "left", ignore=shutil.ignore_patterns("ballast"))  # the disk goes
         if self.api is not None:
-            self.api.process.kill()
-            self.api.process.wait()
+            self.api.kill()
         self.client.close()
+        self.admin.close()
         self.broker.kill()
         if self.has_small_disk:
             subprocess.run(["umount", "-l", str(self.disk)], check=False)
@@ -126,6 +132,7 @@ class World:
 
     def start_job(self) -> None:
         """Starts the job; a second time where something that was done to it makes the first one fail."""
+        self._told_before = len(self.job.progress)
         try:
             self.job.start()
         except AssertionError:
@@ -181,6 +188,21 @@ class World:
         content = yaml.safe_load(self.job.file.read_text())
         change(content["routes"])
         self.job.file.write_text(yaml.safe_dump(content))
+
+    def is_behind(self) -> bool:
+        """Whether the senders have more at hand than they send in some seconds, or the job has not said how much."""
+        progress = self.job.progress[self._told_before :][-1:]
+        return not progress or int(progress[0]["in_flight"]) > _BEHIND_SECONDS * self.rate
+
+    def wait_until_consumed(self, topic: str) -> None:
+        """Waits until the consumer has acknowledged all that a topic has."""
+        path = topic.replace("://", "/")
+
+        def is_consumed() -> bool:
+            stats = httpx.get(f"{self.admin.url}/admin/v2/{path}/stats", timeout=30).json()
+            return stats["subscriptions"]["chaos"]["msgBacklog"] == 0
+
+        wait_until(is_consumed, 60, f"{topic} is consumed")
 
     def copy_checkpoint(self, to: Path) -> None:
         shutil.rmtree(to, ignore_errors=True)
@@ -238,23 +260,35 @@ class World:
                     return
                 self.ledger.acknowledge(number)
                 if is_asked and message_id.ledger_id() >= 0:
-                    self._skip(commander, topic, number, message_id, names)
+                    self._command(commander, topic, number, message_id, names[0])
 
         self.ledger.send(number, due, names)
         key = f"{number % 9}" if number % 2 else None
         producers[topic].send_async(payload(number, due), sent, properties={"deliverAt": str(due)}, partition_key=key)
 
-    def _skip(self, commander: pulsar.Producer, topic: str, number: int, message_id: Any, names: list[str]) -> None:
+    def _command(self, commander: pulsar.Producer, topic: str, number: int, message_id: Any, name: str) -> None:
+        """Skips, reschedules or, where it is alone in its entry, cancels a message."""
         command = ControlCommand(
-            request_id=uuid.uuid4().hex, topic=topic, subscriptions=names[:1], issued_at=now(), issued_by="chaos"
+            request_id=uuid.uuid4().hex, topic=topic, subscriptions=[name], issued_at=now(), issued_by="chaos"
         )
         entry = SkipEntry(ledger_id=message_id.ledger_id(), entry_id=message_id.entry_id())
         if message_id.batch_index() >= 0:
             entry.batch_indexes.append(message_id.batch_index())
         if message_id.partition() >= 0:
             entry.partition = message_id.partition()
-        command.skip.entries.append(entry)
-        self.commands.asked[command.request_id] = number, names[:1]
+        due, deliver_at = int(self.ledger.due[number]), None
+        kind = number // 7 % 3
+        if kind == 0 and message_id.batch_index() < 0:
+            command.topic = f"{topic}-partition-{message_id.partition()}"
+            command.cancel.ledger_id, command.cancel.entry_id = entry.ledger_id, entry.entry_id
+            command.cancel.deliver_at = due
+        elif kind == 1:
+            command.reschedule.entries.append(entry)
+            command.reschedule.deliver_at = deliver_at = due + _LATER_MILLIS
+            self.ledger.watch(name, number)
+        else:
+            command.skip.entries.append(entry)
+        self.commands.asked[command.request_id] = Asked(number, name, deliver_at)
         commander.send_async(command.SerializeToString(), None)
 
     # The end.
@@ -282,14 +316,7 @@ class World:
 
     def _stored(self, ids: set[T], topics: Iterable[str], id_of: Callable[[pulsar.Message], T]) -> set[T]:
         """Those of some messages of topics that the broker has stored."""
-        found = set()
-        for topic in topics:
-            for partition in self.client.get_topic_partitions(topic):
-                reader = self.client.create_reader(partition, pulsar.MessageId.earliest)
-                while reader.has_message_available():
-                    found.add(id_of(reader.read_next(30_000)))
-                reader.close()
-        return found & ids
+        return {id_of(message) for topic in topics for message in stored_messages(self.client, topic)} & ids
 
     def _children(self) -> list[psutil.Process]:
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.chaos.faults import ALL
-from tests.chaos.ledger import Commands, Ledger, payload
+from tests.chaos.ledger import Asked, Commands, Ledger, payload
 from tests.chaos.test_faults import drawn
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
@@ -99,7 +99,7 @@ def test_an_answer_says_whether_the_message_may_come(result: Result | None, come
     ledger, commands = Ledger(["a"], 1), Commands()
     ledger.send(0, DUE, ["a"])
     ledger.acknowledge(0)
-    commands.asked["r"] = 0, ["a"]
+    commands.asked["r"] = Asked(0, "a")
     if result is not None:
         commands.take(ControlOutcome(request_id="r", subscription="a", result=result).SerializeToString())
     commands.take(ControlOutcome(request_id="other", subscription="a", result=Result.APPLIED).SerializeToString())
@@ -109,6 +109,58 @@ def test_an_answer_says_whether_the_message_may_come(result: Result | None, come
     assert commands.unanswered() == ({"r"} if result in (None, Result.WAITING) else set())
     report = ledger.report(1)
     assert [kind for kind in ("lost", "doubled", "early", "wrong") if report[kind]] == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("result", "came_at", "wrong"),
+    [
+        (Result.APPLIED, DUE + 50, {}),
+        (Result.APPLIED, DUE + 49, {"early": 1}),
+        (Result.APPLIED, None, {"lost": 1}),
+        (Result.TOO_LATE, DUE, {}),
+    ],
+)
+def test_what_is_rescheduled_comes_at_its_new_time(result: Result, came_at: int | None, wrong: dict[str, int]) -> None:
+    ledger, commands = Ledger(["a"], 1), Commands()
+    ledger.send(0, DUE, ["a"])
+    ledger.acknowledge(0)
+    ledger.watch("a", 0)
+    commands.asked["r"] = Asked(0, "a", DUE + 50)
+    commands.take(ControlOutcome(request_id="r", subscription="a", result=result).SerializeToString())
+    if came_at is not None:
+        ledger.receive("a", Came(0, "1:0", published_at=came_at), DUE + 99)
+    commands.settle(ledger)
+    report = ledger.report(1)
+    assert {kind: report[kind] for kind in ("lost", "doubled", "early", "wrong") if report[kind]} == wrong
+
+
+def test_what_nobody_is_to_get_may_come_or_not_but_once() -> None:
+    ledger = Ledger(["a"], 3)
+    for number, due in enumerate([DUE, DUE, DUE + 10]):
+        ledger.send(number, due, ["a"])
+        ledger.acknowledge(number)
+    ledger.may_miss("a", DUE + 9)
+    ledger.receive("a", Came(1, "1:1"), DUE)
+    ledger.receive("a", Came(1, "1:2"), DUE)
+    report = ledger.report(3)
+    assert (report["lost"], report["doubled"], report["wrong"]) == (1, 1, 0)
+
+
+def test_an_answer_that_another_one_follows_is_found_and_one_for_no_subscription_is_one() -> None:
+    commands = Commands()
+    commands.asked |= {name: Asked(0, "a") for name in ("twice", "both", "invalid", "of another")}
+    for name, subscription, result in (
+        ("twice", "a", Result.WAITING),
+        ("twice", "a", Result.APPLIED),
+        ("twice", "a", Result.APPLIED),
+        ("both", "a", Result.APPLIED),
+        ("both", "a", Result.TOO_LATE),
+        ("invalid", "", Result.INVALID),
+        ("of another", "b", Result.APPLIED),
+    ):
+        commands.take(ControlOutcome(request_id=name, subscription=subscription, result=result).SerializeToString())
+    assert commands.unanswered() == {"of another"}
+    assert commands.contradicted() == {"both": ["APPLIED", "TOO_LATE"]}
 
 
 def test_a_seed_draws_the_same_faults_and_only_those_that_are_survived() -> None:

@@ -9,17 +9,25 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pyarrow as pa
 import pytest
+import typer
 import yaml
 
+from admin.rest.topics_schema import RESUME_TEXT
 from conf.settings import Settings
+from docs.make_pictures import SCHEMES, pages
 from jobs import cli
-from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables
-from warehouse.views import Warehouse
+from jobs.commands.tables.sql import sql
+from streaming.session import _SHIPPED
+from tracker.commands.holding.pace import PACE_MILLIS, PACE_ROWS
+from warehouse.delta.tables import Tables
+from warehouse.message_schemas import COLUMNS
+from warehouse.schemas import LATER, SCHEMAS
+from warehouse.views import VIEWS, Warehouse
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +64,14 @@ def test_links_lead_somewhere(doc: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("doc", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_pages_link_to_what_is_in_the_site(doc: Path) -> None:
+    """Of a link out of `docs` the site makes a dead one, and its builder says nothing: a file is named as code."""
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]+)", _without_blocks(doc.read_text()))
+    assert [link for link in links if not (doc.parent / link).resolve().is_relative_to(ROOT / "docs")] == []
+    assert [link for link in links if not re.search(r"\.(md|webp)$", link)] == []
+
+
 @pytest.mark.parametrize("doc", DOCS, ids=lambda path: path.name)
 def test_files_and_names_in_them_are_there(doc: Path) -> None:
     """`folder/file.py` is a path from the root of the repository, `folder/file.py:Class.method` a name in it."""
@@ -89,7 +105,7 @@ def test_commands_in_docs_do_what_they_can_without_a_broker(
     monkeypatch.setenv("DELAYLAKE_CONFIG", str(tmp_path / "settings.yaml"))
     monkeypatch.setattr("pulsar.Client", _NoBroker)
     commands = sorted({call for doc in DOCS for block in _blocks(doc.read_text()) for call in _calls(block)})
-    elsewhere = ("--watch", "--engine spark", "s3:")
+    elsewhere = ("--watch", "--engine spark")
     commands = [
         c for c in commands if c[1] not in STARTED_ELSEWHERE and not any(words in shlex.join(c) for words in elsewhere)
     ]
@@ -120,6 +136,62 @@ def test_queries_in_docs_can_be_asked(tmp_path: Path) -> None:
     assert len(queries) > 5
     for query in queries:
         Warehouse(settings).sql(query)
+
+
+def test_the_page_of_tables_names_each_table_view_and_column() -> None:
+    text = (ROOT / "docs/tables.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text, re.M))
+    tables = {**SCHEMAS, "schemas": COLUMNS, **LATER}
+    missing = [
+        f"{name}.{column}"
+        for name, schema in tables.items()
+        for column in schema.names
+        if not re.search(rf"\b{column}\b", rows.get(name, ""))
+    ]
+    assert missing == []
+    views = re.findall(r"^\| `(\w+)` \|", text.split("## Views")[1], re.M)
+    assert set(views) <= set(VIEWS)
+    help_of_sql = sql.__doc__ or ""
+    assert [name for name in (*tables, *views) if not re.search(rf"\b{name}\b", help_of_sql)] == []
+
+
+def test_the_reference_has_each_option_of_each_command() -> None:
+    _, *sections = re.split(r"^### ", (ROOT / "docs/reference.md").read_text(), flags=re.M)
+    by_command = {re.split(r"`| (?=[A-Z\[])", text[1:])[0]: text for text in sections}
+
+    def missing(command: Any, path: str) -> Iterator[str]:
+        for name, child in getattr(command, "commands", {}).items():
+            yield from () if child.hidden else missing(child, f"{path} {name}")
+        if not hasattr(command, "commands"):
+            given = [o for o in command.params if o.param_type_name == "option" and o.name != "help" and not o.hidden]
+            options = [o for o in given if o.expose_value]  # the global ones are stored elsewhere
+            yield from (f"{path} {o.opts[0]}" for o in options if f"`{o.opts[0]}`" not in by_command[path])
+
+    assert list(missing(typer.main.get_command(cli.app), "delaylake")) == []
+
+
+def test_what_docs_say_of_constants_is_so() -> None:
+    [shipped] = re.findall(
+        r"Executors get the packages (.*) from the driver", (ROOT / "docs/deployment.md").read_text()
+    )
+    assert tuple(re.findall(r"`(\w+)`", shipped)) == _SHIPPED
+    assert f"{PACE_ROWS * 1000 // PACE_MILLIS:,} messages a second" in RESUME_TEXT
+
+
+def test_settings_in_docs_can_be_set() -> None:
+    blocks = [
+        yaml.safe_load(block)
+        for doc in DOCS
+        for block in re.findall(r"^ *```yaml\n(.*?)^ *```$", doc.read_text(), re.S | re.M)
+    ]
+    blocks = [
+        {"routes": [{"source": "persistent://public/default/orders", **block}]} if "subscriptions" in block else block
+        for block in blocks
+    ]
+    settings = [block for block in blocks if block.keys() & Settings.model_fields.keys()]
+    assert len(settings) > 5
+    for block in settings:
+        Settings.model_validate(block)
 
 
 def test_each_page_is_in_the_navigation_of_the_site() -> None:
@@ -214,3 +286,10 @@ def _names(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Assign):
         return {target.id for target in node.targets if isinstance(target, ast.Name)}
     return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()
+
+
+def test_each_page_of_the_dashboard_has_its_pictures_and_they_are_shown() -> None:
+    names = {f"{page}-{scheme}{width}" for page in pages("", "") for scheme in SCHEMES for width in ("", "-phone")}
+    assert {path.stem for path in (ROOT / "docs/images").glob("*.webp")} == names
+    shown = re.findall(r"\(images/(\S+)\.webp\)", (ROOT / "docs/dashboard.md").read_text())
+    assert set(shown) == names

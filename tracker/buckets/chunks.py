@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tracker.messages import concat, pack, unpack
+from tracker.messages import concat
+from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
 
 

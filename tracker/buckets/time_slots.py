@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from tracker.messages import concat, in_order, int64, pack, unpack, where
+from tracker.messages import concat, in_order, int64, where
+from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
 
 # As wide as a quick batch: narrower slots cost more calls to the store, wider ones are cut and written again.

@@ -8,24 +8,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.match import entry_results, last_rows_of, match, results_of, rows_of, runs, times_of
-from tracker.commands.moment import Moment, is_out_ahead
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.match import entry_results, match, runs, times_of
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
+from tracker.commands.message_state.remaining import Remaining
+from tracker.commands.moment import Moment
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of, superseded
-from tracker.commands.rebuilt import REBUILT_KEPT_MILLIS
-from tracker.commands.remaining import Remaining
-from tracker.commands.retries import CLOCKS_MILLIS, retry_rows
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT
+from tracker.commands.retries import retry_rows
+from tracker.commands.run import Decision, Run
+from tracker.commands.schema import CANCEL, OUTCOME_ROWS, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
+from tracker.commands.standing import standing
 from tracker.messages import (
     BoolArray,
     Int64Array,
     attempts_of,
     concat,
     empty_table,
-    has_keys,
-    has_occurrences,
     int64,
     message_ids,
     where,
@@ -36,7 +36,7 @@ from tracker.wire.delaylake_pb2 import Result
 
 
 @dataclass(frozen=True)
-class Here:
+class ShardOwnership:
     """Which commands and messages are a shard's own: a message with a schedule key may be in another than its entry.
 
     Attributes:
@@ -80,7 +80,7 @@ class Executor:
         is_released: BoolArray,
         payload_rows: pa.Table,
         moment: Moment,
-        here: Here | None = None,
+        ownership: ShardOwnership | None = None,
     ) -> tuple[pa.Table, pa.Table]:
         """Applies commands to known messages.
 
@@ -90,13 +90,13 @@ class Executor:
             is_released: bool, (known,): the message has been handed out.
             payload_rows: as MESSAGES, rows of the messages that are rescheduled, restored or retried.
             moment: of this tick.
-            here: which commands and messages are this shard's; None: all.
+            ownership: which commands and messages are this shard's; None: all.
 
         Returns:
             OUTCOME_ROWS, and the COMMAND_ROWS whose entry is not known.
 
         Raises:
-            SequencesExhausted: the tick has more commands and moves than there are sequences.
+            SequencesExhaustedError: the tick has more commands and moves than there are sequences.
         """
         command, row = match(commands, known)
         unmatched = np.ones(commands.num_rows, np.bool_)
@@ -105,12 +105,12 @@ class Executor:
         row_index, size = int64(known, "batch_index")[row], int64(known, "batch_size")[row]
         is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
         outcomes = []
-        if here is None:
+        if ownership is None:
             outcomes += out_of_batch(self._subscriptions, commands, command, size, is_named)
         else:
-            own = here.commands[command]
+            own = ownership.commands[command]
             outcomes += out_of_batch(self._subscriptions, commands, command[own], size[own], is_named[own])
-            is_named &= here.known[row]
+            is_named &= ownership.known[row]
         command, row, row_index = command[is_named], row[is_named], row_index[is_named]
         order = np.lexsort((row_index, command))
         command, row = command[order], row[order]
@@ -119,111 +119,91 @@ class Executor:
             part = slice(first, last)
             if first < last:
                 pairs = Pairs(commands, command[part], known, row[part], is_released, payload_rows)
-                outcomes += self._apply_run(pairs, moment)
+                outcomes += self._apply_run(Run(pairs, self._operations.moves), moment)
         return concat(outcomes, OUTCOME_ROWS), where(commands, unmatched)
 
-    def _apply_run(self, pairs: Pairs, moment: Moment) -> list[pa.Table]:
-        """Applies commands of one kind, each to the messages that it names."""
-        commands, command, row = pairs.commands, pairs.command, pairs.row
-        kind = commands["kind"][int(command[0])].as_py()
-        rows = pairs.known.take(pa.array(row))
-        # Only a command that cancels whole entries is answered, and kept, by entry, where all of it is here.
-        is_whole = (int64(commands, "batch_index")[command] < 0) & (kind in (CANCEL, SKIP))
-        if has_keys(pairs.known):
-            is_whole &= np.bincount(command)[command] >= int64(rows, "batch_size")
-        masks = int64(commands, "subscriptions")[command]
-        due = int64(rows, "deliver_at")
-        ledgers, entries, indexes = message_ids(rows)
-        sizes = int64(rows, "batch_size")
-        payload_rows = pairs.payload_rows
-        if has_occurrences(payload_rows):  # the next one may have become that in this tick
-            payload_rows = concat([payload_rows, *self._operations.moves])
-        attempts = np.zeros(len(row), np.int64)
-        has_attempts = payload_rows["attempt"].null_count < payload_rows.num_rows
-        _, distinct = np.unique(row, return_index=True)
-        originals = rows.take(pa.array(distinct))
-        wanted = self._remaining.mask_with_removed(originals) != 0
-        outcomes = []
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
-            sequence = self._operations.next_sequence(moment)
-            chosen = np.flatnonzero(masks >> subscription & 1)
-            of_chosen = rows.take(pa.array(chosen))
-            cancelled, is_late, moves, moved_to = self._standing(
-                subscription, of_chosen, pairs.is_released[row[chosen]], moment
-            )
-            if kind == RETRY:
-                is_late &= np.where(moves > 0, moved_to, due[chosen]) <= moment.now + CLOCKS_MILLIS
-            payload_row = rows_of(of_chosen, payload_rows, moves)
-            number = _numbers(payload_rows, payload_row)
-            if kind == RETRY or has_attempts:
-                names = self._subscriptions.names_of(of_chosen["topic"], subscription)
-                payload_row = np.where(number > 0, payload_row, last_rows_of(of_chosen, payload_rows, names))
-            result, reason = results_of(kind, cancelled, is_late, payload_row >= 0, number > 0)
-            applied = np.flatnonzero(result == Result.APPLIED)
-            _, first = np.unique(row[chosen[applied]], return_index=True)
-            repeated = np.ones(len(applied), np.bool_)
-            repeated[first] = False
-            result[applied[repeated]] = Result.ALREADY_APPLIED
-            applied = applied[~repeated]
-            # Of a message that was moved before, one more row is unwanted; by a restore one less. The rows of one that
-            # is retried are gone.
-            if kind != RETRY:
-                self._remaining.unwanted_moves += int((moves[applied] > 0).sum()) * (-1 if kind == RESTORE else 1)
-
-            is_shared, starts = entry_results(command[chosen], is_whole[chosen], result)
-            now = chosen[applied]
-            times = np.maximum(int64(commands, "deliver_at")[command[chosen]], moment.now)
-            until = np.maximum(due[chosen], moved_to) + self._remembered_millis
-            if kind == RESTORE:
-                self._remaining.cancelled.remove(subscription, ledgers[now], entries[now], indexes[now], sizes[now])
-            elif kind == RESCHEDULE:
-                moving = payload_rows.take(pa.array(payload_row[applied]))
-                self._operations.move(moving, subscription, times[applied], sequence)
-            elif kind == RETRY:
-                for i in applied.tolist():
-                    reason[i] = pairs.commands["reason"][int(command[chosen[i]])].as_py() or ""
-                before = payload_rows.take(pa.array(payload_row[applied]))
-                of_commands = pairs.commands.take(pa.array(command[now]))
-                last_due = np.where(moves > 0, np.where(moved_to < HELD_DELIVER_AT, moved_to, 0), due[chosen])[applied]
-                retried, times[applied] = retry_rows(
-                    before, of_commands, last_due, self._subscriptions, subscription, moment.now
-                )
-                attempts[now] = attempts_of(retried)
-                self._retry(retried, subscription, times[applied], sequence, moment)
-            elif kind == SKIP_NEXT:
-                moving = payload_rows.take(pa.array(payload_row[applied]))
-                times[applied] = self._occurrences.skip(moving, subscription, sequence, moment)
-            else:
-                as_entry = (is_shared[applied] | (indexes[now] < 0)).astype(np.bool_)
-                self._cancel(subscription, rows.take(pa.array(now)), as_entry, until[applied])
-            answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, is_shared, starts, subscription)
-            is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-            is_moving = kind in (RESCHEDULE, RETRY, SKIP_NEXT)
-            answered = np.flatnonzero(starts | ~is_shared)
-            of_moved = pc.and_(is_applied, is_moving)
-            numbers = pa.array(number[answered], mask=number[answered] <= 0)
-            outcomes.append(
-                with_columns(
-                    answers,
-                    sequence=pc.if_else(is_applied, sequence, None),
-                    deliver_at=pc.if_else(of_moved, times[answered], None),
-                    attempt=pc.if_else(is_applied, attempts[chosen[answered]], None).cast(pa.int32())
-                    if kind == RETRY
-                    else answers["attempt"],
-                    occurrence=pc.if_else(of_moved, numbers, None),
-                )
-            )
-            if not is_moving:
-                done = answers.filter(is_applied)
-                operation = "RESTORE" if kind == RESTORE else "CANCEL"
-                ends = times_of(done, rows.take(pa.array(chosen)), np.maximum(due[chosen], moved_to))
-                self._operations.add(operation, done, sequence, ends)
-        outcomes.append(self._for_later(pairs, kind, is_whole, moment))
-        if kind != RETRY:
-            still_wanted = self._remaining.mask_with_removed(originals) != 0
-            self._remaining.count_unwanted(where(originals, wanted & ~still_wanted), 1)
-            self._remaining.count_unwanted(where(originals, ~wanted & still_wanted), -1)
+    def _apply_run(self, run: Run, moment: Moment) -> list[pa.Table]:
+        """Applies commands of one kind, each to the messages that it names; returns OUTCOME_ROWS."""
+        wanted = self._remaining.mask_with_removed(run.messages) != 0
+        outcomes = [self._apply_for(subscription, run, moment) for subscription in run.subscriptions]
+        outcomes.append(self._for_later(run, moment))
+        if run.kind != RETRY:
+            still_wanted = self._remaining.mask_with_removed(run.messages) != 0
+            self._remaining.count_unwanted(where(run.messages, wanted & ~still_wanted), 1)
+            self._remaining.count_unwanted(where(run.messages, ~wanted & still_wanted), -1)
         return outcomes
+
+    def _apply_for(self, subscription: int, run: Run, moment: Moment) -> pa.Table:
+        """Applies a run for one subscription; returns its OUTCOME_ROWS."""
+        sequence = self._operations.next_sequence(moment)
+        decision = run.decide(subscription, self._subscriptions, self._remaining, moment)
+        # A message that was moved before has a second row: a command makes it unwanted, a restore wanted again. A
+        # retried message has no row left.
+        if run.kind != RETRY:
+            n_moved = int((decision.standing.moves[decision.applied] > 0).sum())
+            self._remaining.unwanted_moves += -n_moved if run.kind == RESTORE else n_moved
+        times, attempts = self._do(run, decision, sequence, moment)
+        outcomes = outcomes_of(
+            self._subscriptions,
+            run.pairs,
+            decision.pairs,
+            decision.result,
+            decision.reason,
+            decision.is_shared,
+            decision.starts,
+            subscription,
+        )
+        is_applied = pc.equal(outcomes["result"], int(Result.APPLIED))
+        if not run.is_moving:
+            outcomes = with_columns(outcomes, sequence=pc.if_else(is_applied, sequence, None))
+            done = outcomes.filter(is_applied)
+            operation = "RESTORE" if run.kind == RESTORE else "CANCEL"
+            self._operations.add(operation, done, sequence, times_of(done, decision.rows, decision.until))
+            return outcomes
+        answered = decision.answered
+        attempt, number = attempts[answered], decision.number[answered]
+        has_time = pc.and_(is_applied, run.kind != PAUSE_SCHEDULE)
+        return with_columns(
+            outcomes,
+            sequence=pc.if_else(is_applied, sequence, None),
+            deliver_at=pc.if_else(has_time, times[answered], None),
+            attempt=pc.if_else(is_applied, pa.array(attempt, mask=attempt <= 0), None).cast(pa.int32()),
+            occurrence=pc.if_else(is_applied, pa.array(number, mask=number <= 0), None),
+        )
+
+    def _do(self, run: Run, decision: Decision, sequence: int, moment: Moment) -> tuple[Int64Array, Int64Array]:
+        """Does what is decided.
+
+        Returns:
+            for each pair of the decision the time of the message, ms since the epoch, where it got another one, and the
+            number of its retry, else 0: int64, (n,) each.
+        """
+        subscription, applied, rows = decision.subscription, decision.applied, decision.applied_rows
+        commands = run.commands.take(pa.array(decision.pairs))
+        times = np.maximum(int64(commands, "deliver_at"), moment.now)
+        attempts = np.zeros(len(times), np.int64)
+        if run.kind == RESTORE:
+            self._remaining.cancelled.remove(subscription, *message_ids(rows), int64(rows, "batch_size"))
+            return times, attempts
+        if run.kind in (CANCEL, SKIP):
+            as_entry = decision.is_shared[applied] | (int64(rows, "batch_index") < 0)
+            self._cancel(subscription, rows, as_entry, decision.until[applied] + self._remembered_millis)
+            return times, attempts
+        payload_rows = run.payload_rows.take(pa.array(decision.payload_row[applied]))
+        if run.kind == RESCHEDULE:
+            self._operations.move(payload_rows, subscription, times[applied], sequence)
+        elif run.kind == RETRY:
+            commands = commands.take(pa.array(applied))
+            for i, reason in zip(applied.tolist(), commands["reason"].to_pylist(), strict=True):
+                decision.reason[i] = reason or ""
+            retried, times[applied] = retry_rows(
+                payload_rows, commands, decision.last_due[applied], self._subscriptions, subscription, moment.now
+            )
+            attempts[applied] = attempts_of(retried)
+            self._retry(retried, subscription, times[applied], sequence, moment)
+        else:
+            times[applied] = self._occurrences.command(run.kind, payload_rows, subscription, sequence, moment)
+        return times, attempts
 
     def _retry(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int, moment: Moment) -> None:
         """Moves messages that have been handed out to another time, also where they were cancelled afterwards.
@@ -281,7 +261,9 @@ class Executor:
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             chosen = np.flatnonzero(masks >> subscription & 1)
             of_chosen = rows.take(pa.array(chosen))
-            cancelled, is_late, moves, moved_to = self._standing(subscription, of_chosen, is_released[chosen], moment)
+            cancelled, is_late, moves, moved_to = standing(
+                self._remaining, subscription, of_chosen, is_released[chosen], moment
+            )
             is_retry = self._remaining.moved.are_retries(subscription, *message_ids(of_chosen))
             now = np.flatnonzero(~cancelled & ~is_late & ~is_retry)
             if not len(now):
@@ -318,21 +300,24 @@ class Executor:
 
         Returns:
             three masks, bool, (rows,): which wait for any subscription; which for one for which their time has not
-            come, so that they are not held back; and of which the time has come for all, also where they are cancelled.
+            come, so that they are not held back, while none has had them; and of which the time has come for all, also
+            where they are cancelled.
         """
         masks = by_topic(rows, self._subscriptions.known)
-        waits, waits_for_time, is_past = np.zeros((3, rows.num_rows), np.bool_)
+        wanted = self._remaining.without_removed(rows, masks)
+        waits, waits_for_time, has_been_had, is_past = np.zeros((4, rows.num_rows), np.bool_)
         is_past[:] = True
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             is_of = masks >> subscription & 1 > 0
-            cancelled, is_late, _, moved_to = self._standing(subscription, rows, is_released, moment)
+            cancelled, is_late, _, moved_to = standing(self._remaining, subscription, rows, is_released, moment)
             # A retry has nothing to do with the message's schedule key.
             is_late |= self._remaining.moved.are_retries(subscription, *message_ids(rows))
             is_waiting = is_of & ~cancelled & ~is_late
             waits |= is_waiting
-            waits_for_time |= is_waiting & (moved_to < HELD_DELIVER_AT)
+            waits_for_time |= is_waiting & (moved_to != HELD_DELIVER_AT)
+            has_been_had |= (wanted >> subscription & 1 > 0) & ~cancelled & is_late
             is_past &= is_late | ~is_of
-        return waits, waits_for_time, is_past
+        return waits, waits_for_time & ~has_been_had, is_past
 
     def is_past(self, rows: pa.Table, is_released: BoolArray, moment: Moment) -> BoolArray:
         """Tells of which messages the time has come for all subscriptions, whatever topic they are of: bool, (rows,).
@@ -345,25 +330,8 @@ class Executor:
         past = np.ones(rows.num_rows, np.bool_)
         for subscription in range(self._subscriptions.most):
             is_retry = self._remaining.moved.are_retries(subscription, *message_ids(rows))
-            past &= self._standing(subscription, rows, is_released, moment)[1] | is_retry
+            past &= standing(self._remaining, subscription, rows, is_released, moment).is_late | is_retry
         return past
-
-    def _standing(
-        self, subscription: int, rows: pa.Table, is_released: BoolArray, moment: Moment
-    ) -> tuple[BoolArray, BoolArray, Int64Array, Int64Array]:
-        """Returns how messages stand with a subscription.
-
-        Returns:
-            which are cancelled, and which have been handed out, bool, (rows,); the sequence of each one's last move,
-            and the time to which it was moved, ms since the epoch, int64, (rows,), 0 where there is none.
-        """
-        at = message_ids(rows)
-        cancelled = self._remaining.cancelled.contains(subscription, *at)
-        moves, moved_to, _ = self._remaining.moved.find(subscription, *at)
-        is_out = (moved_to <= moment.released) | is_out_ahead(rows, moved_to, moves, moment)
-        is_late = np.where(moves > 0, is_out, is_released)
-        is_late |= self._remaining.delivered.contains(subscription, *at)
-        return cancelled, is_late, moves, moved_to
 
     def _cancel(self, subscription: int, rows: pa.Table, as_entry: BoolArray, until: Int64Array) -> None:
         """Remembers messages as cancelled, some of them with their whole entry, until they are past, ms."""
@@ -375,36 +343,25 @@ class Executor:
             subscription, ledgers[single], entries[single], indexes[single], sizes[single], until[single]
         )
 
-    def _for_later(self, pairs: Pairs, kind: str, is_whole: BoolArray, moment: Moment) -> pa.Table:
+    def _for_later(self, run: Run, moment: Moment) -> pa.Table:
         """Returns outcomes for subscriptions that are added later: when one is, these are what applies to it."""
-        later = pc.fill_null(pairs.commands["also_later"], False).to_numpy(zero_copy_only=False)
-        chosen = np.flatnonzero(later[pairs.command])
+        pairs = run.pairs
+        chosen = np.flatnonzero(pc.fill_null(run.commands["also_later"], False).to_numpy(zero_copy_only=False))
         if not len(chosen):
             return empty_table(OUTCOME_ROWS)
         is_late = pairs.is_released[pairs.row[chosen]]
         result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
-        reason = np.where(is_late, "released", "").tolist()
-        shared, starts = entry_results(pairs.command[chosen], is_whole[chosen], result)
+        shared, starts = entry_results(pairs.command[chosen], run.is_whole[chosen], result)
+        if run.kind in (CANCEL, SKIP):
+            # No later subscription gets what has been handed out, nor a schedule that has begun.
+            result[result == Result.TOO_LATE] = Result.ALREADY_APPLIED
+        reason = np.where(result == Result.TOO_LATE, "released", "").tolist()
         answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, shared, starts, ALSO_LATER)
         is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-        times = np.maximum(int64(pairs.commands, "deliver_at")[pairs.command[chosen]], moment.now)
+        times = np.maximum(int64(run.commands, "deliver_at")[chosen], moment.now)
         of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
         return with_columns(
             answers,
             sequence=pc.if_else(is_applied, self._operations.next_sequence(moment), None),
-            deliver_at=pc.if_else(is_applied, of_row, None) if kind == RESCHEDULE else answers["deliver_at"],
+            deliver_at=pc.if_else(is_applied, of_row, None) if run.kind == RESCHEDULE else answers["deliver_at"],
         )
-
-
-def _numbers(payload_rows: pa.Table, index: Int64Array) -> Int64Array:
-    """Returns which occurrence of a recurring message each row is, int64, (n,); 0: its message does not recur.
-
-    Args:
-        payload_rows: as MESSAGES.
-        index: int64, (n,): of rows; -1: no row.
-    """
-    numbers = np.zeros(len(index), np.int64)
-    if has_occurrences(payload_rows):
-        of_rows = pc.fill_null(payload_rows["occurrence"], 0).to_numpy()
-        numbers[index >= 0] = of_rows[index[index >= 0]]
-    return numbers

@@ -10,22 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.apply import Executor, Here
-from tracker.commands.cancelled import Compression
-from tracker.commands.holding import Holding
-from tracker.commands.in_advance import InAdvance
+from tracker.commands.apply import Executor, ShardOwnership
+from tracker.commands.holding.holding import Holding
+from tracker.commands.holding.pace import Pace
 from tracker.commands.match import each_subscription
+from tracker.commands.message_state.cancelled import Compression
+from tracker.commands.message_state.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment, is_out_ahead
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import answer
-from tracker.commands.pace import Pace
-from tracker.commands.rebuilt import REBUILT_TICK, Rebuilt
-from tracker.commands.remaining import Remaining
-from tracker.commands.repeats import FirstAnswers, Repeats, no_answers
-from tracker.commands.request_log import RequestLog
+from tracker.commands.requests.in_advance import InAdvance
+from tracker.commands.requests.repeats import FirstAnswers, Repeats, no_answers
+from tracker.commands.requests.request_log import RequestLog
+from tracker.commands.requests.waiting import WaitingCommands
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, PauseChange
-from tracker.commands.waiting import WaitingCommands
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -147,6 +147,10 @@ class Control:
         """How many messages this tick has moved behind what was held back before."""
         return self._holding.n_put_behind
 
+    def held_back(self, topic: str) -> int:
+        """Returns the subscriptions that can't have a topic's messages now: see `Holding.held_back`."""
+        return self._holding.held_back(topic)
+
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""
         return self._remaining.subscription_mask(rows)
@@ -165,7 +169,14 @@ class Control:
             self._remaining.count_unwanted(where(messages, self._remaining.mask_with_removed(messages) == 0), 1)
 
     def moved_to(self, known: pa.Table) -> set[int]:
-        """Returns the times that messages (as KNOWN) have been moved to, ms since the epoch, for any subscription."""
+        """Returns the times that messages have been moved to, for any subscription.
+
+        Args:
+            known: as KNOWN.
+
+        Returns:
+            ms since the epoch; with 0 where one of them has not been moved.
+        """
         return self._remaining.moved_to(known)
 
     def take_moves(self) -> pa.Table:
@@ -220,12 +231,35 @@ class Control:
     def supersede(
         self, rows: pa.Table, yields_to: pa.Array, since: pa.Array, is_new: BoolArray, moment: Moment
     ) -> pa.Table:
-        """Cancels messages that another one with their schedule key supersedes: see `Executor.supersede`."""
+        """Cancels messages that another one with their schedule key supersedes, for all subscriptions they wait for.
+
+        Args:
+            rows: as KNOWN, distinct messages.
+            yields_to: strings, (rows,): the position of the other message.
+            since: int64, (rows,), ms since the epoch: when the first message of the key was published.
+            is_new: bool, (rows,): the message came in only in this tick: neither the tracker nor a table gets its row.
+            moment: of this tick.
+
+        Returns:
+            OUTCOME_ROWS, also for subscriptions that are added later.
+
+        Raises:
+            SequencesExhaustedError: the tick has more commands and moves than there are sequences.
+        """
         is_released = self._are_released(rows, is_new, moment)
         return self._executor.supersede(rows, yields_to, since, is_new, is_released, moment)
 
     def are_waiting(self, rows: pa.Table, moment: Moment) -> tuple[BoolArray, BoolArray, BoolArray]:
-        """Tells which messages of earlier ticks, as KNOWN, wait: see `Executor.waiting`."""
+        """Tells which messages of earlier ticks wait for a subscription.
+
+        Args:
+            rows: as KNOWN.
+            moment: of this tick.
+
+        Returns:
+            three masks, bool, (rows,): which wait for any subscription; which for one for which their time has not
+            come, so that they are not held back; and of which the time has come for all, also where they are cancelled.
+        """
         is_new = np.zeros(rows.num_rows, np.bool_)
         return self._executor.waiting(rows, self._are_released(rows, is_new, moment), moment)
 
@@ -280,21 +314,21 @@ class Control:
             return _NO_OUTCOMES
         commands = self._with_added(commands.drop_columns("tick"))
         is_done = np.append(is_rejected(messages), np.zeros(elsewhere.num_rows, np.bool_))
-        here = self._here(commands, known)
+        ownership = self._ownership(commands, known)
         payload_rows = concat([messages if added is None else added, done])
-        outcomes, unmatched = self._executor.apply(commands, known, is_done, payload_rows, moment, here)
-        if here is not None:
+        outcomes, unmatched = self._executor.apply(commands, known, is_done, payload_rows, moment, ownership)
+        if ownership is not None:
             unmatched = where(unmatched, self._is_home(unmatched))
         return concat(
             [outcomes, answer(self._subscriptions, unmatched, Result.NOT_FOUND, "the topic has no such message")],
             OUTCOME_ROWS,
         )
 
-    def _here(self, commands: pa.Table, known: pa.Table) -> Here | None:
+    def _ownership(self, commands: pa.Table, known: pa.Table) -> ShardOwnership | None:
         """Returns which commands and messages are this shard's own; None: there is but one shard."""
         if self._place.shards == 1:
             return None
-        return Here(self._is_home(commands), self._place.has(known))
+        return ShardOwnership(self._is_home(commands), self._place.has(known))
 
     def _is_home(self, commands: pa.Table) -> BoolArray:
         """Tells which commands this shard answers if it does not know their message: bool, (rows,)."""
@@ -314,6 +348,7 @@ class Control:
         known: pa.Table,
         is_new: BoolArray,
         moment: Moment,
+        *,
         payload_rows: pa.Table = _NO_MESSAGES,
         pause_changes: Sequence[PauseChange] = (),
         held: pa.Table = _NO_MESSAGES,
@@ -339,7 +374,7 @@ class Control:
             OUTCOME_ROWS.
 
         Raises:
-            SequencesExhausted: the tick has more commands and moves than there are sequences.
+            SequencesExhaustedError: the tick has more commands and moves than there are sequences.
         """
         if not request_ids and not commands.num_rows:
             return _NO_OUTCOMES
@@ -363,8 +398,8 @@ class Control:
             commands = where(commands, ~is_nowhere)
 
         is_released = self._are_released(known, is_new, moment)
-        here = self._here(commands, known)
-        applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment, here)
+        ownership = self._ownership(commands, known)
+        applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment, ownership)
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._in_advance.wait(unmatched, moment)

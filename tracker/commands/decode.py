@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from conf.errors import DelayLakeError
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.schema import (
     ANSWER,
@@ -22,22 +23,22 @@ from tracker.commands.schema import (
     MAX_NAME_BYTES,
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
+    OF_SCHEDULES,
     PAUSE,
     REPEAT,
     RESCHEDULE,
     RESUME,
     RETRY,
     SKIP,
-    SKIP_NEXT,
     PauseChange,
     Routes,
 )
 from tracker.messages import MESSAGES, Int64Array, typed
-from tracker.retry_of import MAX_AFTER_MILLIS, MAX_REASON
-from tracker.schedule import MAX_TIME_MILLIS, BadSchedule
-from tracker.schedule_key import check_key
+from tracker.properties.retry_of import MAX_AFTER_MILLIS, MAX_REASON
+from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
+from tracker.properties.schedule_key import check_key
 from tracker.subscriptions import ALSO_LATER
-from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result
+from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result, SkipEntry
 
 _CANCELS = "cancels"  # the field of ControlCommand with several cancels
 
@@ -53,11 +54,11 @@ class Decoded:
     pause_changes: list[PauseChange]
 
 
-class InvalidCommand(ValueError):
+class InvalidCommandError(DelayLakeError):
     """A command that can't be applied. The error's message is the reason, one line."""
 
 
-class _NoRequestId(InvalidCommand):
+class _NoRequestIdError(InvalidCommandError):
     """A command that can't be answered, because it has no request id, or one that is too long."""
 
 
@@ -118,9 +119,9 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
             rows += [replace(part, shared=part.shared | shared) for part in of_command]
         except DecodeError:
             reason = "the bytes are no command"
-        except _NoRequestId as error:
+        except _NoRequestIdError as error:
             reason = str(error)
-        except InvalidCommand as error:
+        except InvalidCommandError as error:
             reason = str(error)
             rows += _answers(command, command.topic, [None], Result.INVALID, reason)
         reasons.append(reason)
@@ -142,9 +143,9 @@ def _table(parts: Sequence[_Part]) -> pa.Table:
 
 def _check_request_id(request_id: str) -> None:
     if not request_id:
-        raise _NoRequestId("no command with a request id")
+        raise _NoRequestIdError("no command with a request id")
     if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        raise _NoRequestId(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
+        raise _NoRequestIdError(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
 
 
 def _rows(
@@ -160,7 +161,7 @@ def _rows(
     known = {s.name for s in subscriptions.values()}
     is_for_all = ALSO_LATER in command.subscriptions or not command.subscriptions
     # A later subscription has no next occurrence.
-    also_later = ALSO_LATER in command.subscriptions and operation != SKIP_NEXT
+    also_later = ALSO_LATER in command.subscriptions and operation not in OF_SCHEDULES
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
     chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
@@ -221,9 +222,9 @@ def _kind(command: ControlCommand) -> str:
 def _check_names(command: ControlCommand) -> None:
     names = [command.topic, command.issued_by, *command.subscriptions]
     if len(names) > MAX_NAMES:
-        raise InvalidCommand(f"more than {MAX_NAMES:,} subscriptions")
+        raise InvalidCommandError(f"more than {MAX_NAMES:,} subscriptions")
     if any(len(name.encode()) > MAX_NAME_BYTES for name in names):
-        raise InvalidCommand(f"a name has more than {MAX_NAME_BYTES:,} bytes")
+        raise InvalidCommandError(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
 def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -> int:
@@ -245,7 +246,7 @@ def _keys(command: ControlCommand) -> list[str]:
     """Returns the schedule keys by which a command names messages, each once.
 
     Raises:
-        InvalidCommand: one can't be a key, or comes with an id.
+        InvalidCommandError: one can't be a key, or comes with an id.
     """
     operation = str(command.WhichOneof("operation") or "")
     if operation in ("", PAUSE, RESUME):
@@ -253,31 +254,35 @@ def _keys(command: ControlCommand) -> list[str]:
     named = getattr(command, operation)
     if operation == RETRY:
         if named.entry.schedule_key:
-            raise InvalidCommand("a retry names its message by its id: a schedule key is that of one that waits")
+            raise InvalidCommandError("a retry names its message by its id: a schedule key is that of one that waits")
         return []
     entries = [named] if operation == CANCEL else named.messages if operation == _CANCELS else named.entries
     keys: dict[str, None] = {}
     for entry in entries:
         if entry.schedule_key:
-            if entry.ledger_id or entry.entry_id:
-                raise InvalidCommand("a message is named by its id or by its schedule_key, not by both")
+            if entry.ledger_id or entry.entry_id or (isinstance(entry, SkipEntry) and _names_a_place(entry)):
+                raise InvalidCommandError("a message is named by its id or by its schedule_key, not by both")
             try:
                 check_key(entry.schedule_key)
-            except BadSchedule as error:
-                raise InvalidCommand(str(error)) from None
+            except BadScheduleError as error:
+                raise InvalidCommandError(str(error)) from None
             keys[entry.schedule_key] = None
     _check_number(max(len(keys), 1), operation)
     return list(keys)
+
+
+def _names_a_place(entry: SkipEntry) -> bool:
+    return bool(entry.batch_indexes) or (entry.HasField("partition") and entry.partition >= 0)
 
 
 def _positions(command: ControlCommand) -> Int64Array:
     """Returns the columns _POSITION of each message or entry that a command names by its id: int64, (rows, 5).
 
     Raises:
-        InvalidCommand: the command can't be applied, whatever routes there are.
+        InvalidCommandError: the command can't be applied, whatever routes there are.
     """
     if not _kind(command):
-        raise InvalidCommand("no operation, or one that is not known here")
+        raise InvalidCommandError("no operation, or one that is not known here")
     _check_names(command)
     return np.array(_named(command), np.int64).reshape(-1, len(_POSITION))
 
@@ -292,7 +297,7 @@ def _named(command: ControlCommand) -> list[_Position]:
         _check_number(len(cancels), CANCEL)
         return [_cancelled(cancel) for cancel in cancels if not cancel.schedule_key]
     if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
-        raise InvalidCommand(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
+        raise InvalidCommandError(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
     if operation == RETRY:
         _check_retry(command)
     entries = [named.entry] if operation == RETRY else named.entries
@@ -311,37 +316,37 @@ def _named(command: ControlCommand) -> list[_Position]:
             positions.append((partition, ledger_id, entry_id, -1, time))
         for batch_index in dict.fromkeys(indexes):
             if not 0 <= batch_index <= MAX_BATCH_INDEX:
-                raise InvalidCommand(f"batch index {batch_index} is out of range")
+                raise InvalidCommandError(f"batch index {batch_index} is out of range")
             positions.append((partition, ledger_id, entry_id, batch_index, time))
     return positions
 
 
 def _check_retry(command: ControlCommand) -> None:
     if len(set(command.subscriptions)) != 1 or ALSO_LATER in command.subscriptions:
-        raise InvalidCommand("a retry names one subscription: the one whose consumer failed")
+        raise InvalidCommandError("a retry names one subscription: the one whose consumer failed")
     if not 0 <= command.retry.after_millis <= MAX_AFTER_MILLIS:
-        raise InvalidCommand(f"after_millis must be from 0 to {MAX_AFTER_MILLIS:,}: {command.retry.after_millis}")
+        raise InvalidCommandError(f"after_millis must be from 0 to {MAX_AFTER_MILLIS:,}: {command.retry.after_millis}")
 
 
 def _cancelled(cancel: CancelDelayedMessage) -> _Position:
     _check(cancel.ledger_id, cancel.entry_id)
     if cancel.deliver_at <= 0:
-        raise InvalidCommand(f"deliver_at must be positive: {cancel.deliver_at}")
+        raise InvalidCommandError(f"deliver_at must be positive: {cancel.deliver_at}")
     if cancel.deliver_at > MAX_TIME_MILLIS:
-        raise InvalidCommand(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
+        raise InvalidCommandError(f"deliver_at is beyond the year 9999: {cancel.deliver_at}")
     return -1, cancel.ledger_id, cancel.entry_id, -1, cancel.deliver_at
 
 
 def _check_number(n: int, operation: str) -> None:
     if not n:
-        raise InvalidCommand(f"a {operation} of no entries")
+        raise InvalidCommandError(f"a {operation} of no entries")
     if n > MAX_MESSAGES:
-        raise InvalidCommand(f"a {operation} of more than {MAX_MESSAGES:,} messages")
+        raise InvalidCommandError(f"a {operation} of more than {MAX_MESSAGES:,} messages")
 
 
 def _check(ledger_id: int, entry_id: int) -> None:
     if ledger_id < 0 or not 0 <= entry_id <= MAX_ENTRY_ID:
-        raise InvalidCommand(f"no such position can be: {ledger_id}:{entry_id}")
+        raise InvalidCommandError(f"no such position can be: {ledger_id}:{entry_id}")
 
 
 def full_name(topic: str) -> str:

@@ -10,13 +10,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import CANCEL, KNOWN, PAST, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT
+from tracker.commands.schema import (
+    CANCEL,
+    KNOWN,
+    OF_SCHEDULES,
+    PAST,
+    PAUSE_SCHEDULE,
+    RESCHEDULE,
+    RESTORE,
+    RESUME_SCHEDULE,
+    RETRY,
+    SKIP,
+    SKIP_NEXT,
+)
 from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
 # Why a message can't be retried by its id.
 NOT_KEPT = "its payload is not kept: send the message back with the property retryOf"
+
+# Why a command for a schedule can't be applied to a message that does not recur.
+_NO_SCHEDULE = {
+    SKIP_NEXT: "the message does not recur: skip it",
+    PAUSE_SCHEDULE: "the message does not recur: reschedule it, or pause the subscription",
+    RESUME_SCHEDULE: "the message does not recur: resume the subscription",
+}
 
 
 def runs(commands: pa.Table) -> list[tuple[int, int]]:
@@ -55,16 +74,22 @@ def runs(commands: pa.Table) -> list[tuple[int, int]]:
 
 
 def results_of(
-    kind: str, cancelled: BoolArray, is_late: BoolArray, has_payload: BoolArray, recurs: BoolArray
+    kind: str,
+    cancelled: BoolArray,
+    is_late: BoolArray,
+    has_payload: BoolArray,
+    recurs: BoolArray,
+    is_paused: BoolArray,
 ) -> tuple[Int64Array, list[str]]:
     """Returns the results of a command for messages of one subscription.
 
     Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY or SKIP_NEXT.
+        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY or one of OF_SCHEDULES.
         cancelled: bool, (n,): the message is cancelled.
         is_late: bool, (n,): the message has been handed out.
         has_payload: bool, (n,): the message's row is at hand, so that it can be moved.
         recurs: bool, (n,): the message is a recurring one, if its row is at hand.
+        is_paused: bool, (n,): the message is a recurring one that is paused.
 
     Returns:
         numbers of the enum Result, int64, (n,), and n reasons, empty where the command is applied.
@@ -75,18 +100,24 @@ def results_of(
             (is_late, Result.TOO_LATE, "its time is past"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
-    elif kind in (RESCHEDULE, SKIP_NEXT):
+    elif kind in (RESCHEDULE, *OF_SCHEDULES):
         cases = [
-            (cancelled, Result.INVALID, "taken back: restore it first"),
+            (cancelled, Result.INVALID, "cancelled: restore it first"),
             (is_late, Result.TOO_LATE, "released"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
-        if kind == SKIP_NEXT:
-            cases.insert(1, (has_payload & ~recurs, Result.INVALID, "the message does not recur: skip it"))
+        if kind == RESCHEDULE:
+            cases.insert(1, (is_paused, Result.INVALID, "paused: resume it first"))
+        else:
+            cases.insert(1, (has_payload & ~recurs, Result.INVALID, _NO_SCHEDULE[kind]))
+        if kind == PAUSE_SCHEDULE:
+            cases.insert(1, (is_paused, Result.ALREADY_APPLIED, ""))
+        elif kind == RESUME_SCHEDULE:
+            cases.append((~is_paused, Result.ALREADY_APPLIED, "it is not paused"))
     elif kind == RETRY:
         cases = [
             (recurs, Result.INVALID, "a recurring message is not retried by its id: send the delivered one back"),
-            (~is_late & cancelled, Result.INVALID, "taken back: restore it first"),
+            (~is_late & cancelled, Result.INVALID, "cancelled: restore it first"),
             (~is_late, Result.ALREADY_APPLIED, "it waits"),
             (~has_payload, Result.NOT_FOUND, NOT_KEPT),
         ]

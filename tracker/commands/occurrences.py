@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
+from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
-from tracker.commands.rebuilt import OCCURRENCES_DONE
+from tracker.commands.schema import PAUSE_SCHEDULE, SKIP_NEXT
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -21,18 +23,18 @@ from tracker.messages import (
     in_order,
     int64,
     message_ids,
-    pack,
-    unpack,
     with_columns,
 )
+from tracker.packing import pack, unpack
 from tracker.recurrence.columns import NEVER, Recurrences
 from tracker.recurrence.recurrence import Misfire, Recurrence
+from tracker.recurrence.start import counts_from
 from tracker.store import Store
 
 # An occurrence that comes so much later than it was due, ms, was missed: with `misfire` skip it is passed over.
 MISFIRE_GRACE_MILLIS = 60_000
 
-# So many occurrences that follow one another does a shard hand out in one tick; the rest comes with the next.
+# A shard hands out at most this many consecutive occurrences in a tick; the rest comes with the next.
 MOST_AT_ONCE = 5_000
 
 _TABLE = "occurrences_done"
@@ -58,6 +60,7 @@ class _Row(NamedTuple):
     start: int  # when the first occurrence is
     number: int
     since: int  # the next occurrence is later than this
+    published: int
 
 
 class _Rows:
@@ -72,16 +75,21 @@ class _Rows:
         numbers: int64, (rows,), of their occurrences.
         since: int64, (rows,): the next occurrences are later than this.
         was_due: int64, (rows,): when the occurrences were due, whatever held them back.
+        by_rule: int64, (rows,): when the occurrences are due by the rule.
+        is_paused: bool, (rows,): the message is paused.
     """
 
     def __init__(self, rows: pa.Table, masks: Int64Array) -> None:
         self.recurrences = Recurrences(rows)
         self.numbers = int64(rows, "occurrence")
-        due = pc.coalesce(rows["was_due"], rows["deliver_at"])
+        self.is_paused: BoolArray = int64(rows, "deliver_at") == PAUSED_DELIVER_AT
+        at = pc.if_else(pa.array(self.is_paused), rows["occurrence_at"], rows["deliver_at"])
+        due = pc.coalesce(rows["was_due"], at)
         # What a rate puts off was not missed, and puts no other one off.
         named = pc.coalesce(rows["shaped_from"], due)
         self.since: Int64Array = pc.max_element_wise(pc.coalesce(rows["occurrence_at"], named), named).to_numpy()
         self.was_due: Int64Array = due.to_numpy()
+        self.by_rule: Int64Array = pc.coalesce(rows["occurrence_at"], named).to_numpy()
         self._masks = masks
         self._position = message_ids(rows)
 
@@ -97,7 +105,8 @@ class _Rows:
     def one(self, i: int) -> _Row:
         """Returns what the next occurrence of one row depends on."""
         rule, start = self.recurrences.one(i)
-        return _Row(self.message(i), rule, start, int(self.numbers[i]), int(self.since[i]))
+        published = int(self.recurrences.published[i])
+        return _Row(self.message(i), rule, start, int(self.numbers[i]), int(self.since[i]), published)
 
 
 class _Pending:
@@ -106,7 +115,7 @@ class _Pending:
     Attributes:
         numbers: from 1.
         times: ms since the epoch; NEVER: there is none.
-        by_rule: when they are due by their rule; NEVER: then.
+        by_rule: when they are due by their rule; NEVER: the same as `times`.
         was_due: when they were due, where they are late; NEVER: they are not.
     """
 
@@ -162,7 +171,7 @@ class Occurrences:
         self.n_misfires = 0
 
     def hand_out(
-        self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, one_by_one: BoolArray
+        self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, shaped: Int64Array
     ) -> tuple[pa.Table, Int64Array]:
         """Moves the recurring messages that are handed out on to their next occurrence.
 
@@ -171,7 +180,8 @@ class Occurrences:
             masks: int64, (rows,): the subscriptions to which each row goes now, as bits.
             moment: of this tick.
             cutoff: ms since the epoch.
-            one_by_one: bool, (rows,): of the row's message no further occurrence goes out in this tick.
+            shaped: int64, (rows,): the subscriptions for which a row of this topic has a place, as bits. If there are
+                any, no further occurrence of the row's message goes out in this tick.
 
         Returns:
             the rows, in order, with those of the following occurrences that are due at the cutoff, too; and their
@@ -181,7 +191,7 @@ class Occurrences:
             return rows, masks
         if self._done or self._rescheduled:
             index, masks = _each_subscription(rows, masks)
-            rows, one_by_one = rows.take(pa.array(index)), one_by_one[index]
+            rows, shaped = rows.take(pa.array(index)), shaped[index]
         chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
         masks, wanted = masks.copy(), masks
         of = _Rows(_taken(rows, chosen), masks[chosen])
@@ -194,7 +204,7 @@ class Occurrences:
         is_due = (following != NEVER) & (following <= cutoff)
         for i in np.flatnonzero(is_due | is_passed_over | self._have_done(of)).tolist():
             row = of.one(i)
-            room = 0 if one_by_one[chosen[i]] else MOST_AT_ONCE - len(further)
+            room = 0 if shaped[chosen[i]] else MOST_AT_ONCE - len(further)
             others, last = self._following(row, not is_passed_over[i], moment.now, cutoff, room)
             further += [(int(chosen[i]), one) for one in others]
             pending.put(i, last)
@@ -205,8 +215,11 @@ class Occurrences:
         is_late = pc.and_(is_late, pc.is_null(rows["shaped_from"]))  # what has a place goes then
         if not further and not pc.any(is_late).as_py():
             return rows, masks
-        due = pc.if_else(is_late, rows["was_due"], rows["deliver_at"])
-        rows = with_columns(rows, deliver_at=due, was_due=pc.if_else(is_late, None, rows["was_due"]))
+        has_place = pa.array(shaped & wanted != 0)
+        due = pc.if_else(pc.and_not(is_late, has_place), rows["was_due"], rows["deliver_at"])
+        shaped_from = pc.if_else(pc.and_(is_late, has_place), rows["was_due"], rows["shaped_from"])
+        was_due = pc.if_else(is_late, None, rows["was_due"])
+        rows = with_columns(rows, deliver_at=due, was_due=was_due, shaped_from=shaped_from)
         at = np.array([i for i, _ in further], np.int64)
         more = with_columns(
             rows.take(pa.array(at)),
@@ -219,22 +232,35 @@ class Occurrences:
         both = in_order(concat([rows, more], rows.schema).append_column(name, pa.array(all_masks)))
         return both.drop_columns([name]), int64(both, name)
 
-    def skip(self, rows: pa.Table, subscription: int, sequence: int, moment: Moment) -> Int64Array:
-        """Moves messages on to the occurrence after their next one, which is not delivered.
+    def command(self, kind: str, rows: pa.Table, subscription: int, sequence: int, moment: Moment) -> Int64Array:
+        """Applies a command to the next occurrence of messages.
 
         Args:
-            rows: as MESSAGES, those that count for the subscription.
+            kind: of the command: SKIP_NEXT moves a message on to the occurrence after its next one, which is not
+                delivered; PAUSE_SCHEDULE has the next one wait; RESUME_SCHEDULE gives it its time by the rule back.
+            rows: as MESSAGES, those that count for the subscription; of RESUME_SCHEDULE all are paused.
             subscription: its number.
             sequence: of the moves.
             moment: of this tick.
 
         Returns:
-            int64, (rows,), ms since the epoch: after this the following occurrence is.
+            int64, (rows,), ms since the epoch: of a skip, after what time the following occurrence is; of the others,
+            when the next occurrence is due now.
         """
         of = _Rows(rows, np.full(rows.num_rows, 1 << subscription))
-        pending = _Pending(of.numbers + 1, self._next_times(of, moment.now))
+        if kind == SKIP_NEXT:
+            following = self._next_times(of, moment.now)
+            # What is paused stays so.
+            times = np.where(of.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
+            pending = _Pending(of.numbers + 1, times, np.where(of.is_paused, following, NEVER))
+        elif kind == PAUSE_SCHEDULE:
+            pending = _Pending(of.numbers, np.full(len(of), PAUSED_DELIVER_AT), of.by_rule)
+        else:
+            # Late, it is as if it had been held back: `misfire` says what comes of it.
+            was_due = np.where(of.by_rule < moment.now, of.by_rule, NEVER)
+            pending = _Pending(of.numbers, np.maximum(of.by_rule, moment.now), of.by_rule, was_due)
         self._replace(rows, subscription, pending, np.ones(rows.num_rows, np.bool_), sequence, moment)
-        return of.since
+        return of.since if kind == SKIP_NEXT else pending.times
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over the occurrences that were done before a rebuild: see `OCCURRENCES_DONE`."""
@@ -280,8 +306,9 @@ class Occurrences:
 
     def _next_times(self, of: _Rows, now: int) -> Int64Array:
         """Returns when the next occurrences are: int64, (rows,), ms since the epoch, NEVER where there is none."""
-        since = np.where(of.recurrences.have_misfire(Misfire.ALL), of.since, np.maximum(of.since, now))
-        return of.recurrences.following(of.numbers, since)
+        # With all, too, nothing was missed before the message was published; its producer's clock may be ahead.
+        not_missed = np.where(of.recurrences.have_misfire(Misfire.ALL), np.minimum(of.recurrences.published, now), now)
+        return of.recurrences.following(of.numbers, np.maximum(of.since, not_missed))
 
     def _following(
         self, row: _Row, is_out: bool, now: int, cutoff: int, most: int
@@ -315,7 +342,10 @@ class Occurrences:
     def _next(self, row: _Row, number: int, since: int, now: int, times: Mapping[int, int]) -> Occurrence | None:
         """Returns what follows an occurrence; `times`: of those that were rescheduled, ms since the epoch."""
         due = times.get(number + 1)
-        after = since if row.rule.misfire is Misfire.ALL or due is not None else max(since, now)
+        if row.rule.misfire is Misfire.ALL:
+            after = counts_from(since, row.published, now)
+        else:
+            after = since if due is not None else max(since, now)
         found = row.rule.next_occurrence(number, after, row.start, after)
         if found is None:
             return None

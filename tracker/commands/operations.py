@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from conf.errors import DelayLakeError
 from tracker.buckets.chunks import Chunks
+from tracker.commands.message_state.moves import Moved
 from tracker.commands.moment import Moment
-from tracker.commands.moves import Moved
 from tracker.commands.schema import CANCEL_ROWS, SEQUENCE_BITS
 from tracker.messages import (
     MESSAGES,
@@ -31,7 +31,7 @@ from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 
 
-class SequencesExhausted(DelayLakeError):
+class SequencesExhaustedError(DelayLakeError):
     """A tick has more commands and moves in one shard than there are sequences. The message is one line."""
 
 
@@ -116,7 +116,19 @@ class Operations:
         was_due: Int64Array | None = None,
         shaped_from: Int64Array | None = None,
     ) -> pa.Table:
-        """Moves messages as `move` does, but returns the new rows, as MESSAGES."""
+        """Moves messages as `move` does, but leaves it to the caller to add the new rows to the tracker.
+
+        Args:
+            rows: as MESSAGES, the rows that the messages have.
+            subscription: its number.
+            times: int64, (rows,), ms since the epoch: when the new rows are due.
+            sequence: of all moves, or int64, (rows,).
+            was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
+            shaped_from: the same; None: null.
+
+        Returns:
+            the new rows, as MESSAGES, (rows,), in the order of `rows`.
+        """
         position, n = message_ids(rows), rows.num_rows
         until = int64(rows, "deliver_at") + self._remembered_millis
         attempts = attempts_of(rows)
@@ -207,14 +219,14 @@ class Operations:
             int64, (n,).
 
         Raises:
-            SequencesExhausted: the tick does not have so many left.
+            SequencesExhaustedError: the tick does not have so many left.
         """
         first = max(self._sequence + 1, moment.tick << SEQUENCE_BITS)
         sequences: Int64Array = first + steps
         last = int(sequences.max(initial=first))
         if last >> SEQUENCE_BITS > moment.tick:
             # One more would be a sequence of the next tick, and win over what happens then.
-            raise SequencesExhausted(
+            raise SequencesExhaustedError(
                 f"more than {1 << SEQUENCE_BITS:,} commands and moves in tick {moment.tick} of a shard"
             )
         self._sequence = last
@@ -224,7 +236,7 @@ class Operations:
         """Returns the next sequence of this shard, higher than all before (see SEQUENCE_BITS).
 
         Raises:
-            SequencesExhausted: the tick has had all its sequences.
+            SequencesExhaustedError: the tick has had all its sequences.
         """
         return int(self.next_sequences(moment, np.zeros(1, np.int64))[0])
 

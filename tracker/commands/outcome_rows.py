@@ -15,7 +15,7 @@ from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
-# Who issues what no command asks for, and the request id of what a schedule key supersedes.
+# Issuer of outcomes that no command caused, and the request id of what a schedule key supersedes.
 ISSUED_BY = "delaylake"
 SUPERSEDED_ID = "superseded"
 
@@ -50,7 +50,8 @@ def outcomes_of(
         chosen: int64, (n,): indexes of pairs, those of one command adjacent.
         result: int64, (n,): numbers of the enum Result.
         reason: n reasons, one line each, or empty.
-        is_shared: bool, (n,): the pair shares one result with its entry, which is that of the command's first pair.
+        is_shared: bool, (n,): the pair shares one result with its entry; the entry's result is that of the command's
+            first pair.
         starts: bool, (n,): the pair is the first of its command.
         subscription: its number, or ALSO_LATER.
 

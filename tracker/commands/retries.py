@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
-from tracker.retry_of import (
+from tracker.properties.retry_of import (
     MAX_REASON,
     REDRIVE_BY,
     REDRIVE_REQUEST,
@@ -21,7 +21,7 @@ from tracker.retry_of import (
     wait_millis,
     with_reason,
 )
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
 
@@ -30,7 +30,7 @@ SENT_BACK = "SENT_BACK"
 REDRIVE = "REDRIVE"
 
 _REDRIVE_ID = "redrive-"  # begins the request id of these outcomes, which so is no command's
-_TOLD = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
+_DETAILS = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
 
 # The clocks of the machines that send and that read may differ by this. A message that is due later than that from now
 # can have reached no consumer, although it may be handed out.
@@ -82,7 +82,7 @@ def retry_rows(
 
 
 @dataclass(frozen=True)
-class SentBack:
+class SentBackMessages:
     """What has been decided of new messages, some of which were sent back for a retry, or re-driven.
 
     Attributes:
@@ -99,7 +99,7 @@ class SentBack:
     row: Int64Array
 
 
-def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -> SentBack:
+def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -> SentBackMessages:
     """Decides when messages that were sent back are due, and for whom.
 
     Args:
@@ -107,7 +107,7 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
         subscriptions: those of each source topic.
         now: ms since the epoch.
     """
-    none = SentBack(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), np.zeros(0, np.int64))
+    none = SentBackMessages(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), np.zeros(0, np.int64))
     if messages["attempt"].null_count == messages.num_rows:
         return none
     is_sent_back = pc.is_valid(messages["attempt"]).to_numpy(zero_copy_only=False) & ~is_rejected(messages)
@@ -117,7 +117,7 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
     others = np.zeros(messages.num_rows, np.int64)
     names = ("topic", "ledger_id", "entry_id", "batch_index", "attempt", "properties")
     columns = [messages[name].to_pylist() for name in names]
-    told = []
+    details = []
     for i in np.flatnonzero(is_sent_back).tolist():
         topic, ledger, entry, batch_index, attempt, properties = (column[i] for column in columns)
         given = dict(properties)
@@ -133,7 +133,7 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
             wait = 0 if attempt > backoff.attempts else wait
         times[i] = min(now + wait, MAX_TIME_MILLIS - 1)
         others[i] = ~(1 << number)
-        told.append(_told(given, attempt))
+        details.append(_outcome_details(given, attempt))
     numbers = attempts_of(messages)
     attempts = pa.array(numbers, mask=numbers == 0)
     decided = with_columns(
@@ -144,28 +144,28 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
     )
     is_taken = others != 0
     taken = where(decided, is_taken)
-    return SentBack(
-        decided, _skips(taken, others[is_taken], subscriptions), _outcomes(taken, told), np.flatnonzero(is_taken)
+    return SentBackMessages(
+        decided, _skips(taken, others[is_taken], subscriptions), _outcomes(taken, details), np.flatnonzero(is_taken)
     )
 
 
-def _told(properties: dict[str, str], attempt: int) -> dict[str, str | None]:
-    """Returns what the outcome of a message says beyond what its row does, by its properties."""
-    told: dict[str, str | None] = {"subscription": properties[RETRY_SUBSCRIPTION], "retry_of": properties[RETRY_OF]}
+def _outcome_details(properties: dict[str, str], attempt: int) -> dict[str, str | None]:
+    """Returns the fields of a retry's outcome that come from the message's properties."""
+    details: dict[str, str | None] = {"subscription": properties[RETRY_SUBSCRIPTION], "retry_of": properties[RETRY_OF]}
     if attempt:
         reason = properties.get(RETRY_REASON, "")[:MAX_REASON]
-        return told | {"request_id": RETRY_OF, "operation": SENT_BACK, "reason": reason, "issued_by": ISSUED_BY}
+        return details | {"request_id": RETRY_OF, "operation": SENT_BACK, "reason": reason, "issued_by": ISSUED_BY}
     request_id = f"{_REDRIVE_ID}{properties[REDRIVE_REQUEST]}"
     issued_by = properties.get(REDRIVE_BY) or ISSUED_BY
-    return told | {"request_id": request_id, "operation": REDRIVE, "reason": "", "issued_by": issued_by}
+    return details | {"request_id": request_id, "operation": REDRIVE, "reason": "", "issued_by": issued_by}
 
 
-def _outcomes(messages: pa.Table, told: list[dict[str, str | None]]) -> pa.Table:
+def _outcomes(messages: pa.Table, details: list[dict[str, str | None]]) -> pa.Table:
     n = messages.num_rows
     values = {
         **{name: messages[name] for name in ("topic", "partition", "ledger_id", "entry_id", "batch_index")},
         **{name: messages[name] for name in ("deliver_at", "attempt")},
-        **{name: pa.array([one[name] for one in told], pa.string()) for name in _TOLD},
+        **{name: pa.array([one[name] for one in details], pa.string()) for name in _DETAILS},
         "result": pa.repeat(int(Result.APPLIED), n),
         "issued_at": messages["publish_time"],
         "sum_up": pa.repeat(True, n),

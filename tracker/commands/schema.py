@@ -15,11 +15,16 @@ RESCHEDULE = "reschedule"
 RESTORE = "restore"
 RETRY = "retry"
 SKIP_NEXT = "skip_next"
+PAUSE_SCHEDULE = "pause_schedule"
+RESUME_SCHEDULE = "resume_schedule"
 PAUSE = "pause"
 RESUME = "resume"
 ANSWER = "answer"  # has nothing to apply, and is only answered, with the row's result
 REPEAT = "repeat"  # its request id came before in the same batch: it is only answered
 
+# Kinds that are for the next occurrence of recurring messages, and those that need the rows of the messages they name.
+OF_SCHEDULES = (SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE)
+OF_ROWS = (RESCHEDULE, RESTORE, RETRY, *OF_SCHEDULES)
 
 MAX_BATCH_INDEX = 2**20 - 1
 
@@ -73,8 +78,8 @@ OUTCOME_ROWS = pa.schema(
         ("result", pa.int32()),
         ("reason", pa.string()),
         ("operation", pa.string()),
-        # Of a reschedule or retry that is applied or waits, the new time; of a cancel that waits, the time that it
-        # names; of what is superseded, when the first message of its key was published.
+        # Of a reschedule or retry that is applied or waits, or of a schedule that is resumed, the new time; of a cancel
+        # that waits, the time that it names; of what is superseded, when the first message of its key was published.
         ("deliver_at", pa.int64()),
         # Rises from command to command. Null where it was neither applied nor waits, unless its kind is ANSWER.
         ("sequence", pa.int64()),
@@ -85,7 +90,8 @@ OUTCOME_ROWS = pa.schema(
         ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
         ("superseded_by", pa.string()),  # the position of the message that it yields to; null: not superseded
         ("attempt", pa.int32()),  # of a retry that is applied its number, from 1
-        # Of a recurring message, the occurrence that was rescheduled, skipped or given up; null: the whole message.
+        # Of a recurring message, the occurrence that was rescheduled, skipped, paused, resumed or given up; null: the
+        # whole message.
         ("occurrence", pa.int64()),
         ("retry_of", pa.string()),  # of a message that was sent back, the id of the one that a consumer failed on
         ("body", pa.int64()),  # of its command, as COMMAND_ROWS; null: no command asked for it

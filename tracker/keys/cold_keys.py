@@ -1,6 +1,6 @@
 """Schedule keys whose messages are in the delayed index alone: of each some bits of its hash, and about when it is due.
 
-Who finds a key here has to look it up in the delayed index: a few that are not here seem to be.
+A hit must be looked up in the delayed index: there are a few false positives.
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ class ColdKeys:
         return found
 
     def add(self, prints: Int64Array, groups: Int64Array) -> None:
-        """Adds keys: int64, (n,), each."""
+        """Adds keys.
+
+        Args:
+            prints: int64, (n,): the low PRINT_BITS of their hashes.
+            groups: int64, (n,): the groups of their messages, as `group_of` returns them.
+        """
         old = self._columns()
         self._set(np.append(old[0], prints), np.append(old[1], groups))
 

@@ -16,10 +16,7 @@ from tracker.keys.packed_bucket import KeyHash, Live, PackedBucket
 from tracker.messages import BoolArray, int64
 from tracker.store import Store
 
-__all__ = ["KeyHash", "Live", "LiveKeys", "positions"]
-
-_TABLE = "schedule_keys"
-_META = "schedule_keys_meta"
+__all__ = ["KeyHash", "Live", "LiveKeys", "lives", "positions"]
 
 # Rows of a bucket, about: a value of the store is a call and so many rows to read and write. A cold key is an eighth.
 _BUCKET_ROWS = 256
@@ -62,11 +59,13 @@ class LiveKeys:
 
     Args:
         store: where the buckets are kept.
+        table: the store's table that has them; beside it there is one with `_meta` after its name.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, table: str = "schedule_keys") -> None:
         self._store = store
-        self._saved = store.get(_META, (0, 0))
+        self._table, self._meta = table, f"{table}_meta"
+        self._saved = store.get(self._meta, (0, 0))
         saved: list[int] = np.frombuffer(self._saved, "<i8").tolist() if self._saved else [0, 1, 0]
         # What an earlier version has written has no cold keys, and not when the sweep was begun.
         self._n_rows, self._n_buckets, self._swept, self._n_cold, self._begun = [*saved, 0, 0][:5]
@@ -101,14 +100,23 @@ class LiveKeys:
         return found
 
     def warm(self, key: KeyHash, live: Live) -> None:
-        """Takes a cold key back, of which the last message has been found."""
+        """Makes a cold key hot again.
+
+        Args:
+            key: its hash; `find_cold` has returned it with the group of `live`.
+            live: its last message, which has been found in the delayed index.
+        """
         number = self._bucket_of(key)
         self._load(number).cold.remove(key[0] & _PRINT, group_of(live.deliver_at))
         self._n_cold -= 1
         self.update({key: live})
 
     def update(self, changes: Mapping[KeyHash, Live | None]) -> None:
-        """Sets the last messages of keys that are not cold; None removes a key."""
+        """Sets the last messages of keys that are not cold.
+
+        Args:
+            changes: by the hash of a key its last message; None removes the key, if it is there.
+        """
         for key, live in changes.items():
             number = self._bucket_of(key)
             bucket = self._load(number).hot
@@ -180,13 +188,13 @@ class LiveKeys:
         """Writes what is not in the store yet."""
         for number in sorted(self._changed):
             if data := self._buckets[number].pack(self._level(number)):
-                self._store.put(_TABLE, (number, 0), data)
+                self._store.put(self._table, (number, 0), data)
             else:
-                self._store.remove(_TABLE, (number, 0))
+                self._store.remove(self._table, (number, 0))
         self._changed.clear()
         data = np.array([self._n_rows, self._n_buckets, self._swept, self._n_cold, self._begun], "<i8").tobytes()
         if data != self._saved and (self._saved or len(self)):
-            self._store.put(_META, (0, 0), data)
+            self._store.put(self._meta, (0, 0), data)
             self._saved = data
 
     def _bucket_of(self, key: KeyHash) -> int:
@@ -214,14 +222,20 @@ class LiveKeys:
     def _reset(self) -> None:
         for number in range(self._n_buckets):
             if self._buckets.pop(number, None) is not None or self._n_buckets > 1:
-                self._store.remove(_TABLE, (number, 0))
+                self._store.remove(self._table, (number, 0))
         self._changed.clear()
         self._n_buckets, self._swept = 1, 0
 
     def _load(self, number: int) -> _Bucket:
         if number not in self._buckets:
-            self._buckets[number] = _Bucket(self._store.get(_TABLE, (number, 0)) or b"", number)
+            self._buckets[number] = _Bucket(self._store.get(self._table, (number, 0)) or b"", number)
         return self._buckets[number]
+
+
+def lives(rows: pa.Table) -> list[Live]:
+    """Returns messages, a row each with the columns of `Live`, as `Live`."""
+    columns = [rows[name].to_pylist() for name in Live._fields]
+    return [Live(*values) for values in zip(*columns, strict=True)]
 
 
 def positions(live: list[Live]) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +14,23 @@ from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
 from tracker.keys.cold_keys import group_of, times_of
-from tracker.keys.live_keys import KeyHash, Live, LiveKeys, positions
+from tracker.keys.live_keys import KeyHash, Live, LiveKeys, lives, positions
 from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
-from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
-from tracker.schedule_key import Mode, key_hash, key_rule
+from tracker.keys.taken_over import TakenOver
+from tracker.messages import BoolArray, Int64Array, are_recurring, empty_table, int64, typed, where, with_columns
+from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.properties.schedule_key import Mode, key_hash, key_rule
 from tracker.store import Store
+from tracker.subscriptions import Subscriptions
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
-# The ledger of no message: after a rebuild it stands for one that was superseded by messages which come in again.
+# The ledger of no message. An earlier version's rebuild has left keys with it, which are not found.
 _NOWHERE = -1
+
+# For a message's time, ms since the epoch: it waits whenever another one was published, or it does not.
+_ALWAYS = MAX_TIME_MILLIS + 1
+_NEVER = -1
 
 
 @dataclass
@@ -31,16 +39,21 @@ class _Last:
 
     Attributes:
         row: its index among the tick's messages; None: it came in earlier.
-        waits: whether it waits for any subscription, also where it is held back.
-        waits_for_time: whether it waits for one for which its time has not come.
-        goes_on: whether the next message is not the first one of the key, although this one does not wait.
+        until: a message that was published before this time, ms since the epoch, has found it waiting for its time.
+        is_held: whether it waits although its time has come, as it is held back.
     """
 
     live: Live
     row: int | None
-    waits: bool
-    waits_for_time: bool
-    goes_on: bool = False
+    until: int
+    is_held: bool = False
+
+
+class _Standing(NamedTuple):
+    """What becomes of a topic's messages that are due when they come in."""
+
+    is_held: bool  # they are held back for all subscriptions
+    may_wait: bool  # for some they may be held back, or get a place later
 
 
 @dataclass(frozen=True)
@@ -64,21 +77,24 @@ class Superseding:
 
     A message counts from the tick in which it comes in. Messages of one partition count in their order; those of
     several partitions in the same tick by when they were published. One whose time has come when it comes in is
-    delivered, and the key begins anew.
+    delivered, and the key begins anew with the next message that was published after that time.
 
     A key that no message or command has named for a while is cold: its last message is in the delayed index alone,
-    where it is found when one names it again, and it is taken back when that message is loaded.
+    where it is found when one names it again, and it is loaded again with that message.
 
     Args:
         store: where the last message of each key is kept.
         control: tells whether it waits still, and cancels what is superseded.
+        subscriptions: those of each source topic.
         idle_millis: for how long at least nothing has named a key that becomes cold.
     """
 
-    def __init__(self, store: Store, control: Control, idle_millis: int) -> None:
+    def __init__(self, store: Store, control: Control, subscriptions: Subscriptions, idle_millis: int) -> None:
         self._control = control
+        self._subscriptions = subscriptions
         self._idle_millis = idle_millis
         self._keys = LiveKeys(store)
+        self._taken_over = TakenOver(store)
         self._new: set[KeyHash] = set()  # keys of which a message has come in this tick
         self._find_keyed: FindKeyed = none_sealed
         self._load_horizon = 0
@@ -111,12 +127,13 @@ class Superseding:
             moment: of this tick.
         """
         is_keyed = is_new & pc.is_valid(messages["schedule_key"]).to_numpy(zero_copy_only=False)
-        chosen = _in_order(messages, np.flatnonzero(is_keyed))
+        chosen, times = _in_order(messages, np.flatnonzero(is_keyed))
         rows = messages.take(pa.array(chosen))
         topics, keys = rows["topic"].to_pylist(), rows["schedule_key"].to_pylist()
         hash_of = {pair: key_hash(*pair) for pair in set(zip(topics, keys, strict=True))}
         last = self._last([(*pair, hashed) for pair, hashed in sorted(hash_of.items())], moment)
         due, published = int64(rows, "deliver_at").copy(), rows["publish_time"].to_pylist()
+        counts_at, recurs = times.tolist(), are_recurring(rows).tolist()
         since = np.zeros(rows.num_rows, np.int64)
         dropped = np.zeros(rows.num_rows, np.bool_)
         # A message that was cancelled before a rebuild comes in again.
@@ -125,34 +142,44 @@ class Superseding:
             if self._control.has_exceptions
             else np.zeros(rows.num_rows, np.bool_)
         )
+        standing = {topic: self._standing(topic) for topic in set(topics)}
         ids = [rows[name].to_pylist() for name in Live._fields[:5]]
+        position_of = list(zip(*ids[:4], strict=True))
+        own_since = self._taken_over.take(topics, position_of)
         superseded: list[tuple[str, str, _Last, Live]] = []  # topic, key, a message, and the one that it yields to
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
             hashed = hash_of[topic, key]
             before = last.get(hashed)
-            goes_on = before is not None and (before.waits_for_time or before.goes_on)
-            since[i] = before.live.since if before is not None and goes_on else published[i]
+            waits_for_time = before is not None and before.until > counts_at[i]
+            # Moved for a subscription alone, it may come in again after a rebuild: it is not before itself.
+            is_itself = before is not None and before.live[:4] == position_of[i]
+            since[i] = own_since.get(position_of[i], published[i])
+            if before is not None and (waits_for_time or is_itself):
+                since[i] = before.live.since
             rule = key_rule(dict(properties))
             if rule.mode is Mode.DEBOUNCE and rule.debounce_max_millis is not None:
                 due[i] = min(int(due[i]), int(since[i]) + rule.debounce_max_millis)
             live = Live._make([*(column[i] for column in ids), int(due[i]), int(since[i])])
             if is_gone[i]:
-                if before is None or not before.waits:
-                    last[hashed] = _Last(live, i, False, False, goes_on=True)
                 continue
-            if rule.mode is Mode.KEEP and before is not None and before.waits_for_time:
-                superseded.append((topic, key, _Last(live, i, True, True), before.live))
+            if rule.mode is Mode.KEEP and before is not None and waits_for_time and not is_itself:
+                superseded.append((topic, key, _Last(live, i, _ALWAYS), before.live))
                 dropped[i] = True
                 continue
             # What is held back has been kept long enough for a message that would keep it.
-            if before is not None and before.waits and rule.mode is not Mode.KEEP:
+            waits = before is not None and (waits_for_time or before.is_held) and not is_itself
+            if before is not None and waits and rule.mode is not Mode.KEEP:
                 superseded.append((topic, key, before, live))
                 if before.row is not None:
                     dropped[before.row] = True
-            is_due = live.deliver_at <= moment.now
-            last[hashed] = _Last(live, i, not is_due, not is_due)
-        changed = {key: one for key, one in last.items() if one.row is not None}
-        self._keys.update({key: one.live if one.waits or one.goes_on else None for key, one in changed.items()})
+            # Of one that recurs the next occurrence waits.
+            is_due = live.deliver_at <= moment.now and not recurs[i] and not is_itself
+            last[hashed] = _Last(live, i, live.deliver_at if is_due else _ALWAYS, is_due and standing[topic].is_held)
+        changed = {hashed: one for hashed, one in last.items() if one.row is not None}
+        may_wait = {hash_of[pair] for pair in hash_of if standing[pair[0]].may_wait}
+        self._keys.update(
+            {key: one.live if one.until == _ALWAYS or key in may_wait else None for key, one in changed.items()}
+        )
         self._new = set(changed)
         outcomes = self._supersede(superseded, moment)
         return Taken(*_with(messages, chosen, due, since, dropped), outcomes)
@@ -181,7 +208,7 @@ class Superseding:
         hashes = [key_hash(topic, key) for topic, key in zip(*_pairs(known), strict=True)]
         is_new = np.array([hashed in self._new for hashed in hashes], np.bool_)
         is_past = self._control.are_waiting(known, moment)[2]
-        is_there = (~is_past | is_new) & (int64(known, "ledger_id") > _NOWHERE)
+        is_there = ~is_past | is_new
         there = {hashed for hashed, is_one in zip(hashes, is_there.tolist(), strict=True) if is_one}
         columns = {name: int64(commands, name).copy() for name in _POSITION}
         for i, pair in zip(chosen.tolist(), pairs, strict=True):
@@ -194,7 +221,7 @@ class Superseding:
         return resolved, where(known, is_there & ~is_new)
 
     def name(self, known: pa.Table, moment: Moment) -> None:
-        """Takes back the cold keys of messages that commands name by their ids.
+        """Loads again the cold keys of messages that commands name by their ids.
 
         Args:
             known: as KNOWN, messages that this shard has.
@@ -203,7 +230,7 @@ class Superseding:
         self._find([(*pair, key_hash(*pair)) for pair in _keyed_pairs(known)], moment)
 
     def load(self, segment: pa.Table, moment: Moment) -> None:
-        """Takes back the cold keys whose last messages are loaded.
+        """Loads again the cold keys whose last messages are loaded.
 
         Args:
             segment: as MESSAGES.
@@ -227,22 +254,25 @@ class Superseding:
         def judge(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
             # What is due beyond the load horizon came to the mutable bucket. It was sealed when this was last called,
             # so the index has it. A cancelled message would not be found by its key, but is told of.
-            rests = (int64(rows, "deliver_at") >= load_horizon) & (int64(rows, "ledger_id") > _NOWHERE)
-            rests &= ~self._control.is_any_cancelled(rows)
+            rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._control.is_any_cancelled(rows)
+            rests &= int64(rows, "ledger_id") > _NOWHERE
             return self._control.is_past_for_all(rows, moment), rests
 
         self._keys.sweep(judge, load_horizon, moment.now, self._idle_millis)
+        self._taken_over.sweep(moment.now)
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over rebuilt keys: see `LIVE_KEYS`."""
-        columns = [rows[name].to_pylist() for name in Live._fields]
-        live = [Live(*values) for values in zip(*columns, strict=True)]
+        comes_again = pc.is_valid(rows["comes_again"]).to_numpy(zero_copy_only=False)
+        self._taken_over.add(where(rows, comes_again))
+        rows = where(rows, ~comes_again)
         hashes = [key_hash(*pair) for pair in zip(*_pairs(rows), strict=True)]
-        self._keys.update(dict(zip(hashes, live, strict=True)))
+        self._keys.update(dict(zip(hashes, lives(rows), strict=True)))
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
         self._keys.save()
+        self._taken_over.save()
 
     def _last(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, _Last]:
         """Returns the last message of each of some keys, given as topic, key and hash, before this tick."""
@@ -252,18 +282,18 @@ class Superseding:
         there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
         waits, for_time, _ = self._control.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
         return {
-            hashed: _Last(
-                found[hashed],
-                None,
-                bool(waits[i]) and found[hashed].ledger_id > _NOWHERE,
-                bool(for_time[i]) and found[hashed].ledger_id > _NOWHERE,
-                found[hashed].ledger_id == _NOWHERE,
-            )
+            hashed: _Last(found[hashed], None, _ALWAYS if for_time[i] else _NEVER, bool(waits[i] & ~for_time[i]))
             for i, (_, _, hashed) in enumerate(there)
         }
 
+    def _standing(self, topic: str) -> _Standing:
+        """Tells what becomes of a topic's messages that are due when they come in."""
+        wanted = self._subscriptions.wanted(topic)
+        held = self._control.held_back(topic) & wanted
+        return _Standing(held == wanted, bool(held or self._subscriptions.shaping.get(topic)))
+
     def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, Live]:
-        """Returns the last messages of those of the keys that have one; cold ones are taken back."""
+        """Returns the last messages of those of the keys that have one; cold ones are loaded again."""
         found, groups = self._look(hashed for _, _, hashed in names)
         groups = {hashed: [g for g in of if times_of((g, g))[1] >= self._load_horizon] for hashed, of in groups.items()}
         if all_groups := sorted({group for of in groups.values() for group in of}):
@@ -277,7 +307,7 @@ class Superseding:
     def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, Live], dict[KeyHash, list[int]]]:
         """Returns the last messages of the keys that have one, and of others that may be cold in which groups."""
         hashes = list(hashes)
-        found = self._keys.find(hashes)
+        found = {hashed: live for hashed, live in self._keys.find(hashes).items() if live.ledger_id > _NOWHERE}
         return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
 
     def _warm(
@@ -287,7 +317,7 @@ class Superseding:
         groups: Mapping[KeyHash, list[int]],
         moment: Moment,
     ) -> dict[KeyHash, Live]:
-        """Takes back cold keys whose last message is among some rows; returns their last messages.
+        """Loads again the cold keys whose last message is among some rows; returns their last messages.
 
         Args:
             rows: with the columns of KEYED.
@@ -319,8 +349,8 @@ class Superseding:
         return self._control.supersede(rows, yields_to, since, is_new, moment)
 
 
-def _in_order(messages: pa.Table, chosen: Int64Array) -> Int64Array:
-    """Returns indexes of messages in the order in which they count."""
+def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Returns indexes of messages in the order in which they count, and as of when they do: ms since the epoch."""
     rows = messages.take(pa.array(chosen))
     topics = rows["topic"].combine_chunks().dictionary_encode().indices.to_numpy()
     partition, *position, published = (
@@ -330,9 +360,11 @@ def _in_order(messages: pa.Table, chosen: Int64Array) -> Int64Array:
     # No message counts earlier than one before it in its partition, whatever its producer's clock says.
     counts_at = published[order]
     starts = np.flatnonzero(np.diff(partition[order], prepend=-2) | np.diff(topics[order], prepend=-1))
-    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+    ends = np.append(starts[1:], len(order))[: len(starts)]  # none, where there are no messages
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         np.maximum.accumulate(counts_at[start:end], out=counts_at[start:end])
-    return chosen[order[np.argsort(counts_at, kind="stable")]]
+    by_time = np.argsort(counts_at, kind="stable")
+    return chosen[order[by_time]], counts_at[by_time]
 
 
 def _with(

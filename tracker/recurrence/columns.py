@@ -10,9 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.messages import BoolArray, Int64Array, int64
-from tracker.recurrence.recurrence import MISFIRE, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, Misfire, Recurrence
+from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT
+from tracker.recurrence.recurrence import (
+    MISFIRE,
+    REPEAT,
+    REPEAT_TIMES,
+    REPEAT_UNTIL,
+    TIME_ZONE,
+    Misfire,
+    Recurrence,
+    recurrence_of,
+)
 from tracker.recurrence.start import first_of
-from tracker.schedule import DELIVER_AFTER, DELIVER_AT
 
 # In arrays of times: there is none.
 NEVER = -1
@@ -39,9 +48,12 @@ class Recurrences:
         self._rule_of, firsts = _groups([texts[name] for name in _OF_RULE])
         for i in firsts.tolist():
             given = {name: text for name in _OF_RULE if (text := texts[name][i].as_py()) is not None}
-            rule = Recurrence.of_properties(given)
-            assert rule is not None, "a row with an occurrence is of a recurring message"
-            self._rules.append(rule)
+            self._rules.append(recurrence_of(given))
+
+    @property
+    def published(self) -> Int64Array:
+        """When the messages were published: int64, (messages,), ms since the epoch."""
+        return self._published
 
     def __len__(self) -> int:
         """The number of messages."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tracker.schedule import BadSchedule
+from tracker.properties.schedule import BadScheduleError
 
 
-class RecurrenceError(BadSchedule):
+class RecurrenceError(BadScheduleError):
     """A property of a recurring message can't be read. The error's message begins with the property's name.
 
     Attributes:

@@ -8,13 +8,13 @@ from enum import StrEnum
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
+from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, duration
 from tracker.recurrence import rrule_parts
 from tracker.recurrence.cron import CronRule
 from tracker.recurrence.errors import RecurrenceError
 from tracker.recurrence.rrule import CalendarRule
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION, time_zone
 from tracker.recurrence.wall_clock import Rule, next_instant, wall_time
-from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, duration
 
 __all__ = ["TIME_ZONE_DATA_VERSION", "Misfire", "Recurrence", "RecurrenceError"]
 
@@ -189,7 +189,8 @@ class Recurrence:
     def _rule(self, start: int) -> Rule:
         if self._cron is not None:
             return self._cron
-        assert self._parts is not None
+        if self._parts is None:
+            raise RecurrenceError(REPEAT, f"has no times of its own: {self.repeat[:40]!r}")
         return _anchored(self._parts, wall_time(self._zone, start))
 
     def _in_time(self, at: int | None) -> int | None:
@@ -199,7 +200,7 @@ class Recurrence:
         if self.repeat.startswith(_EVERY):
             try:
                 self._every = duration(REPEAT, self.repeat.removeprefix(_EVERY).strip())
-            except BadSchedule as error:
+            except BadScheduleError as error:
                 raise RecurrenceError(REPEAT, str(error).removeprefix(REPEAT + " ")) from error
             if self._every < SHORTEST_MILLIS:
                 raise RecurrenceError(REPEAT, f"is more often than once a second: {self.repeat[:40]!r}")
@@ -226,6 +227,21 @@ class Recurrence:
             zone = parts.until.tzinfo or self._zone or UTC
             until = int(parts.until.replace(tzinfo=zone).timestamp()) * 1_000 + 999
             self.until_millis = min(until, until if self.until_millis is None else self.until_millis)
+
+
+def recurrence_of(properties: Mapping[str, str]) -> Recurrence:
+    """Reads how a message recurs of which it is known that it does.
+
+    Args:
+        properties: the message's.
+
+    Raises:
+        RecurrenceError: a property can't be read, or `repeat` is missing.
+    """
+    rule = Recurrence.of_properties(properties)
+    if rule is None:
+        raise RecurrenceError(REPEAT, "is missing")
+    return rule
 
 
 @lru_cache(maxsize=4_096)

@@ -68,8 +68,7 @@ def _first_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
     shown = after + offset
     first = _instant(zone, shown)
     if first < after:  # the second pass: all that it shows has been
-        change = _first_change(zone, first, after)
-        assert change is not None
+        change = _change(zone, first, after)
         shown = max(shown, change - 1 + _offset(zone, first))
     wall = rule.after(shown)
     return None if wall is None else _instant(zone, wall)
@@ -82,8 +81,14 @@ def _instant(zone: ZoneInfo, wall: int) -> int:
     after = _seconds(zone.utcoffset(shown.replace(fold=1)))
     if before >= after:  # plain, or twice: the earlier
         return wall - before
-    change = _first_change(zone, wall - after - 1, wall - before)
-    assert change is not None
+    return _change(zone, wall - after - 1, wall - before)
+
+
+def _change(zone: ZoneInfo, low: int, high: int) -> int:
+    """As `_first_change`, of a zone that has another offset at `high` than at `low`."""
+    change = _first_change(zone, low, high)
+    if change is None:
+        raise LookupError(f"{zone} keeps its offset between {low} and {high}")
     return change
 
 
@@ -116,5 +121,6 @@ def _datetime(wall: int) -> datetime:
 
 
 def _seconds(offset: timedelta | None) -> int:
-    assert offset is not None
+    if offset is None:
+        raise LookupError("a time zone without an offset from UTC")
     return offset.days * 86_400 + offset.seconds

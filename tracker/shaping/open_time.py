@@ -19,6 +19,11 @@ _MONDAY_MILLIS = 4 * _DAY_MILLIS  # 1970-01-05 was a Monday
 
 _DAYS_AT_ONCE = 28
 
+# So many days are asked for by a calendar, from the origin on: a hundred years. Later it is always open.
+_MOST_DAYS = 36_525
+_LAST_DAY = date(9999, 12, 25)  # of all calendars: a window may end two days later, in any time zone
+_FOREVER = 1e18
+
 
 class OpenTime:
     """A monotone map between real time and open time, which stands still while no window is open.
@@ -26,7 +31,8 @@ class OpenTime:
     A bucket that is filled in open time gives no places while the windows are closed, and saves none up either.
 
     Args:
-        windows: none: it is always open, and both times are the same.
+        windows: none: it is always open, and both times are the same. After a hundred years, or the year 9999, it is
+            always open.
         since: ms since the epoch: no earlier time is asked for. Open time begins with the week before it.
     """
 
@@ -36,8 +42,9 @@ class OpenTime:
         # A day more on both sides: a day of a time zone begins up to 14 hours before that of UTC.
         self._origin = origin
         self._day = datetime.fromtimestamp(origin / 1000, UTC).date() - timedelta(days=2)
+        self._last_day = min(self._day, _LAST_DAY - timedelta(days=_MOST_DAYS)) + timedelta(days=_MOST_DAYS)
         self._starts = self._ends = self._open_before = np.zeros(0)
-        self._spans: list[tuple[int, int]] = []
+        self._spans: list[tuple[float, float]] = []
 
     def to_open(self, times: FloatArray) -> FloatArray:
         """Returns the open time at real times, ms, both float64, (n,): while it is closed that of the next opening."""
@@ -72,7 +79,7 @@ class OpenTime:
         return float(self._open_before[-1] + self._ends[-1] - self._starts[-1])
 
     def _extend_to(self, time: float) -> None:
-        while not len(self._starts) or self._day_millis <= time + 2 * _DAY_MILLIS:
+        while self._day < self._last_day and (not len(self._starts) or self._day_millis <= time + 2 * _DAY_MILLIS):
             self._extend()
 
     @property
@@ -82,10 +89,12 @@ class OpenTime:
     def _extend(self) -> None:
         """Adds the windows of some more days; more of them each time, so that a long queue takes few steps."""
         days = max(_DAYS_AT_ONCE, len(self._starts) // max(1, len(self._windows)))
-        for _ in range(days):
+        for _ in range(min(days, (self._last_day - self._day).days)):
             self._spans += self._of_day(self._day)
             self._day += timedelta(days=1)
-        merged: list[list[int]] = []
+        if self._day >= self._last_day:
+            self._spans.append((float(self._day_millis), _FOREVER))
+        merged: list[list[float]] = []
         for start, end in sorted(self._spans):
             start = max(start, self._origin)
             if merged and start <= merged[-1][1]:

@@ -28,7 +28,7 @@ class OpenWindow:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ShapingRule:
     """How a subscription's messages are shaped.
 
     Attributes:
@@ -45,11 +45,11 @@ class Rule:
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def from_json(text: str) -> Rule:
+    def from_json(text: str) -> ShapingRule:
         """Reads a rule that `rule_of` wrote."""
         rule = json.loads(text)
         windows = tuple(OpenWindow(tuple(days), *others) for days, *others in rule.get("windows", ()))
-        return Rule(rule.get("rate"), rule.get("burst", 1), rule.get("per_key", False), windows)
+        return ShapingRule(rule.get("rate"), rule.get("burst", 1), rule.get("per_key", False), windows)
 
 
 def rule_of(rate: Rate | None, windows: Sequence[Window]) -> str | None:

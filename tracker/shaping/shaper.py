@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,20 +17,26 @@ from tracker.messages import (
     MESSAGES,
     BoolArray,
     Int64Array,
+    attempts_of,
     concat,
     empty_table,
     int64,
     subscription_numbers,
     typed,
+    where,
     with_columns,
 )
-from tracker.shaping.rule import Rule
+from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.shaping.rule import ShapingRule
 from tracker.shaping.target import Target, TargetState
 from tracker.sharding import Place
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
 
 _TABLE = "shaping"
+
+# So many ticks whose releases have not arrived are kept, each with its time; of more the first ones count as one.
+_MOST_UNCONFIRMED = 100
 
 # A place this much after the time of its message is none: the two are the same but for rounding, ms.
 _TOLERANCE_MILLIS = 0.01
@@ -39,8 +46,8 @@ _START_MILLIS = 3_000
 
 _PLACED = MESSAGES.append(pa.field("subscription_mask", pa.int64()))
 
-# By source topic and subscription: a time, ms since the epoch, after which there are places, and how many messages wait
-# for one in each shard.
+# By source topic and subscription: a time, ms since the epoch, after which there are places, and how many messages that
+# wait get one in each shard.
 Places = Mapping[str, Mapping[str, tuple[int, Sequence[int]]]]
 
 
@@ -49,7 +56,7 @@ class Shaped(NamedTuple):
 
     masks: Int64Array  # (rows,): the subscriptions to which each row goes as it is, as bits
     placed: pa.Table  # further rows for this release, as MESSAGES and `subscription_mask`, int64: with another time
-    waiting: pa.Table  # rows, as MESSAGES, that are to come due again in the next tick, which has places for them
+    waiting: pa.Table  # rows, as MESSAGES, that are to come due again in the next tick, with places for the first
 
 
 class Shaper:
@@ -60,7 +67,7 @@ class Shaper:
     `shaped_from` when it was due at first, by which it is known to have a place.
 
     What is beyond a shard's own share of the rate waits for the next tick, whose offset has places for all shards' rows
-    together: as many for each as it has waiting. So the whole rate is used, however the messages lie in the shards.
+    together: to each its share by what it has waiting. So the whole rate is used, however messages lie in the shards.
 
     Places that could not be kept, because the job stood still, are put off, all of a subscription by the same time: a
     row that was given its place before is moved on by it when it comes due.
@@ -78,17 +85,32 @@ class Shaper:
         self._operations = operations
         self._place = place
         self._saved = store.get(_TABLE, (0, 0))
-        saved = json.loads(self._saved) if self._saved else []
+        saved = json.loads(self._saved) if self._saved else {}
+        if isinstance(saved, list):  # an earlier version's
+            saved = {"targets": saved}
         self._targets = {
             (topic, number): Target(self._rule(topic, number), place, TargetState(*state))
-            for topic, number, *state in saved
+            for topic, number, *state in saved.get("targets", ())
         }
+        # Ticks whose releases have not arrived, as [tick, its time in ms], ascending, since shards share places.
+        self._unconfirmed: list[list[int]] = saved.get("unconfirmed", [])
+        self._this_tick: list[int] = []
         self.n_moved = 0  # messages that this tick has given a place after its cutoff
         self._n_waiting: dict[tuple[str, int], int] = {}
 
     def __bool__(self) -> bool:
         """Whether any subscription's messages are shaped."""
         return bool(self._subscriptions.shaping)
+
+    def begin(self, moment: Moment, confirmed: int) -> None:
+        """Begins a tick.
+
+        Args:
+            moment: of this tick.
+            confirmed: the last tick whose releases have arrived.
+        """
+        self._unconfirmed = [one for one in self._unconfirmed if one[0] > confirmed]
+        self._this_tick = [moment.tick, moment.now]
 
     @property
     def waiting(self) -> dict[str, dict[str, list[int]]]:
@@ -110,8 +132,7 @@ class Shaper:
         """
         for topic, names in places.items():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
-                rule = self._rule(topic, number)
-                if name in names and rule is not None and rule.rate is not None:
+                if name in names and self._rule(topic, number) is not None:
                     self._target(topic, number).give(*names[name])
 
     @property
@@ -127,16 +148,22 @@ class Shaper:
     def begin_again(self, since: Mapping[tuple[str, int], int], moment: Moment) -> None:
         """Puts places off after a start, by as long as what is in flight is sent later than it was to be.
 
+        Where shards share places, it is by as long as that of any of them may be.
+
         Args:
             since: by topic and subscription when the first message is due that is in flight, ms since the epoch.
             moment: of this tick.
         """
+        until = moment.now + _START_MILLIS
+        unsent = min([moment.released + 1, *(time for _, time in self._unconfirmed)])
+        for target in self._targets.values():
+            target.put_off_with_others(unsent, until, moment)
         for (topic, number), first in since.items():
             rule = self._rule(topic, number)
-            if rule is not None and rule.rate is not None and first < moment.now + _START_MILLIS:
-                self._target(topic, number).put_off(first, moment.now + _START_MILLIS, moment)
-        # What another shard has in flight may be of some ticks, so its rows go that much later than here they would.
-        self._follow_other_shards(moment.now + 2 * _START_MILLIS, moment)
+            if rule is not None and rule.rate is not None and first < until:
+                target = self._target(topic, number)
+                if not target.is_put_off_at(moment):
+                    target.put_off(first, until, moment)
 
     def rebuild(self, until: Mapping[str, Mapping[str, int]]) -> None:
         """Begins after a rebuild: what comes due goes after the last place that was given.
@@ -157,22 +184,9 @@ class Shaper:
             rows: as MESSAGES: all that come due in this tick, before any of them is shaped.
             moment: of this tick.
         """
-        if self:
-            self._notice_own_late(rows, moment)
-            self._follow_other_shards(moment.now, moment)
-
-    def _follow_other_shards(self, until: float, moment: Moment) -> None:
-        """Puts places off, of which those after the last tick's cutoff are past: another shard may have rows there.
-
-        All shards know how far places were given, and that shard puts its rows off: without this, the places that these
-        get would be given here once more.
-
-        Args:
-            until: to when it puts the first one off, ms since the epoch.
-            moment: of this tick.
-        """
         for target in self._targets.values():
-            target.follow_other_shards(until, moment)
+            target.put_off_with_others(moment.released + 1, moment.now, moment)
+        self._notice_own_late(rows, moment)
 
     def _notice_own_late(self, rows: pa.Table, moment: Moment) -> None:
         """Puts places off where rows, as MESSAGES, that come due in this tick could not be kept to theirs."""
@@ -181,10 +195,10 @@ class Shaper:
         placed = rows.filter(pc.is_valid(rows["shaped_from"]))
         # A row that has a place is for one subscription.
         own = np.left_shift(1, np.maximum(subscription_numbers(placed, self._subscriptions.names), 0))
-        for topic, number, chosen in self._by_target(placed, self._masks(placed) & own):
+        for topic, number, chosen in self._by_target(placed, self.shaped(placed) & own):
             self._target(topic, number).notice_late(placed.take(pa.array(chosen)), moment)
 
-    def shape(self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int) -> Shaped:
+    def shape(self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, *, have_waited: bool) -> Shaped:
         """Gives due rows their places; those with a place after the cutoff are moved there.
 
         Args:
@@ -192,9 +206,10 @@ class Shaper:
             masks: int64, (rows,): the subscriptions that each row goes to, as bits.
             moment: of this tick.
             cutoff: of this tick, ms since the epoch.
+            have_waited: whether what waited for the places of this tick's offset is among the rows: it goes first.
         """
         nothing = empty_table(_PLACED)
-        shaped = masks & self._masks(rows)
+        shaped = masks & self.shaped(rows)
         if not shaped.any():
             return Shaped(masks, nothing, empty_table(MESSAGES))
         masks = masks.copy()
@@ -202,16 +217,17 @@ class Shaper:
         waiting: list[pa.Table] = []
         for topic, number, chosen in self._by_target(rows, shaped):
             target = self._target(topic, number)
-            of_target = rows.take(pa.array(chosen))
+            of_target = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
             due = int64(of_target, "deliver_at")
-            places, has_place = target.places(of_target, moment, cutoff)
+            places, has_place = target.places(of_target, moment, cutoff, have_waited)
             if (has_none := np.isnan(places)).any():
                 masks[chosen[has_none]] &= ~(1 << number)
-                waiting.append(self._waiting(of_target.filter(pa.array(has_none)), number))
+                waiting.append(self._waiting(where(of_target, has_none), number))
                 self._n_waiting[topic, number] = self._n_waiting.get((topic, number), 0) + waiting[-1].num_rows
-                chosen, of_target, due = chosen[~has_none], of_target.filter(pa.array(~has_none)), due[~has_none]
+                chosen, of_target, due = chosen[~has_none], where(of_target, ~has_none), due[~has_none]
                 places, has_place = places[~has_none], has_place[~has_none]
-            at = np.ceil(places - _TOLERANCE_MILLIS).astype(np.int64)
+            # The last place that there is has no end: later would be that of what is held back.
+            at = np.ceil(np.minimum(places, MAX_TIME_MILLIS) - _TOLERANCE_MILLIS).astype(np.int64)
             # What is overdue goes at once as it is, where there is a place now.
             is_kept = at <= np.where(has_place, due, np.maximum(due, moment.now))
             masks[chosen[~is_kept]] &= ~(1 << number)
@@ -224,7 +240,7 @@ class Shaper:
                 placed.append(typed(in_time, MESSAGES).append_column("subscription_mask", bits))
             later = self._retimed(of_target, at, is_later)
             if later.num_rows:
-                original, sequence = of_target.filter(pa.array(is_later)), self._operations.next_sequence(moment)
+                original, sequence = where(of_target, is_later), self._operations.next_sequence(moment)
                 shaped_from = int64(later, "shaped_from")
                 self._operations.move(original, number, at[is_later], sequence, shaped_from=shaped_from)
                 target.state.last = max(target.state.last, int(at[is_later].max()))
@@ -236,10 +252,19 @@ class Shaper:
         if not self._targets and self._saved is None:
             return
         state = [[*key, *vars(t.state).values()] for key, t in sorted(self._targets.items())]
-        data = json.dumps(state, separators=(",", ":")).encode()
+        saved = {"targets": state} | self._kept_unconfirmed()
+        data = json.dumps(saved, separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_TABLE, (0, 0), data)
             self._saved = data
+
+    def _kept_unconfirmed(self) -> dict[str, list[list[int]]]:
+        if not any(target.shares_places for target in self._targets.values()):
+            return {}
+        ticks = [*self._unconfirmed, self._this_tick]
+        if len(ticks) > _MOST_UNCONFIRMED:  # the earlier time counts until the later tick is confirmed
+            ticks[:2] = [[ticks[1][0], min(ticks[0][1], ticks[1][1])]]
+        return {"unconfirmed": ticks}
 
     def forget_past(self, now: int) -> None:
         """Forgets buckets that are full again, and places that are past, ms since the epoch."""
@@ -255,19 +280,22 @@ class Shaper:
             self._targets[key] = Target(self._rule(topic, number), self._place)
         return self._targets[key]
 
-    def _rule(self, topic: str, number: int) -> Rule | None:
+    def _rule(self, topic: str, number: int) -> ShapingRule | None:
         text = self._subscriptions.shaping.get(topic, {}).get(number)
-        return None if text is None else Rule.from_json(text)
+        return None if text is None else ShapingRule.from_json(text)
 
-    def shapes(self, rows: pa.Table) -> BoolArray:
-        """Tells which rows are of topics with a subscription whose messages are shaped: bool, (rows,)."""
-        shapes: BoolArray = self._masks(rows) != 0 if self else np.zeros(rows.num_rows, np.bool_)
-        return shapes
-
-    def _masks(self, rows: pa.Table) -> Int64Array:
-        """Returns the subscriptions whose messages are shaped, of each row's topic, as bits: int64, (rows,)."""
+    def shaped(self, rows: pa.Table) -> Int64Array:
+        """Returns the subscriptions for which each row is shaped, as bits, int64, (rows,): not for its dead letters."""
         shaping = self._subscriptions.shaping
-        return by_topic(rows, lambda topic: sum(1 << number for number in shaping.get(topic, ())))
+        masks = by_topic(rows, lambda topic: sum(1 << number for number in shaping.get(topic, ())))
+        if (attempts := attempts_of(rows)).any():
+            for number in range(int(masks.max()).bit_length()):
+                masks[attempts > by_topic(rows, partial(self._most_attempts, number))] &= ~(1 << number)
+        return masks
+
+    def _most_attempts(self, number: int, topic: str) -> int:
+        """Returns how many retries a message gets from a subscription, given by its number."""
+        return self._subscriptions.backoff(topic, number).attempts
 
     def _by_target(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Int64Array]]:
         """Yields topic and number of each subscription, with the indexes of its rows, int64, ascending."""
@@ -282,9 +310,9 @@ class Shaper:
     @staticmethod
     def _retimed(rows: pa.Table, at: Int64Array, chosen: BoolArray) -> pa.Table:
         """Returns the chosen rows with another time, and when they were due at first."""
-        if not chosen.any():
-            return rows.slice(0, 0)
-        rows = rows.filter(pa.array(chosen))
+        rows = where(rows, chosen)
+        if not rows.num_rows:
+            return rows
         shaped_from = pc.coalesce(rows["shaped_from"], rows["was_due"], rows["deliver_at"])
         was_due = pa.nulls(rows.num_rows, pa.int64())
         return with_columns(rows, deliver_at=pa.array(at[chosen]), shaped_from=shaped_from, was_due=was_due)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tracker.in_flight import PLACE, SENDING, SUBSCRIPTION_MASK, Release
 from tracker.messages import int64
-from tracker.shaping.rule import Rule
+from tracker.shaping.rule import ShapingRule
 
 # Key of what is recorded of how releases are sent: which subscriptions' messages are shaped, and the tick's time.
 SHAPED = "shaped"
@@ -27,7 +27,7 @@ def recorded(now: int, rules: Mapping[str, Mapping[int, str]]) -> dict[str, Any]
     rates: dict[str, dict[str, list[Any]]] = {}
     for topic, of_topic in rules.items():
         for number, text in of_topic.items():
-            rule = Rule.from_json(text)
+            rule = ShapingRule.from_json(text)
             if rule.rate is not None:
                 rates.setdefault(topic, {})[str(number)] = [rule.rate, rule.burst, rule.is_per_key]
     numbers = {topic: sorted(of_topic) for topic, of_topic in rules.items()}

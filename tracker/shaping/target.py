@@ -16,15 +16,19 @@ from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import BoolArray, Int64Array, int64
 from tracker.shaping.bucket import Bucket, FloatArray, own_ranks
 from tracker.shaping.open_time import OpenTime
-from tracker.shaping.rule import Rule
+from tracker.shaping.rule import ShapingRule
 from tracker.sharding import Place
 
 # Messages may be so late, ms, and by half of what a burst may save up, if that is less, without places being put off.
 _LATE_MILLIS = 500.0
 
+# So many messages of a subscription a shard gives places in a tick, where it does so alone: more of them would keep all
+# others waiting.
+MOST_PLACES = 50_000
+
 _NO_KEY = ""
 
-_NO_RULE = Rule(rate=None, burst=1, is_per_key=False, windows=())
+_NO_RULE = ShapingRule(rate=None, burst=1, is_per_key=False, windows=())
 
 
 @dataclass
@@ -39,6 +43,7 @@ class TargetState:
         rate: messages a second, burst, and whether by key, by which the last places were given; empty: not known.
         since: places given before this tick are those of a rate that was higher: they count no more.
         since_until: the last of these, ms since the epoch.
+        first: where the first place is since all shards put theirs off, ms since the epoch.
     """
 
     next_times: dict[str, float] = field(default_factory=dict)
@@ -48,6 +53,7 @@ class TargetState:
     rate: list[Any] = field(default_factory=list)
     since: int = 0
     since_until: int = 0
+    first: float = 0.0
 
     def forget_past(self, now: int) -> bool:
         """Forgets what is past, ms since the epoch; returns whether anything is left."""
@@ -55,6 +61,8 @@ class TargetState:
             self.last, self.put_off = 0, []
         if self.floor <= now:
             self.floor = 0.0
+        if self.first <= now:
+            self.first = 0.0
         if self.since_until <= now:
             self.since = self.since_until = 0
         self.next_times = {name: time for name, time in self.next_times.items() if time > now}
@@ -70,25 +78,35 @@ class Target:
         state: what is kept of it.
     """
 
-    def __init__(self, rule: Rule | None, place: Place, state: TargetState | None = None) -> None:
+    def __init__(self, rule: ShapingRule | None, place: Place, state: TargetState | None = None) -> None:
         self._rule = rule or _NO_RULE
         self._place = place
         self.state = state or TargetState()
-        self._given: FloatArray = np.zeros(0)  # places of this tick's offset that are left, real time
+        self._given: FloatArray = np.zeros(0)  # places of this tick's offset, real time
+        self._have_waited = False  # whether messages wait since the last tick
+        self._is_rebuilt = False  # in this tick
+
+    @property
+    def shares_places(self) -> bool:
+        """Whether shards get places together for what is beyond their own shares."""
+        return self._rule.rate is not None and not self._rule.is_per_key and self._place.shards > 1
 
     def begin_after(self, last: int) -> None:
         """Begins after a rebuild: what comes due goes after the last place that was given, ms since the epoch."""
         # Without a burst: of the places before nothing can have been saved up.
         self.state = TargetState(last=last, floor=self._full(last))
+        self._is_rebuilt = True
 
     def give(self, after: int, waiting: Sequence[int]) -> None:
-        """Takes over the places that the tick's offset gives to what waits in all shards. There is a rate.
+        """Takes over the places that the tick's offset gives to what waits in all shards.
 
         Args:
             after: the time after which they are, ms since the epoch.
-            waiting: how many messages wait for one, by shard.
+            waiting: how many messages that wait get one, by shard; of a shard in which some wait, at least one.
         """
-        assert self._rule.rate is not None
+        self._have_waited = waiting[self._place.number] > 0
+        if self._rule.rate is None or not self.shares_places:
+            return
         opened, interval = OpenTime(self._rule.windows, after), 1000 / self._rule.rate
         begin = float(opened.to_open(np.array([float(after)]))[0])
         ranks = own_ranks(waiting, self._place.number)
@@ -97,13 +115,14 @@ class Target:
         self.state.last = max(self.state.last, ceil(end))
         self.state.next_times[_NO_KEY] = self._full(self.state.last)
 
-    def places(self, rows: pa.Table, moment: Moment, cutoff: int) -> tuple[FloatArray, BoolArray]:
+    def places(self, rows: pa.Table, moment: Moment, cutoff: int, have_waited: bool) -> tuple[FloatArray, BoolArray]:
         """Gives places to rows that come due.
 
         Args:
             rows: as MESSAGES, of this subscription.
             moment: of this tick.
             cutoff: of this tick, ms since the epoch.
+            have_waited: whether what has waited since the last tick is among the rows. If not, they wait behind it.
 
         Returns:
             the places, float64, (rows,), ms since the epoch, and which rows had one before. NaN is the place of a row
@@ -119,28 +138,30 @@ class Target:
             # a place whenever it is open.
             has_place &= opened.is_open(places if rule.rate is not None else np.maximum(places, moment.now))
         new = np.flatnonzero(~has_place)
-        if len(new):
+        if not have_waited and self._have_waited:
+            places[new] = np.nan
+        elif len(new):
             keys = rows["key"].take(pa.array(new)) if rule.is_per_key else None
             times = np.maximum(due[new], moment.now).astype(np.float64)
             n = min(len(self._given), len(new))
             places[new[:n]] = np.maximum(self._given[:n], times[:n])
-            self._given = self._given[n:]
             new, times = new[n:], opened.to_open(times[n:])
-            if rule.rate is not None and not rule.is_per_key and self._place.shards > 1:
-                # Alone a shard gives only places of this tick.
-                n = self._number_of_places(times, opened, cutoff)
-                places[new[n:]] = np.nan
-                new, times = new[:n], times[:n]
+            # Alone a shard gives only places of this tick.
+            n = self._number_of_places(times, opened, cutoff) if self.shares_places else MOST_PLACES
+            places[new[n:]] = np.nan
+            new, times, keys = new[:n], times[:n], None if keys is None else keys[:n]
             places[new] = opened.to_real(self._take(times, keys, opened))
         return places, has_place
 
     def notice_late(self, rows: pa.Table, moment: Moment) -> None:
-        """Puts places off where rows could not be kept to theirs.
+        """Puts places off where rows could not be kept to theirs, unless they were put off in this tick.
 
         Args:
             rows: as MESSAGES, those of this subscription that come due in this tick and were given places.
             moment: of this tick.
         """
+        if self.is_put_off_at(moment):
+            return
         rows = rows.filter(pa.array(self._have_places(rows, moment)))
         if self._rule.rate is None or not rows.num_rows:
             return
@@ -149,21 +170,28 @@ class Target:
         if times.min() < moment.now - self._slack:
             self.put_off(float(times.min()), moment.now, moment)
 
-    def follow_other_shards(self, until: float, moment: Moment) -> None:
-        """Puts places off, of which those after the last tick's cutoff are past: another shard may have rows there.
+    def put_off_with_others(self, first: float, until: float, moment: Moment) -> None:
+        """Puts places off by the same time in all shards, if places may be past: else those of two would overlap.
+
+        All shards know how far places were given, and since when they may not have been kept.
 
         Args:
-            until: to when it puts the first one off, ms since the epoch.
+            first: before this time all places have been kept, ms since the epoch; the same in all shards.
+            until: to when the place at that time is put off, ms since the epoch; the same, too.
             moment: of this tick.
         """
         state = self.state
-        if self._rule.rate is None or self._rule.is_per_key or self._place.shards == 1:
+        # What a rebuild found keeps its places, and the last cutoff is then that of any message.
+        if not self.shares_places or self._is_rebuilt or self.is_put_off_at(moment):
             return
-        # Where places were put off before, the first of them is not before that.
-        first = max(moment.released + 1, state.floor)
-        is_known = any(tick == moment.tick for tick, _ in state.put_off)
-        if state.last >= first and first < until - self._slack and not is_known:
+        first = max(first, state.first)
+        if state.last >= first and first < until - self._slack:
             self.put_off(first, until, moment)
+            state.first = max(state.first, until)
+
+    def is_put_off_at(self, moment: Moment) -> bool:
+        """Whether places have been put off in this tick."""
+        return any(tick == moment.tick for tick, _ in self.state.put_off)
 
     def put_off(self, first: float, until: float, moment: Moment) -> None:
         """Puts all places off, so that the one at `first` is at `until`; both ms since the epoch."""
@@ -217,7 +245,8 @@ class Target:
 
     def _number_of_places(self, times: FloatArray, opened: OpenTime, cutoff: int) -> int:
         """Returns for how many messages the shard has places until the cutoff, ms; times are in open time."""
-        assert self._rule.rate is not None
+        if self._rule.rate is None:
+            return MOST_PLACES
         before = self.state.next_times.get(_NO_KEY, self.state.floor)
         bucket = Bucket.of(self._rule.rate, self._rule.burst, self._place)
         places, _ = bucket.places(times, float(opened.to_open(np.array([before]))[0]))

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
 from tracker.commands.match import with_released
-from tracker.commands.moves import held
-from tracker.commands.schema import KNOWN, PAST, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT
+from tracker.commands.message_state.moves import held
+from tracker.commands.schema import KNOWN, OF_ROWS, PAST
 from tracker.entry_log import EntryLog
 from tracker.messages import MESSAGES, BoolArray, concat, empty_table, has_keys, int64, is_among, of_entries, where
 from tracker.sharding import Place
@@ -81,7 +81,7 @@ class NamedMessages:
         """
         if not commands.num_rows:
             return empty_table(MESSAGES)
-        kinds = pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT]))
+        kinds = pc.is_in(commands["kind"], pa.array(OF_ROWS))
         if not pc.any(kinds).as_py():
             return empty_table(MESSAGES)
         wanted = _entries_of(commands.filter(kinds))

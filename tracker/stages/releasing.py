@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
-from tracker.commands.giving_up import GivenUp
+from tracker.commands.holding.giving_up import GivenUp
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.in_flight import SENDING, InFlight, Release
+from tracker.in_flight import PLANNED, SENDING, InFlight, Release
 from tracker.key_order import KeyOrder
 from tracker.messages import are_recurring, concat, has_occurrences, in_order, int64, is_rejected, where
 from tracker.shaping.shaper import Shaper
-from tracker.stages.step import Step
+from tracker.stages.tick_in_progress import TickInProgress
 from tracker.stages.unwritable import sent_rejects
 from tracker.subscriptions import Subscriptions
 
@@ -45,7 +45,7 @@ class Releasing:
         self._in_flight = in_flight
         self._key_order = KeyOrder(subscriptions)
 
-    def release(self, step: Step, kind: int, rows: pa.Table) -> int:
+    def release(self, step: TickInProgress, kind: int, rows: pa.Table) -> int:
         """Hands due rows out to the subscriptions that they go to, but for what `release_in_order` does.
 
         Args:
@@ -65,7 +65,9 @@ class Releasing:
         masks = np.where(recurs, masks, others)
         placed = None
         if self._shaper:
-            masks, placed, waiting = self._shaper.shape(rows, masks, step.moment, step.tick.cutoff)
+            masks, placed, waiting = self._shaper.shape(
+                rows, masks, step.moment, step.tick.cutoff, have_waited=kind == PLANNED
+            )
             self._tracker.put_back(waiting)
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
@@ -82,19 +84,19 @@ class Releasing:
         step.given_up.append(given_up)
         return n
 
-    def release_in_order(self, step: Step) -> None:
+    def release_in_order(self, step: TickInProgress) -> None:
         """Hands out what has to come in order, of all rows that were given to `release`."""
         for kind, rows in self._key_order.releases(step.moment.released):
             self._hand_over(step, kind, rows)
 
-    def _hand_over(self, step: Step, kind: int, rows: pa.Table) -> None:
+    def _hand_over(self, step: TickInProgress, kind: int, rows: pa.Table) -> None:
         """Makes a release of rows, if there are any, and keeps it until it is confirmed."""
         if rows.num_rows:
             release = Release(step.tick.tick, kind, rows.replace_schema_metadata({SENDING: step.tick.sending}))
             self._in_flight.add(release)
             step.effects.releases.append(release)
 
-    def _move_on(self, step: Step, rows: pa.Table, given_up: GivenUp) -> tuple[pa.Table, GivenUp]:
+    def _move_on(self, step: TickInProgress, rows: pa.Table, given_up: GivenUp) -> tuple[pa.Table, GivenUp]:
         """Moves the recurring messages of a release on, and gives up their occurrences where that has to be.
 
         Args:
@@ -102,8 +104,8 @@ class Releasing:
             given_up: what is given up of the others.
         """
         masks = int64(rows, "subscription_mask")
-        rows, one_by_one = rows.drop_columns(["subscription_mask"]), self._shaper.shapes(rows)
-        rows, masks = self._control.occurrences.hand_out(rows, masks, step.moment, step.tick.cutoff, one_by_one)
+        rows, shaped = rows.drop_columns(["subscription_mask"]), self._shaper.shaped(rows)
+        rows, masks = self._control.occurrences.hand_out(rows, masks, step.moment, step.tick.cutoff, shaped)
         more, masks = step.giving_up.take(rows, masks, partial(self._control.next_sequence, step.moment))
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)

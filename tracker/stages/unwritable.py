@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.dead_letters import dead_letters_of, without_dead_letters
+from tracker.dead_letter_targets import dead_letters_of, without_dead_letters
 from tracker.in_flight import REJECTED, OpenReleases
 
 Unwritable = Mapping[str, Mapping[str, Any]]

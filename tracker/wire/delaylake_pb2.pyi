@@ -29,7 +29,7 @@ INVALID: Result
 SUPERSEDED: Result
 
 class ControlCommand(_message.Message):
-    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry", "skip_next")
+    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry", "skip_next", "pause_schedule", "resume_schedule")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class ControlCommand(_message.Message):
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     SKIP_NEXT_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscriptions: _containers.RepeatedScalarFieldContainer[str]
@@ -60,7 +62,9 @@ class ControlCommand(_message.Message):
     cancels: CancelDelayedMessages
     retry: RetryMessage
     skip_next: SkipNext
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ..., skip_next: _Optional[_Union[SkipNext, _Mapping]] = ...) -> None: ...
+    pause_schedule: PauseSchedules
+    resume_schedule: ResumeSchedules
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ..., skip_next: _Optional[_Union[SkipNext, _Mapping]] = ..., pause_schedule: _Optional[_Union[PauseSchedules, _Mapping]] = ..., resume_schedule: _Optional[_Union[ResumeSchedules, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "deliver_at", "schedule_key")
@@ -116,6 +120,18 @@ class SkipNext(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
     def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
 
+class PauseSchedules(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
+
+class ResumeSchedules(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ...) -> None: ...
+
 class PauseSubscriptions(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -141,7 +157,7 @@ class SkipEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ..., schedule_key: _Optional[str] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key", "occurrence")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key", "occurrence", "is_repeat")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +173,7 @@ class ControlOutcome(_message.Message):
     SUPERSEDED_BY_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCE_FIELD_NUMBER: _ClassVar[int]
+    IS_REPEAT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -172,4 +189,5 @@ class ControlOutcome(_message.Message):
     superseded_by: str
     schedule_key: str
     occurrence: int
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ..., occurrence: _Optional[int] = ...) -> None: ...
+    is_repeat: bool
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ..., occurrence: _Optional[int] = ..., is_repeat: _Optional[bool] = ...) -> None: ...

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
 from status.troubles import NOT_SEEN_REASON
-from tracker.commands.giving_up import NOT_DELIVERED
+from tracker.commands.holding.giving_up import NOT_DELIVERED
+from warehouse.delivery_key import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from conf.settings import Settings
     from warehouse.audit.broker_comparison import Comparison
-    from warehouse.engine import Engine
+    from warehouse.delta.engine import Engine
 
 EXAMPLES = 20
 
@@ -79,12 +80,12 @@ _FINDINGS = {
     """,  # noqa: S608
     # A message was delivered to a subscription more than once, of retries each, and of a recurring one each occurrence;
     # also to one that is no longer in the settings.
-    "doubled": """
+    "doubled": f"""
         SELECT DISTINCT topic, subscription, position FROM (
             SELECT topic, subscription, position FROM deliveries
-            GROUP BY topic, subscription, position, attempt, occurrence HAVING count(*) > 1
+            GROUP BY topic, subscription, {", ".join(COLUMNS)} HAVING count(*) > 1
         ) AS d
-    """,
+    """,  # noqa: S608
     # A message was sent before it was due, by the sender's clock.
     "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
     # A command cancelled the message, and it was delivered all the same.
@@ -179,11 +180,11 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
     from deltalake.exceptions import TableNotFoundError
 
     from warehouse.audit.broker_comparison import compare, read_broker
-    from warehouse.engine import LOCAL
-    from warehouse.missing_routes import missing_routes
+    from warehouse.delta.engine import LOCAL
+    from warehouse.delta.tables import Tables, literal
+    from warehouse.routes.missing_routes import missing_routes
+    from warehouse.routes.tenure import Tenures
     from warehouse.schemas import SCHEMAS
-    from warehouse.tables import Tables, literal
-    from warehouse.tenure import Tenures
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
@@ -196,7 +197,7 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
         try:
             opened[name] = DeltaTable(tables.path(name))
         except TableNotFoundError:
-            raise AuditError(f"no table {name} in the warehouse {settings.warehouse}: has the job run?") from None
+            raise AuditError(settings.no_tables(name)) from None
     n_rows = sum(_rows_of(table) for table in opened.values())
     queries = (engine or LOCAL).of(n_rows).queries(opened)
     missing = missing_routes(settings)
@@ -300,6 +301,6 @@ def _rows_of(table: DeltaTable) -> int:
 
 
 def _values(rows: Iterable[tuple[str, str]]) -> str:
-    from warehouse.tables import literal
+    from warehouse.delta.tables import literal
 
     return ", ".join("({}, {})".format(*map(literal, row)) for row in rows)

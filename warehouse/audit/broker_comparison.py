@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from broker.admin_rest import AdminClient, TopicLedgers
 from broker.client import PulsarError
-from broker.continuity import Continuity, Gap
+from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.answers import TopicLedgers
 from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
-from warehouse.tables import literal
+from warehouse.delta.tables import literal
 from warehouse.unseen_entries import GONE, find_not_seen
 
 _MAX_GAPS = 5_000  # about how many gaps of a topic partition the broker is asked: the last ones

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from warehouse.commits import commit_next
+from warehouse.delta.commits import commit_next
 
 # The data files of a version by their paths, as `files_of` returns them.
 Files = Mapping[str, AddAction]

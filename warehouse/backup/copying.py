@@ -31,10 +31,10 @@ from status.job_status import FILE as STATUS_FILE
 from warehouse.backup.content import Files, change_to, files_of
 from warehouse.backup.marker import Marker, read_marker, write_marker
 from warehouse.backup.storage import Storage
-from warehouse.commits import sync_checkpoint
-from warehouse.epoch import EPOCH
+from warehouse.delta.commits import sync_checkpoint
+from warehouse.delta.epoch import EPOCH
+from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
-from warehouse.tables import OnProgress, Tables
 
 # In this order versions are chosen; none of those after the first three is about another.
 _FIRST = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
@@ -178,7 +178,7 @@ class _Backup:
         versions = {name: _Version.of(f"{self._source}/{name}") for name in CHOSEN}
         found = {name: one for name, one in versions.items() if one is not None}
         if missing := [name for name in _FIRST if name not in found]:
-            raise BackupError(f"no table {missing[0]} in the warehouse {self._source}: has the job run?")
+            raise BackupError(self._settings.no_tables(missing[0]))
         return found
 
     def _copy(self, marker: Marker, versions: dict[str, _Version]) -> tuple[int, dict[str, _Version]]:

@@ -8,7 +8,7 @@ from conf.errors import DelayLakeError
 from warehouse.backup.content import change_to, files_of
 from warehouse.backup.copying import CHOSEN, RESTORED
 from warehouse.backup.marker import Marker, read_marker
-from warehouse.tables import Tables, exists
+from warehouse.delta.tables import Tables, exists
 
 
 class NeverCompleteError(DelayLakeError):

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from tracker.messages import Int64Array, int64
-from warehouse.engine import LOCAL, Engine
+from warehouse.delta.engine import LOCAL, Engine
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
+from warehouse.spans import times_of
 
 # As many runs of a tier are merged into one. So up to seven of each tier overlap: with 5,000 rows a seal, 42 runs of
 # 1.3 billion rows.
@@ -30,15 +31,22 @@ FAN_IN = 8
 FILE_ROWS = 500_000
 FILE_BYTES = 128 << 20
 
-_STEPS = 2_048  # the points in time for which `_bounds` estimates how many rows are due before
+# The most runs that are merged at once. A part of the merge reads a row group or two of each run whose rows are due all
+# the time: of a full file's rows in each that is 1.7 times what it writes, and of a thousand runs 12 times.
+MERGED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Run:
-    """A sorted run: its files, which do not overlap in time, or with `merges` those of which it is yet to be made."""
+    """A sorted run: its files, which do not overlap in time, or with `merges` those of which it is yet to be made.
+
+    Attributes:
+        parts: of how many runs it is made; 1: it is there.
+    """
 
     files: tuple[DataFile, ...]
     merges: bool = False
+    parts: int = 1
 
     @property
     def size(self) -> float:
@@ -60,7 +68,8 @@ def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[l
         max_overlap: how many of the other runs may have a file over the same time.
 
     Returns:
-        groups of files, each of which is to become one run.
+        groups of files, of at most MERGED_AT_ONCE runs each; each is to become one run. When all are merged, another
+        plan may find more to do.
     """
     runs: dict[tuple[bool, str], list[DataFile]] = {}
     for file in files:
@@ -69,7 +78,10 @@ def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[l
     coming = _merge_tiers([Run(tuple(of_run)) for (is_past, _), of_run in runs.items() if not is_past])
     while overlap(coming) > max(max_overlap, 1):
         coming.sort(key=lambda run: run.size)
-        coming = [_merged(coming[:FAN_IN]), *coming[FAN_IN:]]
+        n = int(np.searchsorted(np.cumsum([run.parts for run in coming[:FAN_IN]]), MERGED_AT_ONCE, "right"))
+        if n < 2:
+            break
+        coming = [_merged(coming[:n]), *coming[n:]]
     done = _merge_tiers([run for run in past if run.tier < 0])
     return [list(run.files) for run in (*coming, *done) if run.merges]
 
@@ -84,18 +96,35 @@ def _merge_tiers(runs: list[Run]) -> list[Run]:
         of_tier = tiers.pop(tier)
         # Full files are merged for their overlap alone, smaller ones for their number, too.
         if (len(of_tier) if tier < 0 else overlap(of_tier)) >= FAN_IN:
-            merged = _merged(of_tier)
-            if merged.tier > tier:
-                tiers.setdefault(merged.tier, []).append(merged)
-            else:
-                settled.append(merged)
+            for merged in map(_merged, _divided(of_tier)):
+                if merged.tier > tier:
+                    tiers.setdefault(merged.tier, []).append(merged)
+                else:
+                    settled.append(merged)
         else:
             settled += of_tier
     return settled
 
 
+def _divided(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """Divides runs, by where they begin, into few groups with at most MERGED_AT_ONCE parts, about as many in each."""
+    left = sum(run.parts for run in runs)
+    at_once = left / math.ceil(left / MERGED_AT_ONCE)
+    group: list[Run] = []
+    n = 0
+    for run in sorted(runs, key=lambda run: min(file.first for file in run.files)):
+        if group and n + run.parts > at_once + 0.5:
+            yield group
+            group, n = [], 0
+        group.append(run)
+        n += run.parts
+    yield group
+
+
 def _merged(runs: Sequence[Run]) -> Run:
-    return Run(tuple(file for run in runs for file in run.files), merges=True)
+    if len(runs) == 1:
+        return runs[0]
+    return Run(tuple(file for run in runs for file in run.files), True, sum(run.parts for run in runs))
 
 
 def overlap(runs: Iterable[Run]) -> int:
@@ -131,9 +160,9 @@ def merge(
     """
     folder = table.folder
     footers = {file.path: _footer(folder, file.path) for file in files}
-    groups = [group for file in files for group in _row_groups(folder, file, footers[file.path])]
+    groups = RowGroups.of(files, footers, folder.time)
     added = []
-    for written in engine.each(_SliceWriter(folder, new_run(), footers), _slices(groups)):
+    for written in engine.each(_SliceWriter(folder, new_run(), footers), slices(groups)):
         for action, rows in written:
             added.append(action)
             on_rows(rows)
@@ -141,17 +170,44 @@ def merge(
 
 
 @dataclass(frozen=True)
-class _RowGroup:
-    path: str
-    number: int
-    rows: int
-    n_bytes: int
-    first: int
-    last: int
+class RowGroups:
+    """The row groups of some files.
+
+    Attributes:
+        paths: of the files.
+        file: to which of them a row group belongs, int64, (groups,).
+        number: its number there, int64, (groups,).
+        first, last: its least and greatest time, ms since the epoch, int64, (groups,).
+        size: how many full files it makes, float64, (groups,).
+    """
+
+    paths: list[str]
+    file: Int64Array
+    number: Int64Array
+    first: Int64Array
+    last: Int64Array
+    size: np.ndarray
+
+    @staticmethod
+    def of(files: Sequence[DataFile], footers: Mapping[str, pq.FileMetaData], time: str) -> RowGroups:
+        """Makes those of some files, by their footers; `time`: the column."""
+        rows: list[tuple[int, int, int, int]] = []
+        sizes: list[float] = []
+        for place, file in enumerate(files):
+            metadata = footers[file.path]
+            column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(time)
+            for number in range(metadata.num_row_groups):
+                group = metadata.row_group(number)
+                bounds = group.column(column).statistics
+                first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (file.first, file.last)
+                rows.append((place, number, first, last))
+                sizes.append(max(group.num_rows / FILE_ROWS, group.total_byte_size / FILE_BYTES))
+        of_file, numbers, firsts, lasts = np.array(rows, np.int64).reshape(-1, 4).T
+        return RowGroups([file.path for file in files], of_file, numbers, firsts, lasts, np.array(sizes))
 
 
 @dataclass(frozen=True)
-class _Slice:
+class Slice:
     """The rows of some row groups, by the paths of their files, whose time is in [start, end): about a full file."""
 
     start: int
@@ -159,15 +215,31 @@ class _Slice:
     groups: dict[str, list[int]]
 
 
-def _slices(groups: Sequence[_RowGroup]) -> list[_Slice]:
-    slices = []
-    for start, end in _bounds(groups):
+def slices(groups: RowGroups) -> list[Slice]:
+    """Divides the rows of row groups by time into slices of about a full file each."""
+    edges = _edges(groups)
+    from_, to = (np.searchsorted(edges, times, "right") - 1 for times in (groups.first, groups.last))
+    n = to - from_ + 1  # a row group has rows of so many slices
+    group = np.repeat(np.arange(len(n)), n)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(n) - n, n) + from_[group]
+    group = group[np.argsort(place, kind="stable")]
+    ends = np.cumsum(np.bincount(place, minlength=len(edges) - 1))
+    found = []
+    for (start, end), of_slice in zip(itertools.pairwise(edges.tolist()), np.split(group, ends[:-1]), strict=True):
         wanted: dict[str, list[int]] = {}
-        for group in groups:
-            if group.first < end and group.last >= start:
-                wanted.setdefault(group.path, []).append(group.number)
-        slices.append(_Slice(start, end, wanted))
-    return slices
+        for file, number in zip(groups.file[of_slice].tolist(), groups.number[of_slice].tolist(), strict=True):
+            wanted.setdefault(groups.paths[file], []).append(number)
+        found.append(Slice(start, end, wanted))
+    return found
+
+
+def _edges(groups: RowGroups) -> Int64Array:
+    """Returns the times between which there is about a full file each, as if row groups were evenly filled."""
+    begin, end = int(groups.first.min()), int(groups.last.max()) + 1
+    # A little less than full, so that an uneven slice seldom becomes two files.
+    wanted = np.arange(1, math.ceil(groups.size.sum() / 0.9)) * 0.9
+    cuts = times_of(groups.first, groups.last, groups.size, wanted)
+    return np.unique(np.concatenate([[begin], cuts[(cuts > begin) & (cuts < end)], [end]]))
 
 
 class _SliceWriter:
@@ -185,7 +257,7 @@ class _SliceWriter:
     def __reduce__(self) -> tuple[Any, ...]:
         return _SliceWriter, (self._folder, self._run, {})
 
-    def __call__(self, part: _Slice) -> list[tuple[AddAction, int]]:
+    def __call__(self, part: Slice) -> list[tuple[AddAction, int]]:
         """Returns for each file that it wrote the action that adds it, and how many rows it has."""
         folder = self._folder
         parts = []
@@ -206,30 +278,6 @@ class _SliceWriter:
 def _footer(folder: TableFolder, path: str) -> pq.FileMetaData:
     with folder.open(path) as parquet:
         return parquet.metadata
-
-
-def _row_groups(folder: TableFolder, file: DataFile, metadata: pq.FileMetaData) -> Iterator[_RowGroup]:
-    column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(folder.time)
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        bounds = group.column(column).statistics
-        first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (file.first, file.last)
-        yield _RowGroup(file.path, number, group.num_rows, group.total_byte_size, first, last)
-
-
-def _bounds(groups: Sequence[_RowGroup]) -> list[tuple[int, int]]:
-    """Divides time into parts [start, end) of about a full file each, as if row groups were evenly filled."""
-    first, last = min(g.first for g in groups), max(g.last for g in groups) + 1
-    weights = [max(g.rows / FILE_ROWS, g.n_bytes / FILE_BYTES) for g in groups]
-    times = np.unique(np.linspace(first, last, _STEPS).astype(np.int64))
-    before: np.ndarray = np.zeros(len(times))
-    for group, weight in zip(groups, weights, strict=True):
-        before += weight * np.clip((times - group.first) / (group.last + 1 - group.first), 0, 1)
-    # A little less than full, so that an uneven slice seldom becomes two files.
-    wanted = np.arange(1, math.ceil(before[-1] / 0.9)) * 0.9
-    cuts: Int64Array = np.unique(times[np.searchsorted(before, wanted).clip(0, len(times) - 1)])
-    edges = [first, *(int(t) for t in cuts if first < t < last), last]
-    return list(itertools.pairwise(edges))
 
 
 def _in_order(rows: pa.Table, time: str) -> pa.Table:

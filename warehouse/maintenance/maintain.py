@@ -14,13 +14,14 @@ from filelock import FileLock, Timeout
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
-from warehouse.commits import sync_checkpoint
-from warehouse.engine import LOCAL, Engine
+from warehouse.delta.commits import sync_checkpoint
+from warehouse.delta.engine import LOCAL, Engine
+from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.compaction import merge, plan
 from warehouse.maintenance.retention import Excess, Retention, remove
+from warehouse.maintenance.statistics import complete_statistics
 from warehouse.maintenance.table_files import DataFile, TableFiles
 from warehouse.queries import expired
-from warehouse.tables import OnProgress, Tables, exists
 
 # Tables whose rows account for rows of later tables come first, so that such a row outlives the other by a whole run.
 ORDER = ["deliveries", "outcomes", "rejects", "delayed_index", "entries"]
@@ -114,7 +115,7 @@ def maintain(
         with lock(settings).acquire(timeout=0):
             tables = Tables(settings.warehouse)
             if missing := [name for name in ORDER if not exists(settings.warehouse, name)]:
-                raise MaintenanceError(f"no table {missing[0]} in the warehouse {settings.warehouse}: has the job run?")
+                raise MaintenanceError(settings.no_tables(missing[0]))
             if read_marker(settings.warehouse) is not None:
                 raise MaintenanceError(
                     f"the warehouse {settings.warehouse} is a backup, which the next run looks after"
@@ -143,10 +144,14 @@ class _Maintenance:
         started = time.monotonic()
         before = self._files.all()
         report = TableReport(self._name, len(before), bytes_before=sum(file.n_bytes for file in before))
-        groups = self._plan()
-        report.files_merged = sum(len(group) for group in groups)
-        if not dry_run:
+        known = {file.path for file in before}
+        while groups := self._plan(known):
+            report.files_merged += sum(len(group) for group in groups)
+            if dry_run:
+                break
             self._merge(groups)
+        if not dry_run:
+            self._complete_statistics()
         if retention is not None:
             report.rows_deleted = self._remove(retention, dry_run)
             report.vacuum_put_off = is_paused(self._settings, self._now)
@@ -157,11 +162,16 @@ class _Maintenance:
         report.seconds = round(time.monotonic() - started, 3)
         return report
 
-    def _plan(self) -> list[list[DataFile]]:
+    def _plan(self, known: set[str]) -> list[list[DataFile]]:
+        """Plans merges of the files that were there at the start (`known`), and of what this run made of them.
+
+        What the job has appended since is the next run's: it may append faster than files are merged.
+        """
+        files = [file for file in self._files.all() if file.is_part or file.path in known]
         # Slices of the delayed index are read as they come due; the other tables are read at any time.
         past = self._now if self._name == "delayed_index" else None
         # Half of what may overlap, for files come in until the next run.
-        return plan(self._files.all(), past, self._settings.tracker.max_num_buckets // 2)
+        return plan(files, past, self._settings.tracker.max_num_buckets // 2)
 
     def _merge(self, groups: list[list[DataFile]]) -> None:
         rows = 0
@@ -174,6 +184,16 @@ class _Maintenance:
         for group in groups:
             if not merge(self._files, group, count, self._engine.of(sum(file.rows for file in group))):
                 raise self._conflict()
+
+    def _complete_statistics(self) -> None:
+        done = 0
+
+        def count(n: int) -> None:
+            nonlocal done
+            done += n
+            self._on_progress(self._name, "files that got statistics", done)
+
+        complete_statistics(self._tables, self._files, count)
 
     def _remove(self, retention: Retention, dry_run: bool) -> int:
         deleted = 0

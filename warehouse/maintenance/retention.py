@@ -21,8 +21,9 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from conf.settings import Settings
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.request_log import ANSWERS_KEPT_MILLIS
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.requests.request_log import ANSWERS_KEPT_MILLIS
+from tracker.commands.schema import PAUSE_SCHEDULE, RESUME_SCHEDULE
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -33,15 +34,16 @@ from tracker.messages import (
     is_among,
     where,
 )
-from warehouse.engine import LOCAL, Engine
-from warehouse.known_routes import subscription_names
-from warehouse.maintenance.occurrences import Occurrences
+from warehouse.delivery_key import attempt_sql
+from warehouse.delta.engine import LOCAL, Engine
+from warehouse.delta.snapshot import query_builder, run_sql
+from warehouse.delta.tables import Tables
+from warehouse.maintenance.past_occurrences import OccurrenceRetention
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
 from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on
+from warehouse.routes.known_routes import subscription_names
+from warehouse.routes.tenure import Tenures
 from warehouse.schemas import SCHEMAS
-from warehouse.snapshot import query_builder, run_sql
-from warehouse.tables import Tables
-from warehouse.tenure import Tenures
 
 # `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
@@ -115,6 +117,7 @@ class Retention:
         self._names = subscription_names(settings)
         self._control_topic = settings.control.topic
         self._tenures = Tenures.of(settings.warehouse)
+        self._now = now
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A repeated command is answered from `outcomes`, and a rebuild takes the known request ids from there.
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
@@ -168,6 +171,7 @@ class Retention:
             # By a subscription's last pause change a rebuild knows whether it is paused.
             is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
+            is_pause_change |= self._are_of_schedules(rows)
             may_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
             # A rebuild takes the commands that wait from here: a cancel waits beyond the time that it names.
             may_come = pc.greater_equal(pc.fill_null(rows["deliver_at"], 0), self._horizons[name])
@@ -181,6 +185,12 @@ class Retention:
         if name == "deliveries" and has_occurrences(rows):
             return unneeded | self._was_long_ago(rows)
         return unneeded
+
+    def _are_of_schedules(self, rows: pa.Table) -> BoolArray:
+        """A mask of the outcomes that tell whether a schedule is paused, as long as its message is in the index."""
+        operations = pa.array([kind.upper() for kind in (PAUSE_SCHEDULE, RESUME_SCHEDULE)])
+        are_pauses: BoolArray = pc.is_in(rows["operation"], operations).to_numpy(zero_copy_only=False)
+        return are_pauses & self._is_in("delayed_index", rows) if are_pauses.any() else are_pauses
 
     def _was_long_ago(self, rows: pa.Table) -> BoolArray:
         """A mask of the deliveries of recurring messages after which a later one was more than a day later."""
@@ -204,8 +214,8 @@ class Retention:
     def _held_can_go(self, rows: pa.Table) -> BoolArray:
         """A mask of the rows of `delayed_index` at HELD_DELIVER_AT that can go.
 
-        A message that went on from there may have no other row: its row stays until it was delivered or cancelled, and
-        that is past the horizon. The moves tell which rows count as long as there are any.
+        A held row whose message was released may be its only row. It stays until that message was delivered or
+        cancelled longer ago than the horizon. The moves tell which rows count as long as there are any.
         """
         horizon = self._horizons["delayed_index"]
         delivered = f"{_of_ledgers(rows)} AND sent_at < {horizon}"
@@ -235,11 +245,11 @@ class Retention:
             moved: the rows of type MOVE that count, with the columns of _NAMED.
         """
         delivered = self._query(
-            f"SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(attempt, 0) AS attempt "  # noqa: S608
+            f"SELECT topic, subscription, ledger_id, entry_id, batch_index, {attempt_sql()} AS attempt "  # noqa: S608
             f"FROM deliveries WHERE {delivered_when} AND occurrence IS NULL"
         )
         recurs = has_occurrences(rows)
-        occurrences = Occurrences(self._query, _of_ledgers(rows)) if recurs else None
+        occurrences = OccurrenceRetention(self._query, _of_ledgers(rows), self._now) if recurs else None
         # With this row a recurring message came, and it is needed for the next ones.
         is_kept = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
         # Such a row tells that a schedule has ended, where it was missed.

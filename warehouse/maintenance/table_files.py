@@ -19,8 +19,8 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from tracker.messages import typed
+from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS, STATISTICS, TIME
-from warehouse.tables import Tables
 
 # The app id of a transaction that every merge of files carries; its number is the time, ms since the epoch.
 MERGES = "delaylake-maintain"
@@ -210,6 +210,24 @@ class TableFiles:
             ),
             {} if changes_data else {MERGES: now},
             lambda: paths <= {file.path for file in self.all()},
+        )
+
+    def add_again(self, added: Sequence[AddAction]) -> bool:
+        """Commits further statistics of files, in actions that add them once more.
+
+        Returns:
+            whether it was done; False where some of the files have been removed in the meantime.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        paths = {action.path for action in added}
+        return self._tables.commit(
+            self._table,
+            lambda properties: self._table.create_write_transaction(
+                [*added], "append", SCHEMAS[self.name], commit_properties=properties
+            ),
+            is_wanted=lambda: paths <= {file.path for file in self.all()},
         )
 
 

@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from tracker.messages import BoolArray, Int64Array, int64
+from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import EXPIRED
-from warehouse.tables import Tables, literal
 
 TABLE = "expired"
 

@@ -7,11 +7,11 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.request_log import ANSWERS_KEPT_MILLIS, KEPT_MILLIS
+from tracker.commands.requests.repeats import ANSWERS, OTHER_BODY
+from tracker.commands.requests.request_log import ANSWERS_KEPT_MILLIS, KEPT_MILLIS
 from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.tables import Tables, literal
+from warehouse.delta.tables import Tables, literal
 
 # The reason that version 0.1.0 wrote for a repeat: such a row is no first answer.
 _REPEATED = "the request id has been applied"

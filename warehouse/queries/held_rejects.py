@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from status.troubles import NOT_SEEN_REASON
-from tracker.commands.giving_up import NOT_TAKEN
+from tracker.commands.holding.giving_up import NOT_TAKEN
 from tracker.messages import LEFT_OUT, MESSAGES, typed
-from warehouse.tables import Tables, literal
+from warehouse.delta.tables import Tables, literal
 
 
 def find_rejects(tables: Tables, version: int, since: Mapping[str, int]) -> pa.Table:

@@ -9,15 +9,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, SKIP_NEXT, command_positions
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.schema import CANCEL, KNOWN, OF_ROWS, SKIP, command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.sealed_keys import KEYED
-from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, is_among, of_entries, typed, where
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    concat,
+    has_occurrences,
+    int64,
+    is_among,
+    of_entries,
+    typed,
+    where,
+)
 from tracker.wire.delaylake_pb2 import Result
+from warehouse.delta.tables import Tables, any_of, literal, ranges_of
 from warehouse.pending import are_moved_on
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
-from warehouse.tables import Tables, any_of, literal, ranges_of
 
 # The tables that are looked up for a command: the messages that it names, and its first answer if it is repeated.
 LOOKED_UP = ["delayed_index", "entries", "outcomes"]
@@ -73,33 +84,58 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table)
     Returns:
         with the columns of `tracker.commands.schema.KNOWN`.
     """
-    wanted = command_positions(commands)
+    wanted, columns = command_positions(commands), ", ".join(KNOWN.names)
+    found: list[pa.Table] = []
 
     def look_up(table: int, columns: str, condition: str) -> pa.Table:
         sql = f"SELECT {columns} FROM {LOOKED_UP[table]} WHERE {condition}"  # noqa: S608
-        found = typed(tables.query(LOOKED_UP[table], sql, versions[table]), KNOWN)
-        return found.join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
+        rows = typed(tables.query(LOOKED_UP[table], sql, versions[table]), KNOWN)
+        return rows.join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
 
-    found = []
-    # By time first, as far as the commands tell it: the index is in that order, and with a hundred million rows of it
-    # that is the difference between milliseconds and seconds.
-    kinds = pc.is_in(commands["kind"], pa.array([CANCEL, SKIP]))
-    times = pc.unique(commands.filter(pc.and_(kinds, pc.greater(commands["deliver_at"], 0)))["deliver_at"])
-    ranges = ranges_of(np.sort(times.to_numpy()).tolist(), _MAX_RANGES)
-    columns = ", ".join(KNOWN.names)
-    if ranges:
-        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {_near(wanted)} AND {_AS_IT_CAME}")
+    def find_by_time(first: Int64Array, last: Int64Array) -> pa.Table:
+        """Finds wanted entries of which all messages are due in some spans of time; returns the others."""
+        ranges = _covering(first, last)
+        if not ranges:
+            return wanted
+        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {near(wanted)} AND {_AS_IT_CAME}")
         # An entry's messages may be due at different times: it is found when all of it is.
         sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
         whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
         found.append(rows.join(whole, _ENTRY, join_type="inner", use_threads=False))
-        wanted = wanted.join(whole, _ENTRY, join_type="left anti", use_threads=False)
+        return wanted.join(whole, _ENTRY, join_type="left anti", use_threads=False)
+
+    # By time first, as the commands or else the entries tell it: the index is in that order, and a file of it that was
+    # merged may have any entry. With a hundred million rows that is the difference between milliseconds and seconds.
+    kinds = pc.is_in(commands["kind"], pa.array([CANCEL, SKIP]))
+    named = int64(commands.filter(pc.and_(kinds, pc.greater(commands["deliver_at"], 0))), "deliver_at")
+    wanted = find_by_time(named, named)
     if wanted.num_rows:
-        found.append(look_up(0, columns, f"{_near(wanted)} AND {_AS_IT_CAME}"))
+        wanted = find_by_time(*_times_of(tables, versions[1], wanted))
+    if wanted.num_rows:
+        found.append(look_up(0, columns, f"{near(wanted)} AND {_AS_IT_CAME}"))
         wanted = wanted.join(found[-1].select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
     if wanted.num_rows:
-        found.append(look_up(1, _ENTRY_AS_KNOWN, _near(wanted)))
+        found.append(look_up(1, _ENTRY_AS_KNOWN, near(wanted)))
     return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
+
+
+def _times_of(tables: Tables, version: int, wanted: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """When the first and the last messages of wanted entries are due, ms since the epoch, as far as it is known."""
+    columns = "ledger_id, entry_id, first_due, coalesce(last_due, first_due) AS last_due"
+    sql = f"SELECT {columns} FROM entries WHERE {near(wanted)} AND first_due IS NOT NULL"  # noqa: S608
+    found = tables.query("entries", sql, version).join(wanted, _ENTRY, join_type="inner", use_threads=False)
+    return int64(found, "first_due"), int64(found, "last_due")
+
+
+def _covering(first: Int64Array, last: Int64Array) -> list[tuple[int, int]]:
+    """Covers spans of time, both ends inclusive, (spans,) each, by at most _MAX_RANGES, without the widest gaps."""
+    order = np.argsort(first, kind="stable")
+    starts, ends = first[order], np.maximum.accumulate(last[order])
+    gaps = starts[1:] - ends[:-1]
+    widest = np.sort(np.argsort(-gaps, kind="stable")[: _MAX_RANGES - 1])
+    cuts = widest[gaps[widest] > 1]
+    begin, end = np.concatenate([starts[:1], starts[cuts + 1]]), np.concatenate([ends[cuts], ends[-1:]])
+    return list(zip(begin.tolist(), end.tolist(), strict=True))
 
 
 def find_keyed_messages(
@@ -135,10 +171,10 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
     Returns:
         a mask, bool, (rows,).
     """
-    condition = f"{_near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
+    condition = f"{near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
     sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
     waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
-    durable = tables.query("entries", sql.format("entries", _near(rows)), versions[1])
+    durable = tables.query("entries", sql.format("entries", near(rows)), versions[1])
     return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
 
 
@@ -163,7 +199,7 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
-    """Reads the sealed rows of the entries that commands reschedule, restore, retry or move on, as MESSAGES.
+    """Reads the sealed rows of the entries that commands of the kinds OF_ROWS name, as MESSAGES.
 
     Of a recurring message only the last row of each subscription, and the one that it came with.
 
@@ -171,12 +207,12 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
         versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
     """
-    commands = commands.filter(pc.is_in(commands["kind"], pa.array([RESCHEDULE, RESTORE, RETRY, SKIP_NEXT])))
+    commands = commands.filter(pc.is_in(commands["kind"], pa.array(OF_ROWS)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
     if wanted.num_rows:
-        rows = tables.query("delayed_index", sql.format(_near(wanted)), versions[0])
+        rows = tables.query("delayed_index", sql.format(near(wanted)), versions[0])
         found.append(of_entries(typed(rows, MESSAGES), wanted))
     if keys:
         named = ", ".join(map(literal, keys))
@@ -200,7 +236,7 @@ def _last_occurrences(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(sorted(last.values())))
 
 
-def _near(wanted: pa.Table) -> str:
+def near(wanted: pa.Table) -> str:
     """SQL condition that holds for the wanted entries, and some others, and lets a reader skip most files."""
     of_ledger = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
     if of_ledger.num_rows > _MAX_RANGES:
@@ -214,7 +250,15 @@ def _near(wanted: pa.Table) -> str:
 
 
 def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
-    """Returns MESSAGES as DELAY rows of the delayed index."""
+    """Makes messages rows of type DELAY of the delayed index.
+
+    Args:
+        messages: as MESSAGES, those of one bucket.
+        bucket_id: the bucket's.
+
+    Returns:
+        as DELAYED_INDEX, (messages,), in their order.
+    """
     n = messages.num_rows
     extra = {
         "operation": pa.array(["DELAY"] * n, pa.string()),
@@ -240,7 +284,15 @@ def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
-    """Returns rejected MESSAGES as rows of the table `rejects`; `tick`: their batch_id."""
+    """Makes rejected messages rows of the table `rejects`.
+
+    Args:
+        messages: as MESSAGES, each with a `reason`.
+        tick: in which they were rejected: their `batch_id`.
+
+    Returns:
+        as REJECTS, (messages,), in their order.
+    """
     extra = {
         "position": positions(messages),
         "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
@@ -250,7 +302,14 @@ def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
 
 
 def positions(messages: pa.Table) -> pa.Array:
-    """Returns each message's position as `ledger:entry:partition:batchIndex`: string, (rows,)."""
+    """Returns each message's position as text, `ledger:entry:partition:batchIndex`.
+
+    Args:
+        messages: with the columns ledger_id, entry_id, partition and batch_index, without nulls.
+
+    Returns:
+        string, (messages,).
+    """
     parts = [messages[name].cast(pa.string()) for name in ("ledger_id", "entry_id", "partition", "batch_index")]
     return pc.binary_join_element_wise(*parts, ":").combine_chunks()
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
-from tracker.commands.moves import HELD_DELIVER_AT
-from warehouse.tables import literal
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from warehouse.delta.tables import literal
 
 # The columns by which a listing, of one topic, is ordered, all ascending.
 ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
@@ -47,7 +47,7 @@ class State(StrEnum):
     """The state of a message that is not delivered yet."""
 
     WAITING = "waiting"  # to be delivered, or held back
-    HELD = "held"  # held back, because the subscription was paused when it came due
+    HELD = "held"  # held back, as when the subscription was paused when it came due; not of a paused schedule
     CANCELLED = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
 
 
@@ -76,6 +76,11 @@ class PendingFilter(BaseModel):
     def is_selective(self) -> bool:
         """Whether the filter has other conditions than the subscription."""
         return bool(self.conditions) or self.due_from is not None or self.state is not State.WAITING
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the filter has a key, a property or a producer's name: conditions that few messages may meet."""
+        return bool(self.properties) or self.key is not None or self.producer_name is not None
 
     @property
     def conditions(self) -> list[str]:
@@ -110,8 +115,13 @@ class PendingMessage:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is due, and held back because its subscription was paused."""
-        return self.deliver_at >= HELD_DELIVER_AT
+        """Whether it is due, and held back, as by a pause of its subscription."""
+        return self.deliver_at == HELD_DELIVER_AT
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is the next occurrence of a schedule that is paused."""
+        return self.deliver_at >= PAUSED_DELIVER_AT
 
     @property
     def place(self) -> tuple[int, int, int, int, int, int]:
@@ -127,8 +137,9 @@ class PendingMessage:
             "entryId": self.ref.entry_id,
             "partitionIndex": self.ref.partition,
             "batchIndex": self.ref.batch_index,
-            "deliverAt": None if self.is_held else self.deliver_at,
+            "deliverAt": None if self.is_held or self.is_paused else self.deliver_at,
             "isHeld": self.is_held,
+            "isPaused": self.is_paused,
             "shapedFrom": self.shaped_from,
             "subscriptions": list(self.subscriptions),
             "key": self.key,

@@ -5,23 +5,23 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from tracker.commands.schema import MAX_BATCH_INDEX
 from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.delta.tables import Tables, literal
 from warehouse.queries.expired import expired_around
-from warehouse.tables import Tables, literal
 
 
-class NoSuchIndex(DelayLakeError):
+class NoSuchIndexError(DelayLakeError):
     """No entry of the topic that is in the table has the index."""
 
 
-class IndexNotRecorded(DelayLakeError):
+class IndexNotRecordedError(DelayLakeError):
     """The broker has not told the index of every entry: it has no AppendIndexMetadataInterceptor, or had none."""
 
 
-class PartitionedTopic(DelayLakeError):
+class PartitionedTopicError(DelayLakeError):
     """A partitioned topic has indexes by partition."""
 
 
@@ -49,9 +49,9 @@ class MessageIndex:
             partition: -1 for a topic that is not partitioned.
 
         Raises:
-            NoSuchIndex: no message has the index, or not yet; or the table has no entry of the topic.
-            IndexNotRecorded: no entry with the index was found, and some have been recorded without theirs.
-            PartitionedTopic: the topic is partitioned, and no partition is given.
+            NoSuchIndexError: no message has the index, or not yet; or the table has no entry of the topic.
+            IndexNotRecordedError: no entry with the index was found, and some have been recorded without theirs.
+            PartitionedTopicError: the topic is partitioned, and no partition is given.
             deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
         """
         of_topic = f"topic = {literal(topic)} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
@@ -70,12 +70,12 @@ class MessageIndex:
         )[0]
         if not known["entries"]:
             if partition < 0 and self._rows(f"SELECT 1 FROM entries WHERE {of_topic} LIMIT 1"):  # noqa: S608
-                raise PartitionedTopic("the topic is partitioned: name a partition")
-            raise NoSuchIndex("no entry of the topic is known yet")
+                raise PartitionedTopicError("the topic is partitioned: name a partition")
+            raise NoSuchIndexError("no entry of the topic is known yet")
         if index < 0:
-            raise NoSuchIndex(f"no message has the index {index}")
+            raise NoSuchIndexError(f"no message has the index {index}")
         if known["indexed"] < known["entries"]:
-            raise IndexNotRecorded(
+            raise IndexNotRecordedError(
                 "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
             )
         # First the entries that are left, then those that were removed: so each entry is in one of them at least.
@@ -84,7 +84,7 @@ class MessageIndex:
         if index < min(known["first"], known["first"] if first_expired is None else first_expired):
             return EXPIRED
         if index >= known["end"]:
-            raise NoSuchIndex(f"no message has the index {index} yet; the next is {known['end']}")
+            raise NoSuchIndexError(f"no message has the index {index} yet; the next is {known['end']}")
         is_expired = end_of_expired is not None and end_of_expired <= following[0]["first_index"]
         return EXPIRED if is_expired else _ref(following[0], partition)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from deltalake.exceptions import DeltaError
 
-from warehouse.snapshot import Snapshot
-from warehouse.tables import literal
+from warehouse.delta.snapshot import Snapshot
+from warehouse.delta.tables import literal
 
 
 def paused(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:

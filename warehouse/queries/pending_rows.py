@@ -8,15 +8,19 @@ seals what comes in every few seconds, and never what is due at once: see docs/p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from deltalake.exceptions import DeltaError
 
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.messages import Int64Array, int64
+from warehouse.delta.snapshot import Snapshot
+from warehouse.delta.tables import any_of, literal, ranges_of
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
 from warehouse.queries.listing import ORDER, PendingFilter, State, VersionGoneError
-from warehouse.snapshot import Snapshot
-from warehouse.tables import any_of, literal, ranges_of
-from warehouse.tenure import Tenures
+from warehouse.routes.tenure import Tenures
+from warehouse.spans import times_of
 
 # What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.
 OVERDUE_MILLIS = 15 * 60 * 1000
@@ -26,7 +30,15 @@ WAITS = "waits"
 
 SEQUENCE = "coalesce(sequence, 0)"
 
-_MAX_RANGES = 20  # ranges of times that a query is narrowed to
+_MAX_RANGES = 20  # ranges of times, or ledgers, that a query is narrowed to
+
+
+class _Spread(NamedTuple):
+    """Spans of time, both ends inclusive, ms since the epoch, and about how many rows each has: (spans,) each."""
+
+    first: Int64Array
+    last: Int64Array
+    size: np.ndarray
 
 
 class PendingRows:
@@ -40,6 +52,10 @@ class PendingRows:
         names: of the subscriptions that are asked for.
         wanted: the filter.
         as_of: messages due later have not been delivered; ms since the epoch.
+
+    Attributes:
+        start: what is due before is not looked at; ms since the epoch.
+        tenures: since when the subscriptions are there.
     """
 
     def __init__(
@@ -52,25 +68,25 @@ class PendingRows:
         wanted: PendingFilter,
         as_of: int,
     ) -> None:
-        self._warehouse = warehouse
-        self._tables = tables
-        self._topic = topic
-        self._partition = partition
-        self._names = names
-        self._filter = wanted
-        self._as_of = as_of
+        self.tables = tables
+        self.topic = topic
+        self.partition = partition
+        self.names = names
+        self.wanted = wanted
+        self.as_of = as_of
+        self.tenures = Tenures.of(warehouse)
         self.of_topic = f"topic = {literal(topic)}"  # SQL condition
-        self._start = wanted.due_from if wanted.due_from is not None else self._overdue_from()
+        self.start = wanted.due_from if wanted.due_from is not None else self._overdue_from()
         if wanted.state is State.CANCELLED:
-            self._start = max(self._start, as_of)
+            self.start = max(self.start, as_of)
 
     def delayed(
         self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
     ) -> str:
         """SQL for the topic's DELAY rows that match the filter, and come after a row with these values of ORDER."""
-        conditions = ["operation = 'DELAY'", self.of_topic, f"deliver_at >= {self._start}", *self._filter.conditions]
-        if self._partition is not None:
-            conditions.append(f"partition = {self._partition}")
+        conditions = ["operation = 'DELAY'", self.of_topic, f"deliver_at >= {self.start}", *self.wanted.conditions]
+        if self.partition is not None:
+            conditions.append(f"partition = {self.partition}")
         if after is not None:
             conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
         if condition is not None:
@@ -78,7 +94,48 @@ class PendingRows:
         chosen = [f"{SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
-    def waiting(self, rows: str, of: str | None = None) -> str:
+    def end_of(self, n: int, after: tuple[int, ...] | None = None) -> int | None:
+        """Returns a time before which about n of the rows are due at which a listing has to look, ms since the epoch.
+
+        It is reckoned by the log's statistics, which is quick.
+
+        Args:
+            after: as of `delayed`.
+
+        Returns:
+            None: these are half of them, or more, or it is not known.
+        """
+        if self.wanted.ledger_id is not None or self.wanted.state is State.HELD:
+            return None
+        spread = self._spread(self.start if after is None else after[0])
+        if spread is None or 2 * n >= spread.size.sum():
+            return None
+        return int(times_of(spread.first, spread.last, spread.size, np.array([float(n)]))[0])
+
+    def start_of(self, n: int, start: int) -> int | None:
+        """Returns a time after which about n of the rows are due that are due from `start` on, and not held back.
+
+        Returns:
+            None: as of `end_of`.
+        """
+        spread = self._spread(start)
+        if spread is None or 2 * n >= spread.size.sum():
+            return None
+        return -int(times_of(-spread.last, -spread.first, spread.size, np.array([float(n)]))[0])
+
+    def _spread(self, start: int) -> _Spread | None:
+        """How the rows that are due from a time on are spread over time, as the log tells it; None: it does not."""
+        end = min(self.wanted.due_before or HELD_DELIVER_AT, HELD_DELIVER_AT)
+        files = self.tables.spans("delayed_index", "deliver_at")
+        if any(column.null_count for column in files.columns):
+            return None
+        first, last, rows = (int64(files, name) for name in files.column_names)
+        from_, to = first.clip(start), last.clip(None, end - 1)
+        size = rows * ((to + 1 - from_) / (last + 1 - first)).clip(0)
+        is_in = size > 0
+        return _Spread(from_[is_in], to[is_in], size[is_in])
+
+    def waiting(self, rows: str, of: str | None = None, commands: str = "delayed_index") -> str:
         """SQL for rows of the delayed index with the column WAITS; creates the table `done` for it.
 
         A CANCEL row cancels a message that is due at the row's time or before: the row of a cancel that waited in vain
@@ -88,17 +145,20 @@ class PendingRows:
         Args:
             rows: SQL for the rows.
             of: a table; deliveries and commands are read for its entries alone. None: for all of the topic.
+            commands: a table with the delayed index's rows that are not of type DELAY.
         """
+        wanted = f"{self.of_topic} AND deliver_at >= {self.start}"
+        if of:  # a reader skips most files by it
+            ledgers = self.sql(f"SELECT DISTINCT ledger_id FROM {of} ORDER BY 1")["ledger_id"].to_pylist()  # noqa: S608
+            wanted += f" AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES)) or 'false'})"
         done = (
             f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {SEQUENCE} AS sequence, "  # noqa: S608
-            "CAST(NULL AS BIGINT) AS occurrence "
-            f"FROM delayed_index WHERE operation <> 'DELAY' AND {self.of_topic} AND deliver_at >= {self._start}"
+            f"CAST(NULL AS BIGINT) AS occurrence FROM {commands} WHERE operation <> 'DELAY' AND {wanted}"
         )
-        if self._start <= self._as_of:
+        if self.start <= self.as_of:
             done += (
                 " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0, "  # noqa: S608
-                f"occurrence FROM deliveries WHERE {self.of_topic} AND deliver_at >= {self._start} "
-                f"AND deliver_at <= {self._as_of}"
+                f"occurrence FROM deliveries WHERE {wanted} AND deliver_at <= {self.as_of}"
             )
         if of:
             done = (
@@ -108,7 +168,7 @@ class PendingRows:
         until = [
             f"max(CASE WHEN subscription = {literal(name)} AND operation = '{operation}' THEN {column} END) "
             f"AS {last_column}_{i}"
-            for i, name in enumerate(self._names)
+            for i, name in enumerate(self.names)
             for operation, column, last_column in (
                 ("DELIVERED", "deliver_at", "delivered"),
                 ("DELIVERED", "occurrence", "occurrence"),
@@ -122,26 +182,28 @@ class PendingRows:
             f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
             f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
         )
-        of_cancelled = self._filter.state is State.CANCELLED
-        tenures = Tenures.of(self._warehouse)
+        counts = self.sql("SELECT count(*) AS n, count(*) FILTER (WHERE batch_index = -1) AS whole FROM done")
+        n_whole = counts["whole"][0].as_py()
+        joined = join_commands("done", "i", has_one=counts["n"][0].as_py() > n_whole, has_whole=n_whole > 0)
+        of_cancelled = self.wanted.state is State.CANCELLED
 
         def missed(name: str) -> str:
-            return tenures.sql("i", "i.deliver_at", literal(self._topic), literal(name), "i.sequence")
+            return self.tenures.sql("i", "i.deliver_at", literal(self.topic), literal(name), "i.sequence")
 
         bits = [
             f"CASE WHEN {_is_left(i, name, of_cancelled)} AND NOT {missed(name)} THEN {1 << i} ELSE 0 END"
-            for i, name in enumerate(self._names)
+            for i, name in enumerate(self.names)
         ]
         return f"""
-            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {join_commands("done", "i")}
+            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {joined}
         """  # noqa: S608
 
-    def times(self, n: int, after: tuple[int, ...] | None) -> str:
+    def times(self, n: int, after: tuple[int, ...] | None, condition: str | None) -> str:
         """SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
 
         There are no statistics of properties, so that every row has to be read: here with one column alone.
         """
-        rows = self.delayed(("deliver_at",), after)
+        rows = self.delayed(("deliver_at",), after, condition)
         times = self.sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
         return any_of("deliver_at", ranges_of(times["deliver_at"].to_pylist(), _MAX_RANGES)) or "false"
 
@@ -152,7 +214,7 @@ class PendingRows:
             VersionGoneError: the versions of the tables have been removed.
         """
         try:
-            return self._tables.sql(sql)
+            return self.tables.sql(sql)
         except (DeltaError, OSError) as error:
             if "not found" in str(error).lower():
                 raise version_gone() from error
@@ -160,8 +222,8 @@ class PendingRows:
 
     def _overdue_from(self) -> int:
         """The time before which due messages count as delivered, also where the job has stood still since, ms."""
-        last = self._tables.largest("deliveries", "sent_at")
-        return 0 if last is None else max(0, min(last, self._as_of) - OVERDUE_MILLIS)
+        last = self.tables.largest("deliveries", "sent_at")
+        return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
 
 
 def _is_left(i: int, name: str, of_cancelled: bool) -> str:

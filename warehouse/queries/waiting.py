@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.messages import Int64Array
+from warehouse.delta.snapshot import Snapshot
 from warehouse.queries.listing import ORDER, Cursor, NoTablesError, Page, PendingFilter, PendingMessage, State, of_route
 from warehouse.queries.paused import paused
+from warehouse.queries.pending_counts import PendingCounts
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
-from warehouse.snapshot import Snapshot
 
 MAX_LIMIT = 1_000  # messages of a page
 
@@ -44,6 +46,10 @@ _SHOWN = (
 # By this factor more candidates are read each time that too many of the last ones turned out not to be pending.
 _GROWTH = 8
 _MAX_CANDIDATES = 1_000_000
+
+# Among so many of the table's rows a listing first looks for its own; by texts, which few may have, among more.
+_LEAST_READ = 20_000
+_LEAST_READ_BY_TEXT = 1_000_000
 
 
 class Pending:
@@ -77,7 +83,7 @@ class Pending:
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
-        self._tables = self._open(settings.warehouse)
+        self._tables = self._open(settings)
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
         names = [s.name for s in self.subscriptions]
@@ -150,12 +156,7 @@ class Pending:
         order, shown = ", ".join(ORDER), ", ".join(columns)
         while True:
             # The soonest rows are quick to find, and only for these the tables are asked which are still pending.
-            times = self._pending.times(candidates, after) if self._filter.properties else None
-            source = self._pending.delayed(read, after, times)
-            self._pending.sql(
-                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {order} "  # noqa: S608
-                f"LIMIT {candidates}"
-            )
+            count = self._find(candidates, read, after)
             last = self._pending.sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
             if not last.num_rows:
                 found.append(self._pending.sql(f"SELECT {shown}, CAST(0 AS BIGINT) AS {WAITS} FROM candidates"))  # noqa: S608
@@ -167,37 +168,73 @@ class Pending:
                 )
             )
             left -= found[-1].num_rows
-            count = self._pending.sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py()
             if not left or count < candidates:
                 break
             after = tuple(last.to_pylist()[0].values())
             candidates = min(candidates * _GROWTH, _MAX_CANDIDATES)
         return pa.concat_tables(found)
 
+    def _find(self, n: int, columns: Iterable[str], after: tuple[int, ...] | None) -> int:
+        """Puts the first n rows after one into the table `candidates`, and returns how many there are.
+
+        Of what is due later than these little is read, as far as the log's statistics tell the times of files.
+        """
+        wanted = max(2 * n, _LEAST_READ_BY_TEXT if self._filter.has_texts else _LEAST_READ)
+        while True:
+            end = self._pending.end_of(wanted, after)
+            condition = None if end is None else f"deliver_at < {end}"
+            if self._filter.properties:
+                condition = self._pending.times(n, after, condition)
+            source = self._pending.delayed(columns, after, condition)
+            self._pending.sql(
+                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {', '.join(ORDER)} "  # noqa: S608
+                f"LIMIT {n}"
+            )
+            count = int(self._pending.sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py())
+            if count == n or end is None:
+                return count
+            wanted = int(wanted * max(2, 1.5 * n / count if count else _GROWTH))
+
     def count(self) -> int:
         """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""
-        rows = self._pending.waiting(self._pending.delayed((*ORDER, "subscription", "occurrence")))
-        return int(self._pending.sql(f"SELECT count(*) AS n FROM ({rows}) AS p WHERE {WAITS} <> 0")["n"][0].as_py())  # noqa: S608
+        counts = PendingCounts(self._pending)
+        n = self._pending.sql(f"SELECT count(*) AS n FROM ({counts.sql}) AS p WHERE {WAITS} <> 0")["n"][0].as_py()  # noqa: S608
+        return int(n) + counts.others(np.zeros_like).total()
 
-    def histogram(self, width_millis: int) -> pa.Table:
-        """Counts, by subscription, the messages that are due in each span of time, but for those that are held back.
+    def histogram(self, width_millis: int, begin: int = 0) -> pa.Table:
+        """Counts, by subscription, the messages that are due in each span of time, without what is held back or paused.
 
         Args:
             width_millis: how long a span is.
+            begin: a span is divided there: what is due before is not in the same one as what is due then or later.
 
         Returns:
             a row for each span that has messages, ascending: `at`, its start, ms since the epoch, and a column for each
             of `subscriptions`, called by its place in there. All int64.
         """
-        counts = ", ".join(
+        counts = PendingCounts(self._pending)
+        columns = ", ".join(
             f'count(*) FILTER (WHERE {WAITS} & {1 << i} <> 0) AS "{i}"' for i in range(len(self.subscriptions))
         )
-        rows = self._pending.waiting(self._pending.delayed((*ORDER, "subscription", "occurrence")))
-        found: pa.Table = self._pending.sql(
-            f"SELECT deliver_at / {width_millis} * {width_millis} AS at, {counts} FROM ({rows}) AS p "  # noqa: S608
-            f"WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY at ORDER BY at"
+        at = f"deliver_at / {width_millis} * {width_millis}"
+        found = self._pending.sql(
+            f"SELECT CASE WHEN deliver_at < {begin} THEN {at} ELSE greatest({at}, {begin}) END AS at, {columns} "  # noqa: S608
+            f"FROM ({counts.sql}) AS p WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY 1"
         )
-        return found
+
+        def bin_of(times: Int64Array) -> Int64Array:
+            start = times // width_millis * width_millis
+            start = np.where(times < begin, start, np.maximum(start, begin))
+            bins: Int64Array = np.where(times < HELD_DELIVER_AT, start, HELD_DELIVER_AT)
+            return bins
+
+        others = counts.others(bin_of)
+        others.pop(HELD_DELIVER_AT, None)
+        waiting = {"at": list(others), **{str(i): list(others.values()) for i in range(len(self.subscriptions))}}
+        schema = pa.schema([(name, pa.int64()) for name in waiting])
+        spans = pa.concat_tables([pa.table(found).cast(schema), pa.table(waiting, schema)])
+        added = spans.group_by("at").aggregate([(name, "sum") for name in waiting if name != "at"])
+        return added.rename_columns(list(waiting)).sort_by("at")
 
     def stats(self) -> dict[str, Any]:
         """Counts for each subscription the messages that are pending, due soon or held back, as the admin API gives it.
@@ -207,6 +244,7 @@ class Pending:
         not go by the filter: it counts the topic's messages, and whole entries, that were cancelled and would be due
         later.
         """
+        counts = PendingCounts(self._pending)
         names = [s.name for s in self.subscriptions]
         columns = [f"count(*) FILTER (WHERE {WAITS} <> 0) AS messages"]
         for i in range(len(names)):
@@ -216,23 +254,16 @@ class Pending:
                 f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
                 for name, millis in _HORIZONS.items()
             ]
-            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at >= {HELD_DELIVER_AT}) AS held_{i}"]
+            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at = {HELD_DELIVER_AT}) AS held_{i}"]
             columns += [
                 f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_DELIVER_AT}) AS {f}_{i}"
                 for f in ("min", "max")
             ]
-        rows = self._pending.waiting(self._pending.delayed((*ORDER, "subscription", "occurrence")))
-        counts = self._pending.sql(f"SELECT {', '.join(columns)} FROM ({rows}) AS p").to_pylist()[0]  # noqa: S608
-        counts_of_cancelled = self._pending.sql(
-            "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
-            f"FROM delayed_index WHERE operation IN ('CANCEL', 'RESTORE') AND {self._pending.of_topic} "
-            f"AND deliver_at > {self.as_of} GROUP BY subscription, ledger_id, entry_id, batch_index "
-            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {SEQUENCE} END) "
-            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {SEQUENCE} END), -1)) AS c GROUP BY subscription"
-        )
-        cancelled = dict(
-            zip(counts_of_cancelled["subscription"].to_pylist(), counts_of_cancelled["n"].to_pylist(), strict=True)
-        )
+        found = self._pending.sql(f"SELECT {', '.join(columns)} FROM ({counts.sql}) AS p").to_pylist()[0]  # noqa: S608
+        edges = np.array([*(self.as_of + millis for millis in _HORIZONS.values()), HELD_DELIVER_AT, PAUSED_DELIVER_AT])
+        others = counts.others(lambda times: np.searchsorted(edges, times, "right"))
+        first, last = counts.first_and_last()
+        cancelled = self._counts_of_cancelled(counts)
         written_at = self._tables.written_at("delayed_index")
         are_paused = {name for _, name in paused(self._warehouse, self.topic)}
         return {
@@ -240,21 +271,36 @@ class Pending:
             "version": self.version,
             "asOf": self.as_of,
             "lastWriteAgeMillis": max(0, self.as_of - written_at),
-            "messages": counts["messages"],
+            "messages": found["messages"] + others.total(),
             "subscriptions": [
                 {
                     "subscription": name,
-                    "pending": counts[f"pending_{i}"],
-                    **{horizon: counts[f"{horizon}_{i}"] for horizon in _HORIZONS},
-                    "earliest": counts[f"min_{i}"],
-                    "latest": counts[f"max_{i}"],
-                    "held": counts[f"held_{i}"],
+                    "pending": found[f"pending_{i}"] + others.total(),
+                    **{
+                        horizon: found[f"{horizon}_{i}"] + sum(others[n] for n in range(place + 1))
+                        for place, horizon in enumerate(_HORIZONS)
+                    },
+                    "earliest": min((t for t in (found[f"min_{i}"], first) if t is not None), default=None),
+                    "latest": max((t for t in (found[f"max_{i}"], last) if t is not None), default=None),
+                    "held": found[f"held_{i}"] + others[len(edges) - 1],
                     "isPaused": name in are_paused,
                     "takenBack": cancelled.get(name, 0),
                 }
                 for i, name in enumerate(names)
             ],
         }
+
+    def _counts_of_cancelled(self, counts: PendingCounts) -> dict[str, int]:
+        """By subscription, how many of the topic's messages, or whole entries, are cancelled and would be due later."""
+        found = self._pending.sql(
+            "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
+            f"FROM {counts.commands_after(self.as_of)} WHERE operation IN ('CANCEL', 'RESTORE') "
+            f"AND {self._pending.of_topic} AND deliver_at > {self.as_of} "
+            f"GROUP BY subscription, ledger_id, entry_id, batch_index "
+            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {SEQUENCE} END) "
+            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {SEQUENCE} END), -1)) AS c GROUP BY subscription"
+        )
+        return dict(zip(found["subscription"].to_pylist(), found["n"].to_pylist(), strict=True))
 
     def _message(self, row: dict[str, Any]) -> PendingMessage:
         return PendingMessage(
@@ -279,7 +325,7 @@ class Pending:
             },
         )
 
-    def _open(self, warehouse: str) -> Snapshot:
+    def _open(self, settings: Settings) -> Snapshot:
         cursor = self._cursor
         # The index first: a message that is delivered in between may be in both, but not in neither.
         versions = {
@@ -287,9 +333,9 @@ class Pending:
             "deliveries": cursor.deliveries if cursor else None,
         }
         try:
-            return Snapshot(warehouse, versions)
+            return Snapshot(settings.warehouse, versions)
         except DeltaError:
-            raise version_gone() if cursor else NoTablesError(f"no tables in {warehouse}: has the job run?") from None
+            raise version_gone() if cursor else NoTablesError(settings.no_tables()) from None
 
 
 def _descending() -> str:

@@ -1,8 +1,10 @@
 "use strict";
-// Skip the next occurrence of a recurring message, or end it.
+// Skip the next occurrence of a recurring message, pause and resume it, or end it.
 const schedules = $("schedules");
 const CALLS = {
   skipNext: ["Skip the next occurrence of", "It will not be delivered. This can't be undone.", "POST", "/skipNext"],
+  pause: ["Pause", "No further occurrence is delivered until it is resumed.", "POST", "/pause"],
+  resume: ["Resume", "It goes on by its rule; what was missed is made up for as its misfire says.", "POST", "/resume"],
   end: ["End", "No further occurrence is delivered. Until the next one would be due this can be undone (Restore, on the message's page).", "DELETE", ""],
 };
 let chosen = null;

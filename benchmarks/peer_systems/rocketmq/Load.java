@@ -22,7 +22,17 @@ import org.apache.rocketmq.common.message.MessageExt;
  * nobody reads them), the file to write.
  */
 public class Load {
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        try {
+            run(args);
+        } catch (Throwable error) {
+            error.printStackTrace();
+            System.exit(1); // the client's threads would go on
+        }
+        System.exit(0);
+    }
+
+    static void run(String[] args) throws Exception {
         String nameServer = args[0], topic = args[1];
         int n = Integer.parseInt(args[2]), rate = Integer.parseInt(args[3]);
         long due = Long.parseLong(args[4]), spread = Long.parseLong(args[5]), until = Long.parseLong(args[6]);
@@ -44,7 +54,6 @@ public class Load {
         try (PrintWriter out = new PrintWriter(args[7])) {
             arrivals.forEach(arrival -> out.println(arrival[0] + " " + arrival[1]));
         }
-        System.exit(0);
     }
 
     static void receive(String nameServer, String topic, ConcurrentLinkedQueue<long[]> arrivals, AtomicLong came)

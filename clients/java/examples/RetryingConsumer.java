@@ -22,6 +22,8 @@ public class RetryingConsumer {
                     .properties(message.getProperties()).property("retryOf", message.getProperty("delaylake.messageId"))
                     .property("retrySubscription", subscription).property("retryReason", error.toString());
                 if (message.hasKey()) again.key(message.getKey());
+                if (message.hasOrderingKey()) again.orderingKey(message.getOrderingKey());
+                if (message.getEventTime() > 0) again.eventTime(message.getEventTime());
                 again.send();
             }
         }

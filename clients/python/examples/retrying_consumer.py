@@ -39,5 +39,11 @@ def send_back(client: pulsar.Client, message: pulsar.Message, subscription: str,
     given = message.properties()
     retry = {"retryOf": given["delaylake.messageId"], "retrySubscription": subscription, "retryReason": reason}
     producer = client.create_producer(given["delaylake.source"])
-    producer.send(message.data(), partition_key=message.partition_key() or None, properties=given | retry)
+    producer.send(
+        message.data(),
+        properties=given | retry,
+        partition_key=message.partition_key() or None,
+        ordering_key=message.ordering_key() or None,
+        event_timestamp=message.event_timestamp() or None,
+    )
     producer.close()

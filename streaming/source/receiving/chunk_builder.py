@@ -9,18 +9,19 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
-from broker.key_encodings import BASE64
+from broker.clusters.replication import SOURCE_POSITION
+from broker.entries.key_encodings import BASE64
 from broker.position import EntrySet, Position, SourceTopic
-from broker.replication import SOURCE_POSITION
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
-from streaming.source.receiving.details import MessageDetails, NotKnownYet
+from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from tracker.messages import MESSAGES
+from tracker.properties.delivered import KEY_ENCODING, RESERVED_PREFIX
+from tracker.properties.retry_of import RETRY_OF, sent_back
+from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, deliver_at
+from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.recurrence.recurrence import REPEAT
-from tracker.recurrence.start import first_of
-from tracker.retry_of import KEY_ENCODING, RESERVED_PREFIX, RETRY_OF, sent_back
-from tracker.schedule import MAX_TIME_MILLIS, BadSchedule, deliver_at
-from tracker.schedule_key import SCHEDULE_KEY, schedule_key
+from tracker.recurrence.start import first_of, is_occurrence
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.message_schemas import version_number
 
@@ -98,9 +99,10 @@ class ChunkBuilder:
             batch_index: its place in the entry; -1: the entry is one message.
 
         Raises:
-            NotKnownYet: the broker or the warehouse does not answer for its details.
+            NotKnownYetError: the broker or the warehouse does not answer for its details.
         """
-        assert self._entry is not None
+        if self._entry is None:
+            raise RuntimeError("`start_entry` has not been called for this message")
         position, batch_size, first_index = self._entry
         rows = self._open.get(position)
         if rows is not None and batch_index in rows:
@@ -108,7 +110,7 @@ class ChunkBuilder:
         message = getattr(message, "_message", message)  # without the wrapper a getter takes half the time
         try:
             row = self._row(message, position, batch_index, batch_size, first_index)
-        except NotKnownYet:
+        except NotKnownYetError:
             raise
         except Exception as error:
             payload = _value_of(message.data)
@@ -184,10 +186,11 @@ class ChunkBuilder:
                     retry = sent_back(properties)
                 else:
                     due = deliver_at(properties, published, self._now, self._max_delay_millis)
-                    if REPEAT in properties:
+                    is_one = is_occurrence(properties)
+                    if REPEAT in properties and not is_one:
                         due, occurrence = first_of(properties, published, self._max_delay_millis), 1
-                    key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties else None
-            except BadSchedule as error:
+                    key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties and not is_one else None
+            except BadScheduleError as error:
                 reason = str(error)
         if not 0 <= happened <= _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from broker.position import START, Position
-from broker.topic_questions import BrokerSide
+from broker.pulsar_admin.topic_questions import TopicQuestions
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ChunkedMessages:
         clock: a monotonic one, seconds.
     """
 
-    def __init__(self, topic: str, broker: BrokerSide, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, topic: str, broker: TopicQuestions, clock: Callable[[], float] = time.monotonic) -> None:
         self._topic = topic
         self._broker = broker
         self._clock = clock

@@ -6,15 +6,15 @@ import hashlib
 
 from deltalake.exceptions import DeltaError
 
-from broker.admin_rest import AdminClient
 from broker.client import PulsarError
-from broker.key_encodings import BASE64, KeyEncodings
+from broker.entries.key_encodings import BASE64, KeyEncodings
 from broker.position import Position, SourceTopic
+from broker.pulsar_admin.admin_rest import AdminClient
 from warehouse.message_schemas import MessageSchema, SchemaKeeper
 
 
-class NotKnownYet(Exception):
-    """The broker or the warehouse does not answer: the message has to be taken in later."""
+class NotKnownYetError(Exception):
+    """The broker or the warehouse does not answer: the message has to be taken in later. Control flow: it is caught."""
 
 
 class MessageDetails:
@@ -47,13 +47,13 @@ class MessageDetails:
             the version under which it is kept, and the schema; None: the topic has no such version.
 
         Raises:
-            NotKnownYet: it could not be asked for, or kept.
+            NotKnownYetError: it could not be asked for, or kept.
         """
         version += self._suffix
         try:
             return version, self._schemas.keep(self._topic, version, self._registry)
         except (PulsarError, DeltaError, OSError) as error:
-            raise NotKnownYet(f"a schema: {error}") from error
+            raise NotKnownYetError(f"a schema: {error}") from error
 
     def key_encoding(
         self, key: str, producer: str, schema: MessageSchema | None, position: Position, batch_index: int
@@ -68,11 +68,11 @@ class MessageDetails:
             batch_index: its place in the entry; -1: the entry is one message.
 
         Raises:
-            NotKnownYet: the broker does not answer.
+            NotKnownYetError: the broker does not answer.
         """
         if schema is not None and schema.has_separate_key:
             return BASE64
         try:
             return self._encodings.of(key, producer, *position, batch_index)
         except PulsarError as error:
-            raise NotKnownYet(f"whether keys are bytes: {error}") from error
+            raise NotKnownYetError(f"whether keys are bytes: {error}") from error

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from broker.position import Position
 from tracker.messages import concat, int64
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.properties.schedule import MAX_TIME_MILLIS
 
 _log = logging.getLogger(__name__)
 

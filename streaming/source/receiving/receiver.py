@@ -12,15 +12,16 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 
-from broker.client import PulsarError, close_quietly
-from broker.position import START, EntrySet, Position, SourceTopic
-from broker.topic_questions import BrokerSide
+from broker.client import close_quietly
+from broker.position import START, Position, SourceTopic
+from broker.pulsar_admin.topic_questions import TopicQuestions
+from streaming.source.receiving.acknowledgements import Acknowledgements
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
-from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import MessageDetails
+from streaming.source.receiving.end_check import EndCheck
+from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
-from tracker.wire.message_id_pb2 import MessageIdData
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +78,10 @@ class Receiver:
         self,
         source: SourceTopic,
         subscribe: Callable[[], pulsar.Consumer],
+        *,
         after: Position,
         limits: Limits,
-        broker: BrokerSide,
+        broker: TopicQuestions,
         details: MessageDetails | None,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
@@ -89,7 +91,6 @@ class Receiver:
         self.source = source
         self._subscribe = subscribe
         self._limits = limits
-        self._broker = broker
         self._details = details
         self._on_received = on_received
         self._on_rows = on_rows
@@ -97,22 +98,19 @@ class Receiver:
         self._on_passed = on_passed
         self._problem: str | None = None
         self.has_keys = False  # whether any message that has come had a schedule key
-        self._settled = after  # what comes up to here was taken in before, and is dropped
-        self._entries = EntrySet()  # that have come, beyond the last acknowledged one
         self._last_received = after
         self._chunks = ReceivedChunks(source.name, after)
         self._wanted = START  # somebody waits until this has been read
-        self._acknowledged = START
-        self._chunked = ChunkedMessages(source.name, broker)
         self._may_be_chunked = True  # an entry is missing that a message in several chunks can have begun with
         self._last_added = START
         self._newest = after  # the last entry of which a message has come
-        self._next_index: int | None = None  # the broker entry index of the next message; None: not known
         self._changed = threading.Condition()
+        self._acknowledgements = Acknowledgements(source.name, broker, after, self._changed)
+        self._indexes = EntryIndexes(source.name, broker)
+        self._end_check = EndCheck(source.name, broker)
         self._stopped = threading.Event()
         self._consumer: pulsar.Consumer | None = None
         self._is_idle = False
-        self._idle_with: tuple[str, Position] | None = None  # of the round before: its connection, and what was wanted
         self._is_cut_off = False
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
@@ -229,25 +227,8 @@ class Receiver:
 
         Where that fails it is only logged: a later acknowledgement covers it.
         """
-        consumer = self._consumer
-        if consumer is None:
-            return
-        with self._changed:
-            gaps = self._entries.gaps(self._acknowledged)
-            if self._entries.last < last:  # no entry that a consumer gets is behind that one
-                gaps.append((max(self._entries.last, self._acknowledged), last.next))
-        try:
-            last = self._chunked.limit(last, gaps)
-            if last <= self._acknowledged:
-                return
-            consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
-        except Exception as error:
-            _log.warning("%s: acknowledging %s failed, a later one will do: %s", self.source.name, last, error)
-            return
-        with self._changed:
-            # An acknowledgement may be lost with the connection: then what it covers comes again, and is dropped.
-            self._acknowledged = last
-            self._settled = max(self._settled, last)
+        if (consumer := self._consumer) is not None:
+            self._acknowledgements.acknowledge(consumer, last)
 
     def acknowledge_again(self, end: Position) -> None:
         """Repeats the last acknowledgement, in case it was lost, where no later one follows to cover it.
@@ -255,13 +236,8 @@ class Receiver:
         Args:
             end: the topic partition's last entry: nothing happens if that is not acknowledged.
         """
-        consumer, last = self._consumer, self._acknowledged
-        if consumer is None or not START < end <= last:
-            return
-        try:
-            consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
-        except Exception as error:
-            _log.warning("%s: acknowledging %s again failed: %s", self.source.name, last, error)
+        if (consumer := self._consumer) is not None:
+            self._acknowledgements.repeat(consumer, end)
 
     def stop(self) -> None:
         """Tells the thread to end; does not wait for it."""
@@ -318,7 +294,8 @@ class Receiver:
         """
         try:
             message = consumer.receive(_IDLE_MILLIS)
-            self._is_idle, self._idle_with = False, None
+            self._is_idle = False
+            self._end_check.begin_anew()
         except pulsar.Timeout:
             self._problem = None
             self._is_idle = True
@@ -352,20 +329,17 @@ class Receiver:
         if batch_index < 0 or not builder.is_adding(position):
             if position > self._newest:
                 self._newest = position
-            elif position in builder.entries or position in self._entries:
+            elif position in builder.entries or self._acknowledgements.has_come(position):
                 return
             follows = position.follows(self._last_added)
             if batch_index < 0 and (self._may_be_chunked or not follows):
-                self._note_chunks(message_id, position)
-            if position <= self._settled:
-                if position > self._acknowledged:
-                    with self._changed:
-                        self._entries.add(position)
+                self._acknowledgements.note_chunks(message_id, position)
+            if self._acknowledgements.is_settled(position):
                 return
             self._may_be_chunked |= not follows
             self._last_added = position
             batch_size = batch_size_of(message_id) if batch_index >= 0 else 1
-            first_index = self._first_index(position, batch_size, follows)
+            first_index = self._indexes.first_index(position, batch_size, follows)
             builder.start_entry(position, batch_size, first_index, self._left_out(message, position))
         builder.add(message, batch_index)
 
@@ -378,12 +352,6 @@ class Receiver:
         cluster = self._replicated_from(producer, position)
         return None if cluster is None else LEFT_OUT + cluster
 
-    def _note_chunks(self, message_id: pulsar.MessageId, position: Position) -> None:
-        data = MessageIdData.FromString(message_id.serialize())
-        if data.HasField("first_chunk_message_id"):
-            first = data.first_chunk_message_id
-            self._chunked.add(Position(first.ledgerId, first.entryId), position)
-
     def _keep(self, builder: ChunkBuilder) -> None:
         """Makes a chunk of what was received; when it comes again it is dropped."""
         rows = builder.build()
@@ -391,11 +359,8 @@ class Receiver:
         self._on_rows(rows)
         self._problem = None
         with self._changed:
-            for first, last in builder.entries.runs:
-                self._entries.add_run(first, last)
-            self._entries.forget(self._acknowledged)
+            self._may_be_chunked = self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
-            self._may_be_chunked = bool(self._entries.gaps(self._acknowledged))
             self._chunks.add(rows, builder.n_bytes, builder.entries.last)
             self._changed.notify_all()
         self._on_received()
@@ -404,61 +369,14 @@ class Receiver:
         """Finds out, where nothing comes and more is wanted, whether all has been read that comes up to that entry.
 
         Returns the next message if there is one after all, else None; where all has been read, that is noted.
-
-        The last entries of a topic may be none that a consumer gets: expired, skipped, of an aborted transaction. All
-        up to an entry has come when the broker has sent what is before, the consumer answers on the same connection,
-        and has nothing left; all that twice in a row, half a second apart.
         """
-        before, self._idle_with = self._idle_with, None
         with self._changed:
             wanted = self._wanted
-            if wanted <= self._chunks.read_to:
-                return None
-        try:
-            connection = self._broker.connection(self.source.name)
-            if connection is None:
-                return None
-            cursor = self._broker.cursor(self.source.name)
-            if not cursor.has_sent(wanted):
-                return None
-            consumer.get_last_message_id()
-            try:
-                return consumer.receive(1)
-            except pulsar.Timeout:
-                if self._broker.connection(self.source.name) != connection:
-                    return None
-        except PulsarError as error:
-            _log.warning("%s: whether all up to %s was read is not known: %s", self.source.name, wanted, error)
-            return None
-        self._idle_with = connection, wanted
-        if before is None or before[0] != connection or before[1] <= self._chunks.read_to:
-            return None
-        wanted = before[1]  # by now more may be wanted
-        self._on_passed(min(wanted, cursor.end))
-        with self._changed:
-            self._chunks.add(MESSAGES.empty_table(), 0, wanted)
-            self._changed.notify_all()
-        self._on_received()
-        return None
-
-    def _first_index(self, position: Position, batch_size: int, follows: bool) -> int | None:
-        """Returns the broker entry index of an entry's first message; None: not known.
-
-        It is counted on from the entry before, and asked for after a gap.
-        """
-        if not follows or self._next_index is None:
-            if follows and position.entry_id % 1_000:
-                return None  # the broker did not tell: do not ask for each entry
-            last_index = self._last_index(position)
-            self._next_index = None if last_index is None else last_index - batch_size + 1
-        first = self._next_index
-        if first is not None:
-            self._next_index = first + batch_size
-        return first
-
-    def _last_index(self, position: Position) -> int | None:
-        try:
-            return self._broker.last_index(self.source.name, position)
-        except (PulsarError, ValueError) as error:
-            _log.warning("%s: the index of entry %s stays unknown: %s", self.source.name, position, error)
-            return None
+        message, all_read = self._end_check.check(consumer, wanted, self._chunks.read_to)
+        if all_read is not None:
+            self._on_passed(min(all_read.up_to, all_read.topic_end))
+            with self._changed:
+                self._chunks.add(MESSAGES.empty_table(), 0, all_read.up_to)
+                self._changed.notify_all()
+            self._on_received()
+        return message

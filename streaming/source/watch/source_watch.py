@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 import pulsar
 import pyarrow as pa
 
-from broker.admin_rest import AdminClient
 from broker.client import NoAnswerError, PulsarError
-from broker.continuity import Continuity, Gap
+from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
-from broker.topic_questions import BrokerSide
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Receiver
-from streaming.source.watch.standing import Standing
+from streaming.source.watch.standing import StandingTopics
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
-from warehouse.tables import Tables
+from warehouse.delta.tables import Tables
 from warehouse.unseen_entries import durable_index, find_not_seen, record
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class SourceWatch:
         self._why_not_taking = why_not_taking
         self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
         self._tables = tables
-        self._standing = Standing()
+        self._standing = StandingTopics()
         self._gaps = UndecidedGaps(settings)
         self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
         self._ends_asked: dict[str, Position] = {}  # by topic partition up to where missing entries were asked for
@@ -111,7 +111,7 @@ class SourceWatch:
         """
         continuity = self._continuity[source.name]
         if continuity.last == START:
-            continuity.begin_after(BrokerSide(self._admin, self._subscription).begin(source.name))
+            continuity.begin_after(TopicQuestions(self._admin, self._subscription).begin(source.name))
 
     def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
         if gaps := self._continuity[source.name].gaps(rows):

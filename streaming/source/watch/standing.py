@@ -15,7 +15,7 @@ class _Stand:
     waits_since: int | None  # ms since the epoch; None: all that it has is taken in
 
 
-class Standing:
+class StandingTopics:
     """Remembers of each topic partition since when it has had messages of which none was taken in.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from broker.continuity import Gap
+from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
 from conf.settings import Settings, local_path
 from warehouse.durable import write_durably

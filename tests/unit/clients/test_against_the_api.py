@@ -32,13 +32,13 @@ class FakeControl:
         self._result = result
 
     async def send(self, requests: Iterable[ControlRequest], _: float) -> list[Outcome]:
-        outcomes = []
+        outcomes: list[Outcome] = []
         for request in requests:
             self.commands.append(request.command)
             for name in request.command.subscriptions:
                 published = ControlOutcome(subscription=name, ledger_id=7, batch_index=-1, result=self._result)
-                outcomes.append(request.take(published))
-        return [outcome for outcome in outcomes if outcome]
+                outcomes += request.take(published)
+        return outcomes
 
 
 def ask(
@@ -80,6 +80,46 @@ def test_what_names_a_message_of_a_batch_of_a_partition(tmp_path: Path) -> None:
         [entry] = getattr(command, kind).entries
         assert (entry.ledger_id, entry.entry_id, list(entry.batch_indexes)) == (7, 1, [3])
     assert command.reschedule.deliver_at == NOON_MILLIS
+
+
+def test_what_names_a_message_by_its_schedule_key(tmp_path: Path) -> None:
+    key = "order/7 ü&?"
+    found, command = ask(tmp_path, lambda lake: lake.cancel("orders", schedule_key=key, request_id="mine"))
+    assert (command.request_id, command.topic, list(command.subscriptions)) == ("mine", TOPIC, ["*"])
+    [cancelled] = command.cancels.messages
+    assert (cancelled.schedule_key, cancelled.ledger_id, cancelled.entry_id) == (key, 0, 0)
+    assert [(one.subscription, one.result) for one in found] == [("*", "APPLIED")]
+    there: Any = {"schedule_key": key, "subscription": "b%c"}
+    for call, kind in (
+        (lambda lake: lake.skip("orders", **there), "skip"),
+        (lambda lake: lake.deliver_now("orders", **there), "reschedule"),
+        (lambda lake: lake.reschedule("orders", at=NOON, **there), "reschedule"),
+    ):
+        _, command = ask(tmp_path, call)
+        assert (command.topic, list(command.subscriptions)) == (TOPIC, ["b%c"])
+        assert command.WhichOneof("operation") == kind
+        [entry] = getattr(command, kind).entries
+        assert (entry.schedule_key, entry.ledger_id, entry.entry_id) == (key, 0, 0)
+    assert command.reschedule.deliver_at == NOON_MILLIS
+    with pytest.raises(NotFound, match="NOT_FOUND"):
+        ask(tmp_path, lambda lake: lake.cancel("orders", schedule_key=key), Result.NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [("skip_next", "skip_next"), ("pause_schedule", "pause_schedule"), ("resume_schedule", "resume_schedule")],
+)
+def test_a_next_occurrence_that_is_skipped_or_paused(tmp_path: Path, call: str, kind: str) -> None:
+    there: Any = {"subscription": "a", "request_id": "mine"}
+    _, command = ask(tmp_path, lambda lake: getattr(lake, call)("orders", "7:1:2:3", **there))
+    assert command.WhichOneof("operation") == kind
+    assert (command.request_id, command.topic, list(command.subscriptions)) == ("mine", f"{TOPIC}-partition-2", ["a"])
+    [entry] = getattr(command, kind).entries
+    assert (entry.ledger_id, entry.entry_id, list(entry.batch_indexes)) == (7, 1, [3])
+    # A subscription that is added later has no next occurrence, and would never answer.
+    everywhere, command = ask(tmp_path, lambda lake: getattr(lake, call)("orders", "7:0"))
+    assert not command.subscriptions
+    assert everywhere == []
 
 
 def test_a_retry(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from delaylake import Client, MessageId
-from delaylake.commands import Repeat, cancel, command, full_name, reschedule, scheduled
+from delaylake.commands import KeyRule, Repeat, cancel, command, full_name, reschedule, scheduled
 from delaylake.times import due, millis, moment
 
+from tracker.properties.schedule_key import MAX_KEY_BYTES, SCHEDULE_KEY, Mode, key_rule, schedule_key
 from tracker.recurrence.recurrence import Recurrence
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -80,7 +81,7 @@ def test_a_command_has_an_id_of_its_own_unless_one_is_chosen() -> None:
     assert command("skip", "orders", "7:0", "a", "mine").request_id == "mine"
     with pytest.raises(ValueError, match="request id"):
         command("skip", "orders", "7:0", "a", "")
-    with pytest.raises(ValueError, match="at: after"):
+    with pytest.raises(ValueError, match=r"at \(an error has it\): after"):
         reschedule("orders", "7:0", None, "mine", None, timedelta(1))
 
 
@@ -97,7 +98,7 @@ def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
     made = scheduled("orders", "ü", NOON, None, "k", None, {"region": "eu"}, NOON)
     assert (made.payload, made.properties) == ("ü".encode(), {"region": "eu", "deliverAt": str(NOON_MILLIS)})
     assert (made.deliver_at, made.event_time) == (NOON, NOON_MILLIS)
-    for name in ("deliverAt", "deliverAfter", "delaylake.source", "repeat", "misfire"):
+    for name in ("deliverAt", "deliverAfter", "delaylake.source", "repeat", "misfire", "scheduleKey", "debounceMax"):
         with pytest.raises(ValueError, match="own"):
             scheduled("orders", b"", NOON, None, None, None, {name: "1"}, None)
 
@@ -143,6 +144,73 @@ def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_servi
         )
 
 
+def test_a_message_with_a_schedule_key_has_the_properties_that_the_service_reads() -> None:
+    def properties(*arguments: Any) -> dict[str, str]:
+        keyed = KeyRule.of(*arguments)
+        return scheduled("orders", b"", NOON, None, None, None, {"region": "eu"}, None, None, keyed).properties
+
+    plain = {"region": "eu", "deliverAt": str(NOON_MILLIS)}
+    assert properties(None, None, None) == plain
+    assert properties("order-7", None, None) == plain | {"scheduleKey": "order-7"}
+    for mode in Mode:
+        assert key_rule(properties("order-7", mode.value, None)) == (mode, None)
+    put_off = properties("ü" * (MAX_KEY_BYTES // 2), "debounce", timedelta(minutes=2, microseconds=1_999))
+    assert schedule_key(put_off) == put_off[SCHEDULE_KEY]
+    assert key_rule(put_off) == (Mode.DEBOUNCE, 120_001)
+    wrong: list[tuple[Any, ...]] = [
+        ("", None, None),
+        ("ü" * (MAX_KEY_BYTES // 2) + "u", None, None),
+        ("\ud800", None, None),
+        ("k", "renew", None),
+        ("k", "", None),
+        ("k", None, timedelta(1)),
+        ("k", "keep", timedelta(1)),
+        ("k", "debounce", timedelta(0)),
+        ("k", "debounce", timedelta(microseconds=999)),
+        (None, "keep", None),
+        (None, None, timedelta(1)),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match=r"schedule_|debounce_max|surrogates"):
+            KeyRule.of(*arguments)
+
+
+def test_a_recurring_message_may_have_a_schedule_key() -> None:
+    made = scheduled(
+        *("orders", b"", None, None, None, None, None, None),
+        Repeat.of("@every 90s", None, None, None, None),
+        KeyRule.of("k", "keep", None),
+    )
+    assert made.properties == {"repeat": "@every 90s", "scheduleKey": "k", "scheduleMode": "keep"}
+
+
+def test_a_command_names_a_message_by_its_id_or_by_its_schedule_key() -> None:
+    keyed = command("skip", "orders", None, "a", "mine", "k")
+    assert (keyed.topic, keyed.message, keyed.schedule_key) == ("persistent://public/default/orders", None, "k")
+    moved = reschedule("orders", None, "a", "mine", NOON, None, "k")
+    assert (moved.schedule_key, moved.deliver_at) == ("k", NOON_MILLIS)
+    assert cancel("orders", None, None, None, None, "k").schedule_key == "k"
+    assert not command("skip", "orders", "7:0", "a", None).schedule_key
+    with pytest.raises(ValueError, match="deliver_at goes with"):
+        cancel("orders", None, None, None, NOON, "k")
+    for wrong, what in (
+        (("7:0", "k"), "not by both"),
+        ((None, None), "names its message"),
+        ((None, ""), "empty"),
+        ((None, "k" * (MAX_KEY_BYTES + 1)), "512 bytes"),
+    ):
+        message, key = wrong
+        with pytest.raises(ValueError, match=what):
+            command("skip", "orders", message, "a", None, key)
+        with pytest.raises(ValueError, match=what):
+            cancel("orders", message, "a", None, None, key)
+
+
+def test_a_cancel_by_schedule_key_does_not_wait_for_its_message() -> None:
+    assert cancel("orders", "7:0", None, None, NOON).is_done_by("WAITING")
+    assert not cancel("orders", None, None, None, None, "k").is_done_by("WAITING")
+
+
 def test_a_client_says_what_it_lacks() -> None:
     with pytest.raises(ValueError, match="needed"):
         Client()
@@ -153,9 +221,15 @@ def test_a_client_says_what_it_lacks() -> None:
     with Client(broker="pulsar://127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="admin API"):
             list(client.pending("orders"))
-        with pytest.raises(ValueError, match="subscription"):
-            client.skip("orders", "7:0")
+        for call in (client.skip, client.skip_next, client.pause_schedule):
+            for nobody in (None, "*"):
+                with pytest.raises(ValueError, match="subscription"):
+                    call("orders", "7:0", subscription=nobody)
+        with pytest.raises(ValueError, match="admin API"):
+            client.end_schedule("orders", "7:0")
     with Client("http://127.0.0.1:1") as client:
         for wrong in ({"state": "asleep"}, {"limit": 0}):
             with pytest.raises(ValueError, match="must be"):
                 client.pending("orders", **wrong)
+        with pytest.raises(ValueError, match="must be"):
+            client.schedules("orders", limit=0)

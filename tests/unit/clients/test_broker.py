@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from concurrent.futures import Future
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pulsar
 import pytest
-from delaylake import Client, DelayLakeError, Invalid, MessageId, NoAnswer, NotFound, Outcome, TooLate, Unavailable
+from delaylake import (
+    AsyncClient,
+    Client,
+    DelayLakeError,
+    Invalid,
+    MessageId,
+    NoAnswer,
+    NotFound,
+    Outcome,
+    TooLate,
+    Unavailable,
+)
 from delaylake.broker import Broker
 from delaylake.commands import cancel, command
 
-from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
+from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
@@ -33,7 +46,7 @@ class FakePulsar:
 
         def send_async(payload: bytes, answered: Any, **more: Any) -> None:
             self.sent.append((topic, payload, more))
-            if self._result != "silence":
+            if answered and self._result != "silence":
                 answered(SimpleNamespace(name=self._result), pulsar.MessageId(2, 7, 5, -1))
 
         return SimpleNamespace(send_async=send_async)
@@ -58,7 +71,12 @@ def client_of(fake: Any, timeout: float = 5.0) -> Client:
 
 
 def told(
-    result: Result, subscription: str = "a", batch_index: int = -1, has_more: bool = False, ledger: int = 7
+    result: Result,
+    subscription: str = "a",
+    batch_index: int = -1,
+    has_more: bool = False,
+    ledger: int = 7,
+    schedule_key: str = "",
 ) -> ControlOutcome:
     return ControlOutcome(
         request_id="mine",
@@ -68,6 +86,7 @@ def told(
         batch_index=batch_index,
         has_more=has_more,
         result=result,
+        schedule_key=schedule_key,
     )
 
 
@@ -106,20 +125,87 @@ def test_commands_are_those_of_the_control_topic() -> None:
             lambda: lake.reschedule("orders", "7:0", at=NOON, **there),
             lambda: lake.deliver_now("orders", "7:0", **there),
             lambda: lake.retry("orders", "7:0", reason="no", **there),
+            lambda: lake.skip_next("orders", "7:0", **there),
+            lambda: lake.pause_schedule("orders", "7:0", **there),
+            lambda: lake.resume_schedule("orders", "7:0", **there),
         ):
             with pytest.raises(NoAnswer) as raised:
                 ask()
             assert raised.value.request_id == "mine"
         assert lake._broker is not None
         assert not lake._broker._waiting
-    sent = [ControlCommand.FromString(payload) for _, payload, _ in fake.sent]
-    kinds = ["cancel", "skip", "restore", "reschedule", "reschedule", "retry"]
+    sent = [ControlCommand.FromString(payload) for payload in dict.fromkeys(payload for _, payload, _ in fake.sent)]
+    kinds = ["cancel", "skip", "restore", "reschedule", "reschedule", "retry", "skip_next"]
+    kinds += ["pause_schedule", "resume_schedule"]
     assert [one.WhichOneof("operation") for one in sent] == kinds
     assert {(one.request_id, *one.subscriptions) for one in sent} == {("mine", "a")}
-    assert [one.topic.rpartition("/")[2] for one in sent] == ["orders", "orders-partition-2", *["orders"] * 4]
+    assert [one.topic.rpartition("/")[2] for one in sent] == ["orders", "orders-partition-2", *["orders"] * 7]
     assert sent[0].cancel.deliver_at == sent[3].reschedule.deliver_at == NOON_MILLIS
     assert (sent[5].retry.reason, sent[5].retry.after_millis) == ("no", 0)
     assert (list(sent[1].skip.entries[0].batch_indexes), sent[4].reschedule.deliver_at) == ([3], 0)
+
+
+def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was() -> None:
+    fake = FakePulsar()
+    there: Any = {"subscription": "a"}
+
+    async def ask() -> None:
+        lake = AsyncClient(broker="pulsar://127.0.0.1:1", timeout_seconds=0.01)
+        assert lake._broker is not None
+        lake._broker._client = cast("pulsar.Client", fake)
+        await lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there)
+
+    with client_of(fake, 0.01) as lake:
+        for first in (
+            lambda: asyncio.run(ask()),
+            lambda: lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there),
+        ):
+            fake.sent.clear()
+            with pytest.raises(NoAnswer) as raised:
+                first()
+            error = raised.value
+            with pytest.raises(NoAnswer):
+                lake.reschedule("orders", "7:0", at=error.deliver_at, request_id=error.request_id, **there)
+            assert len(fake.sent) > 1
+            sent = [ControlCommand.FromString(payload) for _, payload, _ in fake.sent]
+            assert {one.request_id for one in sent} == {error.request_id}
+            assert len({one.reschedule.deliver_at for one in sent}) == 1
+
+
+def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
+    fake = FakePulsar()
+    with client_of(fake, 0.01) as lake:
+        there: Any = {"schedule_key": "k", "subscription": "a", "request_id": "mine"}
+        for ask in (
+            lambda: lake.cancel("orders", **there),
+            lambda: lake.skip("orders", **there),
+            lambda: lake.reschedule("orders", at=NOON, **there),
+            lambda: lake.deliver_now("orders", **there),
+        ):
+            with pytest.raises(NoAnswer):
+                ask()
+    sent = [ControlCommand.FromString(payload) for payload in dict.fromkeys(payload for _, payload, _ in fake.sent)]
+    assert sent[0].cancel == CancelDelayedMessage(schedule_key="k")
+    by_key = [SkipEntry(schedule_key="k")]
+    assert list(sent[1].skip.entries) == list(sent[2].reschedule.entries) == list(sent[3].reschedule.entries) == by_key
+    assert [one.reschedule.deliver_at for one in sent[2:]] == [NOON_MILLIS, 0]
+    assert {(one.topic, *one.subscriptions) for one in sent} == {("persistent://public/default/orders", "a")}
+
+
+def test_a_command_without_an_answer_is_sent_once_more() -> None:
+    """The outcome was dropped with the topic, which the broker has unloaded: it is told again."""
+    fake = FakePulsar()
+    with client_of(fake, 1.0) as lake:
+        assert lake._broker is not None
+        future = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"))
+        deadline = time.monotonic() + 10
+        while len(fake.sent) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not future.done()
+        fake.outcomes.append(told(Result.APPLIED))
+        assert [one.result for one in future.result(10)] == ["APPLIED"]
+    first, again = (payload for _, payload, _ in fake.sent)
+    assert first == again
 
 
 def answer(of: Any, *outcomes: ControlOutcome) -> Future[list[Outcome]]:
@@ -152,3 +238,18 @@ def test_a_command_is_answered_by_the_last_outcome_of_its_message() -> None:
     assert isinstance(whole.exception(), NotFound)
     waiting = answer(cancel("orders", "7:0", "a", "mine", NOON), told(Result.WAITING))
     assert [o.result for o in waiting.result()] == ["WAITING"]
+
+
+def test_a_command_by_schedule_key_is_answered_by_an_outcome_of_its_key() -> None:
+    of_key = command("skip", "orders", None, "a", "mine", "k")
+    found = answer(
+        of_key,
+        told(Result.NOT_FOUND, schedule_key="another"),
+        told(Result.APPLIED, "b", schedule_key="k"),
+        told(Result.APPLIED, batch_index=3, schedule_key="k"),
+    )
+    assert found.result() == [Outcome("a", MessageId(7, 0, -1, 3), "APPLIED")]
+    assert isinstance(answer(of_key, told(Result.NOT_FOUND, ledger=-1, schedule_key="k")).exception(), NotFound)
+    assert isinstance(answer(of_key, told(Result.INVALID, "", ledger=-1)).exception(), Invalid)
+    cancelled = answer(cancel("orders", None, "a", "mine", None, "k"), told(Result.TOO_LATE, schedule_key="k"))
+    assert isinstance(cancelled.exception(), TooLate)

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -23,6 +23,7 @@ from delaylake import (
     NotAllowed,
     NotFound,
     Redriven,
+    ScheduleProgress,
     TooLate,
     Unavailable,
     rest,
@@ -31,6 +32,8 @@ from delaylake import (
 URL = "http://api.example"
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
+
+LISTINGS = ("pending", "schedules")
 
 Answers = list[httpx.Response | Exception]
 
@@ -81,15 +84,15 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
         async def call_async() -> Any:
             async with httpx.AsyncClient(transport=transport) as http:
                 client = AsyncClient(URL, http=http, timeout_seconds=timeout, token="t")
-                if method == "pending":
-                    return [one async for one in client.pending(*arguments, **more)]
+                if method in LISTINGS:
+                    return [one async for one in getattr(client, method)(*arguments, **more)]
                 return await getattr(client, method)(*arguments, **more)
 
         if request.param == "async":
             return asyncio.run(call_async()), api
         with httpx.Client(transport=transport) as http:
             found = getattr(Client(URL, http=http, timeout_seconds=timeout, token="t"), method)(*arguments, **more)
-            return (list(found) if method == "pending" else found), api
+            return (list(found) if method in LISTINGS else found), api
 
     return call
 
@@ -131,6 +134,21 @@ def test_when_its_time_is_over_the_error_says_whether_it_may_be_done(
         ask([answer], "restore", "orders", "7:0", request_id="mine", timeout=0.1)
     assert type(raised.value) is error
     assert raised.value.request_id == "mine"
+    assert raised.value.deliver_at is None
+
+
+def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was(ask: Ask) -> None:
+    slow: Answers = [httpx.ReadTimeout("slow")]
+    with pytest.raises(NoAnswer) as raised:
+        ask(slow, "reschedule", "orders", "7:0", after=timedelta(hours=1), timeout=0.1)
+    error = raised.value
+    assert error.deliver_at is not None
+    assert timedelta(minutes=59) < error.deliver_at - datetime.now(UTC) <= timedelta(hours=1)
+    again: dict[str, Any] = {"at": error.deliver_at, "request_id": error.request_id}
+    _, api = ask([*slow, done("APPLIED")], "reschedule", "orders", "7:0", **again)
+    content = {"messageIds": ["7:0"], "deliverAt": round(error.deliver_at.timestamp() * 1000)}
+    assert [json.loads(request.content) for request in api.asked] == [content] * 2
+    assert {request.headers["Idempotency-Key"] for request in api.asked} == {error.request_id}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +234,75 @@ def test_a_listing_goes_through_its_pages(ask: Ask) -> None:
     )
     assert len(some) == 3
     assert [request.url.params["limit"] for request in api.asked] == ["3", "1"]
+
+
+def recurring(entry: int, **more: Any) -> dict[str, Any]:
+    progress = {
+        "subscription": "a",
+        "state": "waiting",
+        "delivered": 1,
+        "lastOccurrence": 1,
+        "lastDeliverAt": NOON_MILLIS,
+        "nextOccurrence": 2,
+        "nextDeliverAt": NOON_MILLIS + 90_000,
+    } | more
+    return {
+        "id": f"7:{entry}:-1:-1",
+        "repeat": "@every 90s",
+        "timeZone": "UTC",
+        "repeatUntil": None,
+        "repeatTimes": 3,
+        "misfire": "once",
+        "firstDeliverAt": NOON_MILLIS,
+        "state": progress["state"],
+        "nextOccurrence": progress["nextOccurrence"],
+        "nextDeliverAt": progress["nextDeliverAt"],
+        "key": None,
+        "scheduleKey": "k",
+        "publishTime": 1,
+        "producerName": "p",
+        "subscriptions": [progress],
+    }
+
+
+def test_schedules_are_listed(ask: Ask) -> None:
+    held = {"state": "held", "nextDeliverAt": None}
+    over = {"state": "takenBack", "nextOccurrence": None, "nextDeliverAt": None}
+    pages = [
+        {"schedules": [recurring(0), recurring(1, **held)], "nextCursor": "next"},
+        {"schedules": [recurring(2, **over)], "nextCursor": None},
+    ]
+    found, api = ask([httpx.Response(200, json=page) for page in pages], "schedules", "orders", with_ended=True)
+    assert {request.url.path for request in api.asked} == {"/admin/v2/persistent/public/default/orders/schedules"}
+    assert [request.url.params.get("withEnded") for request in api.asked] == ["true", "true"]
+    assert [one.state for one in found] == ["waiting", "held", "cancelled"]
+    first = found[0]
+    assert (first.repeat, first.repeat_times, first.schedule_key, first.first_deliver_at) == (
+        "@every 90s",
+        3,
+        "k",
+        NOON,
+    )
+    assert first.subscriptions == (ScheduleProgress("a", "waiting", 1, 1, 2, NOON + timedelta(seconds=90)),)
+    assert [one.next_deliver_at for one in found] == [NOON + timedelta(seconds=90), None, None]
+    assert [one.id.deliver_at for one in found] == [NOON + timedelta(seconds=90), None, None]
+
+
+def test_an_end_is_repeated_under_its_id(ask: Ask) -> None:
+    found, api = ask([httpx.ReadTimeout("slow"), done("APPLIED")], "end_schedule", "orders", "7:0:-1:-1")
+    assert [one.result for one in found] == ["APPLIED"]
+    assert {(one.method, one.url.path) for one in api.asked} == {
+        ("DELETE", "/admin/v2/persistent/public/default/orders/schedules/7:0")
+    }
+    assert len({one.headers["Idempotency-Key"] for one in api.asked}) == 1
+    assert not any(one.url.query for one in api.asked)
+    _, api = ask([done("APPLIED")], "end_schedule", "orders", "7:0", request_id="mine")
+    assert api.asked[0].headers["Idempotency-Key"] == "mine"
+    _, api = ask([done("APPLIED")], "end_schedule", "orders", "7:0:2:3", subscription="a")
+    assert api.asked[0].url.path == "/admin/v2/persistent/public/default/orders-partition-2/schedules/7:0:3"
+    assert api.asked[0].url.params["subscriptionNames"] == "a"
+    with pytest.raises(TooLate):
+        ask([done("TOO_LATE", status=412)], "end_schedule", "orders", "7:0")
 
 
 def test_a_message_may_wait_for_one_subscription_and_be_cancelled_for_another(ask: Ask) -> None:

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from jobs import cli
-from jobs.commands.produce import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
+from jobs.parsers import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
 from tests.conftest import RUN_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,9 @@ def test_help_says_what_was_written(
         (["produce"], "TOPIC"),
         (["produce", "t"], "-m"),
         (["produce", "t", "-n", "0"], "-n"),
-        (["produce", "t", "-m", "a", "--deliver-after", "10"], "as in 10s"),
+        (["produce", "t", "-m", "a", "--deliver-after", "10 m"], "as 90s"),
+        (["produce", "t", "-m", "a", "--deliver-after", "10"], "10 what? 10s, 10m, 10h, 10d or 10ms"),
+        (["topics", "reschedule", "t", "-s", "a", "--deliver-after", "10"], "10 what?"),
         (["produce", "t", "-m", "a", "--deliver-at", "2030-01-31T12:00:00"], "with a zone"),
         (["produce", "t", "-m", "a", "--deliver-at", "1", "--deliver-after", "1s"], "not both"),
         (["produce", "t", "-m", "a", "--property", "novalue"], "key=value"),
@@ -147,9 +149,9 @@ def test_help_loads_neither_spark_nor_pulsar() -> None:
 
 
 def test_durations_have_a_unit() -> None:
-    texts = ["250ms", "10s", "1.5m", "2h", "1d", "0s"]
-    assert [parse_duration(text) for text in texts] == [250, 10_000, 90_000, 7_200_000, 86_400_000, 0]
-    for wrong in ("10", "s", "-1s", "1w", "1 s 2", ""):
+    texts = ["250ms", "10s", "1.5m", "2h", "1d", "0s", " 10ms "]
+    assert [parse_duration(text) for text in texts] == [250, 10_000, 90_000, 7_200_000, 86_400_000, 0, 10]
+    for wrong in ("10", "1.5", "s", "-1s", "1w", "1 s 2", ""):
         with pytest.raises(typer.BadParameter):
             parse_duration(wrong)
 

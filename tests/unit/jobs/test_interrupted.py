@@ -61,7 +61,7 @@ def unread() -> Iterator[int]:
 
 
 # A module of the first that are imported, one of the last, and one that the command imports.
-MODULES = ["typer", "jobs.commands.topics", "uvicorn"]
+MODULES = ["typer", "jobs.commands.messages.topics", "uvicorn"]
 
 
 def test_the_program_is_what_these_tests_run() -> None:

@@ -14,11 +14,11 @@ import yaml
 from status.batch_status import BatchStatus
 from status.job_status import StatusWriter
 from tests.conftest import run_here
-from tests.messages import TOPIC
+from tests.support.messages import TOPIC
 from tests.unit.status.test_metrics import COUNTS
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +50,14 @@ def seal(folder: Path, *times: int, key: str = "k") -> None:
     ]
     columns = [pa.array([row.get(f.name) for row in rows], f.type) for f in SCHEMAS["delayed_index"]]
     tables.append("delayed_index", pa.table(columns, schema=SCHEMAS["delayed_index"]), {})
+
+
+@pytest.mark.parametrize(
+    "command", [["sql", "SELECT 1 FROM entries"], ["pending", TOPIC], ["schedules", "list", TOPIC]]
+)
+def test_without_tables_the_settings_file_is_named(folder: Path, command: list[str]) -> None:
+    told = f"no tables in file:{folder}/warehouse: has the job run? (settings: {folder}/settings.yaml)"
+    assert said(folder, *command, code=1) == f"error: {told}\n"
 
 
 def test_times_are_printed_as_people_read_them_and_ms_for_programs(folder: Path) -> None:
@@ -91,6 +99,25 @@ def test_what_waits_is_counted_once_whoever_waits_for_it(folder: Path) -> None:
     assert json.loads(said(folder, "pending", TOPIC, "--count", "--output", "json")) == {"count": 3}
     assert said(folder, "pending", TOPIC, "--count", "--due-before", str(DUE + 2)) == "2\n"
     assert "not both" in said(folder, "pending", TOPIC, "--count", "--stats", code=2)
+
+
+def test_what_waits_is_listed_and_changed_by_the_same_filters(folder: Path) -> None:
+    seal(folder, DUE, DUE + 1, DUE + 2)
+    for options, n in (
+        (["--key", "k"], 3),
+        (["--key", "other"], 0),
+        (["--producer-name", "p", "-s", "a", "--due-after", str(DUE + 1)], 2),
+        (["--property", "color=red", "--due-before", str(DUE + 9)], 0),
+        (["-l", "7", "-e", "1"], 1),
+    ):
+        assert said(folder, "pending", TOPIC, "--count", *options) == f"{n}\n", options
+        for command in ("skip-by-filter", "cancel-by-filter", "reschedule-by-filter"):
+            more = ["--later", "1h"] if command.startswith("reschedule") else []
+            found = said(folder, "topics", command, TOPIC, *options, *more, "--dry-run", "--output", "json")
+            assert json.loads(found)["matched"] == n, (command, options)
+    for asked in (["pending", TOPIC], ["topics", "cancel-by-filter", TOPIC, "--dry-run"]):
+        assert "an entry id needs a ledger id" in said(folder, *asked, "-e", "1", code=2)
+    assert said(folder, "pending", TOPIC, "--state", "takenBack", "--count") == "0\n"
 
 
 def test_of_a_job_that_has_done_nothing_no_figures_are_told(folder: Path) -> None:

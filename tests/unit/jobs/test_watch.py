@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf.errors import DelayLakeError
 from jobs.options import Output
 from jobs.watch import watch
 from tests.conftest import PROGRAM, RUN_SECONDS
+from warehouse.delta.tables import Tables
+
+TOPIC = "persistent://public/default/orders"
 
 
 def looks(*answers: str | Exception) -> tuple[Callable[[], str], Callable[[float], None]]:
@@ -59,15 +64,28 @@ def test_what_is_wrong_at_the_first_look_ends_it() -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["status"], "no job has run on the warehouse"),
+        (["pending", TOPIC, "--stats"], r"held back\s+0"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(
+    tmp_path: Path, command: list[str], what: str
+) -> None:
     settings = tmp_path / "settings.yaml"
-    settings.write_text(f"warehouse: file:{tmp_path}/warehouse\n")
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "billing"}]}]
+    settings.write_text(yaml.safe_dump({"warehouse": f"file:{tmp_path}/warehouse", "routes": routes}))
+    if command[0] == "pending":
+        Tables(f"file:{tmp_path}/warehouse").create()
     terminal, side = pty.openpty()
     # Tests that were started in the background ignore it, and so would the program.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         job = subprocess.Popen(
-            [sys.executable, PROGRAM, "--config", settings, "status", "--watch", "0.2"],
+            [sys.executable, PROGRAM, "--config", settings, *command, "--watch", "0.2"],
             stdin=side, stdout=side, stderr=side, start_new_session=True,
         )  # fmt: skip
     finally:
@@ -89,7 +107,7 @@ def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(tmp_path: Pat
     assert job.returncode == 0, shown
     text = shown.decode()
     assert text.count("\x1b[2J") == 1
-    assert "no job has run on the warehouse" in text
+    assert re.search(what, re.sub(r"\x1b\[K", "", text)), text
     assert "every 0.2 s; Ctrl-C ends" in text
     assert "Traceback" not in text
     assert "aborted" not in text

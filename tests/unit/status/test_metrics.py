@@ -14,14 +14,14 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from admin.rest.metrics import ApiMetrics
+from admin.monitoring.metrics import ApiMetrics
 from conf.settings import Settings
 from status.batch_status import BatchStatus
 from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
 from status.metrics import JobCollector
-from tests.harness import now
+from tests.support.harness import now
+from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
-from warehouse.tables import Tables
 
 CONF = Path(__file__).parents[3] / "conf"
 COUNTS = {

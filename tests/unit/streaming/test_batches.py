@@ -17,15 +17,16 @@ from streaming.checkpoint.offset import Offset
 from streaming.operator.processor import Operator, OutputKind
 from streaming.operator_input import InputKind, split
 from streaming.release.attempt import Assignment, Attempt
-from streaming.release.plan import plan_release
+from streaming.release.task.planning.plan_release import plan_release
 from streaming.source.reader import SourceReader
-from tests.messages import TOPIC, messages
-from tracker.messages import MESSAGES, concat, unpack
+from tests.support.messages import TOPIC, messages
+from tracker.messages import MESSAGES, concat
+from tracker.packing import unpack
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages
-from warehouse.known_routes import KnownRoutes
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, rows_due, to_index
+from warehouse.routes.known_routes import KnownRoutes
 from warehouse.schemas import DELAYED_INDEX
-from warehouse.tables import Tables
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from status.troubles import NO_BROKER, Troubles
 from streaming import start
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError, checkpoint_lock
 from streaming.start import StartError, begin, wait_for_broker
-from warehouse.tables import Tables
+from warehouse.delta.tables import Tables
 
 
 def test_a_folder_that_can_not_be_made_is_named_with_its_setting(tmp_path: Path) -> None:

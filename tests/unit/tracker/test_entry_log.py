@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tests.messages import batches, messages, positions
+from tests.support.messages import batches, messages, positions
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore
@@ -17,6 +18,23 @@ def test_an_entry_is_durable_as_one_row_however_many_messages_it_has() -> None:
     assert positions(entries) == [(1, 5), (1, 6)]
     assert entries["batch_size"].to_pylist() == [3, 1]
     assert entries.schema == EMPTY_ENTRIES.schema
+
+
+def test_an_entry_says_when_its_first_and_last_messages_are_due() -> None:
+    log = EntryLog(MemoryStore())
+    log.add(messages([(2, 0, 70), (1, 9, 80)]), 1)
+    log.add(batches([(1, 5, i, 3, due) for i, due in enumerate((90, 100, 60))]), 1)
+    log.add(batches([(1, 6, i, 2, 40) for i in range(2)]), 1)
+    entries = log.take(1)
+    assert positions(entries) == [(2, 0), (1, 9), (1, 5), (1, 6)]
+    assert entries["first_due"].to_pylist() == [70, 80, 60, 40]
+    assert entries["last_due"].to_pylist() == [None, None, 100, None]
+
+
+def test_of_entries_of_other_shards_only_the_home_one_says_it() -> None:
+    log = EntryLog(MemoryStore(), lambda rows: pc.equal(rows["ledger_id"], 1).to_numpy(zero_copy_only=False))
+    log.add(messages([(2, 0, 70), (1, 9, 80)]), 1)
+    assert log.take(1).select(["ledger_id", "first_due"]).to_pylist() == [{"ledger_id": 1, "first_due": 80}]
 
 
 def test_a_seal_epoch_takes_its_entries_and_those_before_once() -> None:

@@ -1,58 +1,21 @@
-"""Tables of messages: their packed form and their order."""
+"""Tables of messages: their order, and what is asked of them."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.messages import batches, messages, positions
-from tracker.messages import MESSAGES, ORDER, concat, in_order, int64, is_rejected, pack, unpack, where
+from tests.support.examples import examples
+from tests.support.messages import batches, messages, positions
+from tracker.messages import MESSAGES, ORDER, concat, in_order, int64, is_rejected, where
+from tracker.packing import pack, unpack
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(-1, 3), st.just(4), st.integers(0, 4)), max_size=12
 )
-
-
-@pytest.mark.parametrize("n", [0, 1, 3, 2_000])
-def test_a_table_comes_back_as_it_was(n: int) -> None:
-    rows = messages(
-        [(2**40, i, 1_000 + i) for i in range(n)],
-        key=None,
-        ordering_key="o",
-        properties=[("deliverAt", "1"), ("", "ü")],
-        payload=bytes(range(256)),
-        first_index=2**50,
-    )
-    assert unpack(pack(rows)).equals(rows)
-    assert unpack(pack(rows)).schema.equals(MESSAGES)
-
-
-def test_a_table_of_many_pieces_is_packed_as_one() -> None:
-    pieces = [messages([(1, i, i)]) for i in range(50)]
-    rows = unpack(pack(concat(pieces)))
-    assert rows.equals(concat(pieces))
-    assert rows["payload"].num_chunks == 1
-
-
-def test_nulls_and_empty_values_stay_apart() -> None:
-    rows = concat([messages([(1, 1, 1)], key=None, payload=b""), messages([(1, 2, 1)], key="", payload=None)])
-    again = unpack(pack(rows))
-    assert again["key"].to_pylist() == [None, ""]
-    assert again["payload"].to_pylist() == [b"", None]
-
-
-def test_a_slice_is_packed_without_the_rest() -> None:
-    rows = messages([(1, i, i) for i in range(1_000)], payload=b"x" * 100)
-    assert len(pack(rows.slice(500, 1))) < 5_000
-    assert positions(unpack(pack(rows.slice(500, 1)))) == [(1, 500)]
-
-
-def test_what_is_large_is_compressed() -> None:
-    rows = messages([(1, i, i) for i in range(1_000)], payload=b"x" * 100)
-    assert len(pack(rows)) < rows.nbytes / 3
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -100,3 +63,11 @@ def test_int64_reads_any_integer_column_whatever_its_chunks() -> None:
 def test_a_row_with_a_reason_is_rejected() -> None:
     rows = concat(messages([(1, 1, 1)], reason=reason) for reason in (None, "bad", ""))
     assert is_rejected(rows).tolist() == [False, True, True]
+
+
+def test_a_filter_that_finds_no_row_keeps_no_memory_of_the_others() -> None:
+    rows = pa.table({"ledger_id": np.arange(100_000), "topic": ["orders"] * 100_000})
+    found = where(rows, np.zeros(100_000, np.bool_))
+    assert found.schema == rows.schema
+    assert found.num_rows == 0
+    assert found.get_total_buffer_size() < 100

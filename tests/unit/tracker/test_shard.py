@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
-from tests.examples import examples
-from tests.messages import TOPIC, batches, command, commands, messages, positions, tick_at
+from tests.support.examples import examples
+from tests.support.messages import TOPIC, batches, command, commands, messages, positions, tick_at
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
+from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE, PauseChange
 from tracker.messages import concat, int64
 from tracker.shard import Shard

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from conf.settings import Settings
-from tests.examples import examples
-from tests.messages import TOPIC, batches, command, commands
-from tracker.commands.moves import HELD_DELIVER_AT
+from tests.support.examples import examples
+from tests.support.messages import TOPIC, batches, command, commands
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat, int64, with_columns
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.known_routes import KnownRoutes
+from warehouse.routes.known_routes import KnownRoutes
 
 NAMES = ["s0", "s1", "s2", "s3"]
 TICK_MILLIS = 1_000

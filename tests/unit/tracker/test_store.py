@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.messages import messages
+from tests.support.messages import messages
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import TimeSlots
 from tracker.entry_log import EntryLog
 from tracker.in_flight import InFlight, Release
-from tracker.store import MemoryStore, StateLost, get_present
+from tracker.store import MemoryStore, StateLostError, get_present
 
 
 def slots(store: MemoryStore) -> Callable[[], object]:
@@ -43,7 +43,7 @@ def test_what_is_lost_is_named_and_never_passed_over(keep: Callable[[MemoryStore
     store = MemoryStore()
     read = keep(store)
     store.values.clear()
-    with pytest.raises(StateLost, match=f"has lost the value .* of the table '{keep.__name__}'"):
+    with pytest.raises(StateLostError, match=f"has lost the value .* of the table '{keep.__name__}'"):
         read()
 
 

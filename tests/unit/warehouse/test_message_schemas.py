@@ -9,8 +9,8 @@ import pytest
 
 from broker.client import PulsarError
 from broker.position import Position, SourceTopic
-from streaming.source.receiving.details import MessageDetails, NotKnownYet
-from warehouse.message_schemas import DestinationSchemas, MessageSchema, SchemaKeeper, UnknownSchema, read
+from streaming.source.receiving.details import MessageDetails, NotKnownYetError
+from warehouse.message_schemas import DestinationSchemas, MessageSchema, SchemaKeeper, UnknownSchemaError, read
 
 TOPIC = "persistent://public/default/t"
 FIRST = b"\0" * 8
@@ -72,7 +72,7 @@ def test_a_broker_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     admin: Any = Admin({(TOPIC, 0): AVRO})
     details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
     admin.answers = False
-    with pytest.raises(NotKnownYet):
+    with pytest.raises(NotKnownYetError):
         details.schema(FIRST)
     admin.answers = True
     assert details.schema(FIRST) == (FIRST, MessageSchema(*AVRO))
@@ -107,7 +107,7 @@ def test_a_schema_is_registered_once_with_each_destination(tmp_path: Path) -> No
     assert admin.registered == [("a", *AVRO), ("b", *AVRO)]
 
     second = b"\0" * 7 + b"\1"
-    with pytest.raises(UnknownSchema, match="schema version 1 is not in the table schemas"):
+    with pytest.raises(UnknownSchemaError, match="schema version 1 is not in the table schemas"):
         schemas.info(client, "a", TOPIC, second)
     keeper.keep(TOPIC, second, TOPIC)
     assert schemas.info(client, "a", TOPIC, second).name() == "BYTES", "the client can't carry it"

@@ -11,10 +11,11 @@ import pytest
 
 from conf.settings import Settings
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, make, rows
+from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from warehouse.audit.accounts import run_audit
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain
 from warehouse.queries.waiting import Pending
-from warehouse.tables import Tables
 from warehouse.views import Warehouse
 
 pytestmark = pytest.mark.slow
@@ -113,6 +114,20 @@ def test_the_audit_tells_occurrences_apart(
     )
 
 
+def test_a_schedule_goes_on_whose_producers_clock_was_ahead_of_its_end(
+    made: tuple[Settings, Tables], write: Write
+) -> None:
+    settings, tables = made
+    start, end = NOW - 8 * DAY, NOW + DAY
+    write("delayed_index", row(1, start, properties={"repeatUntil": str(end)}, publish_time=end + HOUR))
+    write("deliveries", *(delivery(n, start + (n - 1) * HOUR, name) for n in (1, 2) for name in "ab"))
+    write("entries", {"entry_id": 0, "batch_size": 1, "publish_time": end + HOUR})
+    for _ in range(3):
+        maintain(settings, now=NOW)
+    left = tables.sql("SELECT occurrence FROM delayed_index WHERE operation = 'DELAY'")["occurrence"].to_pylist()
+    assert left == [1]
+
+
 @pytest.mark.parametrize(
     ("properties", "is_cancelled", "kept"),
     [({}, False, True), ({"repeatTimes": "200"}, False, False), ({}, True, False)],
@@ -140,3 +155,31 @@ def test_a_recurring_message_stays_until_it_has_ended(
     numbers = tables.sql("SELECT occurrence FROM deliveries WHERE subscription = 'a'")["occurrence"].to_pylist()
     # Of one that has ended those of the last hour in which anything was delivered, as of any message.
     assert sorted(numbers) == (list(range(176, 201)) if kept else [199, 200])
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_paused_schedule_and_its_pause_stay_until_it_is_cancelled(
+    made: tuple[Settings, Tables], write: Write, is_cancelled: bool
+) -> None:
+    settings, tables = made
+    start = NOW - 90 * DAY
+    of: dict[str, Any] = {"start": start, "publish_time": start - 1}
+    write("delayed_index", row(1, start, **of))
+    write(
+        "delayed_index",
+        *(row(2, PAUSED_DELIVER_AT, name, occurrence_at=start + HOUR, **of) for name in "ab"),
+    )
+    write("deliveries", *(delivery(1, start, name) for name in "ab"))
+    write("entries", {"entry_id": 0, "batch_size": 1, "publish_time": start - 1})
+    write("entries", {"entry_id": 9, "batch_size": 1, "publish_time": NOW})
+    paused = {"result": "APPLIED", "operation": "PAUSE_SCHEDULE", "sequence": 2, "occurrence": 2, "applied_at": start}
+    write("outcomes", *({**paused, "subscription": name} for name in "ab"))
+    if is_cancelled:
+        cancel = {"result": "APPLIED", "operation": "CANCEL", "sequence": 3, "applied_at": start}
+        write("outcomes", *({**cancel, "subscription": name} for name in "ab"))
+    for _ in range(4):
+        maintain(settings, now=NOW)
+    left = tables.sql("SELECT occurrence FROM delayed_index WHERE operation = 'DELAY'")["occurrence"].to_pylist()
+    told = tables.sql("SELECT operation FROM outcomes")["operation"].to_pylist()
+    assert (sorted(left), told) == (([], []) if is_cancelled else ([1, 2, 2], ["PAUSE_SCHEDULE"] * 2))
+    assert len(tables.sql("SELECT 1 FROM deliveries")) == 2  # by their numbers it goes on

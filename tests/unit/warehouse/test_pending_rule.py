@@ -15,25 +15,25 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from conf.settings import Settings
-from tests.examples import examples
-from tests.messages import TOPIC
-from tests.rebuilt import of_all_shards, prepared
+from tests.support.examples import examples
+from tests.support.messages import TOPIC
+from tests.support.rebuilt import of_all_shards, prepared
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.control import Control
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import PauseChange
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.store import MemoryStore
 from tracker.tick import Effects
 from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
-from warehouse.known_routes import subscription_names
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, positions, to_index
 from warehouse.queries.listing import PendingFilter, State
 from warehouse.queries.pending_rows import WAITS
 from warehouse.queries.waiting import Pending
+from warehouse.routes.known_routes import subscription_names
 from warehouse.schemas import DELIVERIES, SCHEMAS
-from warehouse.tables import Tables
 from warehouse.views import Warehouse
 
 pytestmark = pytest.mark.slow

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from broker.position import Position
 from conf.settings import Settings
-from tests.examples import examples
+from tests.support.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS
 from warehouse.audit.accounts import run_audit
 from warehouse.backup.copying import back_up
-from warehouse.known_routes import KnownRoutes
+from warehouse.delta.tables import Tables
 from warehouse.message_schemas import COLUMNS, version_bytes
 from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
+from warehouse.routes.known_routes import KnownRoutes
+from warehouse.routes.tenure import Tenures, changes, write_changes
 from warehouse.schemas import EXPIRED, MOVED_AT
-from warehouse.tables import Tables
-from warehouse.tenure import Tenures, changes, write_changes
 
 FIRST = FIRST_IMPORTED_LEDGER + PLACE_LEDGERS
 IMPORTED = FIRST_IMPORTED_LEDGER + 9

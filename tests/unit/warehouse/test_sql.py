@@ -18,12 +18,12 @@ from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings, load_settings
 from tests.conftest import run_here
-from tests.messages import TOPIC
-from tracker.commands.moves import HELD_DELIVER_AT
+from tests.support.messages import TOPIC
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
+from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
-from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables
+from warehouse.schemas import FENCED, LATER, SCHEMAS
 from warehouse.views import VIEWS, Warehouse
 
 pytestmark = pytest.mark.slow
@@ -117,6 +117,15 @@ def test_schemas_are_there_once_a_message_has_had_one(settings: Settings) -> Non
     SchemaKeeper(settings.warehouse, admin).keep(TOPIC, b"\0" * 8, TOPIC)
     assert Warehouse(settings).sql(count).to_pylist() == [{"n": 1}]
     assert Warehouse(settings, as_of=then).sql(count).to_pylist() == [{"n": 0}]
+
+
+def test_further_tables_are_there_once_something_needed_them(settings: Settings) -> None:
+    for name in LATER.keys() - FENCED.keys():
+        with pytest.raises(DeltaError, match=name):
+            Warehouse(settings).sql(f"SELECT count(*) AS n FROM {name}")
+    Tables(settings.warehouse).create(LATER)
+    for name in LATER:
+        assert Warehouse(settings).sql(f"SELECT count(*) AS n FROM {name}").to_pylist() == [{"n": 0}]
 
 
 def test_an_earlier_time_shows_what_was_then(settings: Settings, write: Write) -> None:

@@ -13,7 +13,7 @@ from delaylake.errors import (
     TooLate,
     Unavailable,
 )
-from delaylake.listing import MessageState, PendingMessage
+from delaylake.listing import MessageState, PendingMessage, Schedule, ScheduleProgress
 from delaylake.message_ids import MessageId, Outcome, Redriven
 
 __all__ = [
@@ -31,6 +31,8 @@ __all__ = [
     "Outcome",
     "PendingMessage",
     "Redriven",
+    "Schedule",
+    "ScheduleProgress",
     "TooLate",
     "Unavailable",
 ]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import httpx
 
-from delaylake import commands, rest
-from delaylake.commands import Command, Misfire, Repeat
+from delaylake import commands, paging, rest
+from delaylake.commands import Command, KeyRule, Misfire, Repeat, ScheduleMode
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
-from delaylake.listing import MessageState, PendingMessage
+from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
+
+_Listed = TypeVar("_Listed")
 
 
 class AsyncClient(Connections[httpx.AsyncClient]):
@@ -50,6 +53,9 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         ordering_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | None = None,
+        schedule_key: str | None = None,
+        schedule_mode: ScheduleMode | None = None,
+        debounce_max: timedelta | None = None,
         repeat: str | None = None,
         time_zone: str | None = None,
         repeat_until: datetime | None = None,
@@ -58,7 +64,10 @@ class AsyncClient(Connections[httpx.AsyncClient]):
     ) -> MessageId:
         """See `Client.schedule`."""
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
-        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs)
+        keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
+        message = commands.scheduled(
+            topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
+        )
         sent = await asyncio.to_thread(self._pulsar().schedule, message)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(sent), self._timeout_seconds)
@@ -68,33 +77,41 @@ class AsyncClient(Connections[httpx.AsyncClient]):
     async def cancel(
         self,
         topic: str,
-        message: MessageId | str,
+        message: MessageId | str | None = None,
         *,
+        schedule_key: str | None = None,
         deliver_at: datetime | None = None,
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.cancel`."""
-        return await self._do(commands.cancel(topic, message, subscription, request_id, deliver_at))
+        return await self._do(commands.cancel(topic, message, subscription, request_id, deliver_at, schedule_key))
 
     async def skip(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.skip`."""
-        return await self._do(commands.command("skip", topic, message, subscription, request_id))
+        return await self._do(commands.command("skip", topic, message, subscription, request_id, schedule_key))
 
     async def reschedule(
         self,
         topic: str,
-        message: MessageId | str,
+        message: MessageId | str | None = None,
         *,
+        schedule_key: str | None = None,
         at: datetime | None = None,
         after: timedelta | None = None,
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.reschedule`."""
-        return await self._do(commands.reschedule(topic, message, subscription, request_id, at, after))
+        return await self._do(commands.reschedule(topic, message, subscription, request_id, at, after, schedule_key))
 
     async def retry(
         self,
@@ -141,16 +158,47 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         return rest.redriven(call, await self._call(call))
 
     async def deliver_now(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.deliver_now`."""
-        return await self._do(commands.command("deliverNow", topic, message, subscription, request_id))
+        return await self._do(commands.command("deliverNow", topic, message, subscription, request_id, schedule_key))
 
     async def restore(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
     ) -> list[Outcome]:
         """See `Client.restore`."""
         return await self._do(commands.command("restore", topic, message, subscription, request_id))
+
+    async def skip_next(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.skip_next`."""
+        return await self._do(commands.command("skipNext", topic, message, subscription, request_id))
+
+    async def pause_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.pause_schedule`."""
+        return await self._do(commands.command("pauseSchedule", topic, message, subscription, request_id))
+
+    async def resume_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.resume_schedule`."""
+        return await self._do(commands.command("resumeSchedule", topic, message, subscription, request_id))
+
+    async def end_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """See `Client.end_schedule`."""
+        command = commands.command("endSchedule", topic, message, subscription, request_id)
+        return rest.outcomes(command, await self._call(rest.call(command)))
 
     def pending(
         self,
@@ -165,28 +213,38 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         limit: int | None = None,
     ) -> AsyncIterator[PendingMessage]:
         """See `Client.pending`: what `async for` goes through."""
-        return self._pages(rest.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
+        return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
+
+    def schedules(
+        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
+    ) -> AsyncIterator[Schedule]:
+        """See `Client.schedules`: what `async for` goes through."""
+        return self._pages(paging.schedules(topic, subscription, with_ended, limit))
 
     async def get(self, topic: str, message: MessageId | str) -> MessageState:
         """See `Client.get`."""
         meant = MessageId.of(message)
-        waiting = [one async for one in self._pages(rest.entry_listing(topic, meant, "waiting"))]
-        cancelled = [one async for one in self._pages(rest.entry_listing(topic, meant, "cancelled"))]
-        return rest.state_of(meant, waiting, cancelled)
+        waiting = [one async for one in self._pages(paging.entry_listing(topic, meant, "waiting"))]
+        cancelled = [one async for one in self._pages(paging.entry_listing(topic, meant, "cancelled"))]
+        return paging.state_of(meant, waiting, cancelled)
 
     def _make_http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient()
 
     async def _do(self, command: Command) -> list[Outcome]:
-        if self._url is not None:
-            return rest.outcomes(command, await self._call(rest.call(command)))
+        with command.time_in_errors():
+            if self._url is not None:
+                return rest.outcomes(command, await self._call(rest.call(command)))
+            return await self._tell_broker(command)
+
+    async def _tell_broker(self, command: Command) -> list[Outcome]:
         told = await asyncio.to_thread(self._pulsar().send, command)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(told), self._timeout_seconds)
         except asyncio.TimeoutError:
             raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
 
-    async def _pages(self, listing: rest.Listing) -> AsyncIterator[PendingMessage]:
+    async def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
         n = 0
         call: rest.Call | None = listing.first()
         while call:

@@ -17,7 +17,7 @@ from delaylake.message_ids import MessageId, Outcome
 if TYPE_CHECKING:
     import pulsar
 
-    from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome
+    from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome, SkipEntry
 
 CONTROL_TOPIC = "persistent://public/default/delaylake-control"
 OUTCOME_TOPIC = "persistent://public/default/delaylake-outcomes"
@@ -51,7 +51,9 @@ class Broker:
         try:
             import pulsar  # noqa: F401
         except ImportError:
-            raise DelayLakeError("pip install 'delaylake-client[pulsar]' to use a broker") from None
+            raise DelayLakeError(
+                "pip install './clients/python[pulsar]' in the project's folder to use a broker"
+            ) from None
         self._url = url
         self._token = token
         self._timeout_seconds = timeout_seconds
@@ -105,10 +107,10 @@ class Broker:
         """Publishes a command; the result is what became of its message, or the error of that.
 
         Raises:
-            ValueError: the command names no subscription.
+            ValueError: the command names no subscription, or `*`.
             Unavailable, NotFound, Forbidden: as above.
         """
-        if command.subscription is None:
+        if command.subscription in (None, "*"):
             raise ValueError("name a subscription: without an admin API it is not known which the topic has")
         control_topic, _ = self._topics
         producer = self._producer(control_topic)
@@ -122,7 +124,9 @@ class Broker:
                 if result.name != "Ok":
                     answer.told.set_exception(_error(result.name, control_topic, True, command.request_id))
 
-        producer.send_async(control_command(command).SerializeToString(), answered)
+        body = control_command(command).SerializeToString()
+        answer.again = time.monotonic() + self._timeout_seconds / 2, body
+        producer.send_async(body, answered)
         return answer.told
 
     def _connected(self) -> pulsar.Client:
@@ -178,7 +182,11 @@ class Broker:
 
         from delaylake.wire.delaylake_pb2 import ControlOutcome
 
+        looked_at = time.monotonic()
         while not self._stopped.is_set():
+            if time.monotonic() - looked_at > _POLL_MILLIS / 1000:
+                looked_at = time.monotonic()
+                self._send_again(looked_at)
             try:
                 message = reader.read_next(_POLL_MILLIS)
             except pulsar.Timeout:
@@ -190,6 +198,19 @@ class Broker:
                 outcome = ControlOutcome.FromString(message.data())
                 for answer in answers:
                     answer.take(outcome)
+
+    def _send_again(self, now: float) -> None:
+        """Sends commands once more whose outcome may have been missed: they are told what they were the first time.
+
+        A reader passes over what the broker drops when it unloads the topic.
+        """
+        for answers in list(self._waiting.values()):
+            for answer in list(answers):
+                if answer.again and now >= answer.again[0]:
+                    _, body = answer.again
+                    answer.again = None
+                    with contextlib.suppress(Exception):
+                        self._producer(self._topics[0]).send_async(body, None)
 
     def _forget(self, answer: _Answer) -> None:
         others = self._waiting.get(answer.command.request_id, [])
@@ -205,22 +226,26 @@ class _Answer:
     def __init__(self, command: Command) -> None:
         self.command = command
         self.told: Future[list[Outcome]] = Future()
+        self.again: tuple[float, bytes] | None = None  # when, by the monotonic clock, to send it again, and what
         self._outcomes: list[Outcome] = []
 
     def take(self, published: ControlOutcome) -> None:
         from delaylake.wire.delaylake_pb2 import Result
 
-        command, message = self.command, self.command.message
+        command = self.command
         result = Result.Name(published.result)
         if result == "WAITING" and not command.is_done_by(result):
             return  # another will follow
         if published.subscription not in ("", command.subscription):
             return
-        position = published.ledger_id, published.entry_id, message.partition, published.batch_index
+        if command.schedule_key and published.schedule_key not in ("", command.schedule_key):
+            return
+        position = published.ledger_id, published.entry_id, command.partition, published.batch_index
         self._outcomes.append(Outcome(published.subscription, MessageId(*position), result, published.reason))
-        is_whole = published.ledger_id < 0 or published.batch_index in (-1, message.batch_index)
+        batch_index = -1 if command.message is None else command.message.batch_index
+        is_whole = published.ledger_id < 0 or published.batch_index in (-1, batch_index)
         # Where an entry's messages share no result, each has an outcome.
-        if is_whole or (message.batch_index < 0 and not published.has_more):
+        if is_whole or (batch_index < 0 and not published.has_more):
             self._settle()
 
     def _settle(self) -> None:
@@ -234,9 +259,8 @@ class _Answer:
 
 def control_command(command: Command) -> ControlCommand:
     """Returns a command as the control topic has it."""
-    from delaylake.wire.delaylake_pb2 import ControlCommand, SkipEntry
+    from delaylake.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand
 
-    message = command.message
     made = ControlCommand(
         request_id=command.request_id,
         topic=command.topic,
@@ -244,16 +268,21 @@ def control_command(command: Command) -> ControlCommand:
         issued_at=time.time_ns() // 1_000_000,
         issued_by=_ISSUED_BY,
     )
+    entry = _entry(command)
     if command.operation == "cancel":
-        made.cancel.ledger_id, made.cancel.entry_id = message.ledger_id, message.entry_id
-        made.cancel.deliver_at = command.deliver_at
-        return made
-    batch_indexes = [message.batch_index] if message.batch_index >= 0 else []
-    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, batch_indexes=batch_indexes)
-    if command.operation == "skip":
+        cancel = CancelDelayedMessage(ledger_id=entry.ledger_id, entry_id=entry.entry_id)
+        cancel.deliver_at, cancel.schedule_key = command.deliver_at, command.schedule_key
+        made.cancel.CopyFrom(cancel)
+    elif command.operation == "skip":
         made.skip.entries.append(entry)
     elif command.operation == "restore":
         made.restore.entries.append(entry)
+    elif command.operation == "skipNext":
+        made.skip_next.entries.append(entry)
+    elif command.operation == "pauseSchedule":
+        made.pause_schedule.entries.append(entry)
+    elif command.operation == "resumeSchedule":
+        made.resume_schedule.entries.append(entry)
     elif command.operation == "retry":
         made.retry.entry.CopyFrom(entry)
         made.retry.reason, made.retry.after_millis = command.reason, command.after_millis
@@ -261,6 +290,16 @@ def control_command(command: Command) -> ControlCommand:
         made.reschedule.entries.append(entry)
         made.reschedule.deliver_at = command.deliver_at  # 0, which is past, is now
     return made
+
+
+def _entry(command: Command) -> SkipEntry:
+    from delaylake.wire.delaylake_pb2 import SkipEntry
+
+    message = command.message
+    if message is None:
+        return SkipEntry(schedule_key=command.schedule_key)
+    batch_indexes = [message.batch_index] if message.batch_index >= 0 else []
+    return SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, batch_indexes=batch_indexes)
 
 
 _KINDS: dict[str, type[DelayLakeError]] = {

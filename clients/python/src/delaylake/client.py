@@ -6,15 +6,18 @@ import concurrent.futures
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import httpx
 
-from delaylake import commands, rest
-from delaylake.commands import Command, Misfire, Repeat
+from delaylake import commands, paging, rest
+from delaylake.commands import Command, KeyRule, Misfire, Repeat, ScheduleMode
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
-from delaylake.listing import MessageState, PendingMessage
+from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
+
+_Listed = TypeVar("_Listed")
 
 
 class Client(Connections[httpx.Client]):
@@ -29,6 +32,9 @@ class Client(Connections[httpx.Client]):
     Commands return what became of the message, an outcome for each subscription, or raise the error of the gravest:
     then what could be done for the other subscriptions is done. Without a subscription they are for all that the topic
     has, and for those that it is given later; over the control topic one has to be named.
+
+    `cancel`, `skip`, `reschedule` and `deliver_now` are for a message by its id, or with `schedule_key=` for the one
+    that waits under that key: where none does it is NotFound.
 
     A call that fails on its way is made again until its time is over. To make a command again after that, or in another
     process, choose its `request_id`, or take that of the error: it is applied once.
@@ -58,6 +64,9 @@ class Client(Connections[httpx.Client]):
         ordering_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | None = None,
+        schedule_key: str | None = None,
+        schedule_mode: ScheduleMode | None = None,
+        debounce_max: timedelta | None = None,
         repeat: str | None = None,
         time_zone: str | None = None,
         repeat_until: datetime | None = None,
@@ -71,6 +80,10 @@ class Client(Connections[httpx.Client]):
                 rule says that, too.
             after: instead: how long from now.
             key: as Pulsar's partition key.
+            schedule_key: of the messages of a topic that have this one, one waits: at most 512 bytes.
+            schedule_mode: what the message does to the one that waits: `replace` it, the default; `keep` it, and yield
+                to it; or `debounce`: replace it, and be put off no further than `debounce_max` lets it.
+            debounce_max: how long after the first message of the key was published.
             repeat: how it recurs: a cron expression of five fields, or of six with seconds, `@every 90s`, or an RRULE.
             time_zone: the IANA name of the zone that the rule means; UTC where it is not given.
             repeat_until: no occurrence is later.
@@ -81,12 +94,15 @@ class Client(Connections[httpx.Client]):
             its id, with the time where one was given.
 
         Raises:
-            ValueError: the time is none, or a property is the service's own.
+            ValueError: the time or the key is none, or a property is the service's own.
             NoAnswer: it may have been sent. There is no id to send it again with: a copy would be another message.
             Unavailable, NotFound, Forbidden, Invalid: the broker does not take it.
         """
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
-        message = commands.scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs)
+        keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
+        message = commands.scheduled(
+            topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
+        )
         sent = self._pulsar().schedule(message)
         try:
             return sent.result(self._timeout_seconds)
@@ -96,13 +112,14 @@ class Client(Connections[httpx.Client]):
     def cancel(
         self,
         topic: str,
-        message: MessageId | str,
+        message: MessageId | str | None = None,
         *,
+        schedule_key: str | None = None,
         deliver_at: datetime | None = None,
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Cancels a message. It may come before the message: then it waits for it, until just after its time.
+        """Cancels a message. By its id it may come before the message: then it waits for it, until just after its time.
 
         Args:
             deliver_at: when the message is due, where its id does not say it.
@@ -110,10 +127,16 @@ class Client(Connections[httpx.Client]):
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(commands.cancel(topic, message, subscription, request_id, deliver_at))
+        return self._do(commands.cancel(topic, message, subscription, request_id, deliver_at, schedule_key))
 
     def skip(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """Cancels a message, which may be one of a batch, and whose time need not be known.
 
@@ -121,13 +144,14 @@ class Client(Connections[httpx.Client]):
             NotAllowed: the subscription is an Exclusive or Failover one.
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(commands.command("skip", topic, message, subscription, request_id))
+        return self._do(commands.command("skip", topic, message, subscription, request_id, schedule_key))
 
     def reschedule(
         self,
         topic: str,
-        message: MessageId | str,
+        message: MessageId | str | None = None,
         *,
+        schedule_key: str | None = None,
         at: datetime | None = None,
         after: timedelta | None = None,
         subscription: str | None = None,
@@ -136,9 +160,10 @@ class Client(Connections[httpx.Client]):
         """Delivers a message that waits at another time, earlier or later. It keeps its id.
 
         Raises:
-            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. To ask again under the error's
+                `request_id`, give its `deliver_at` as `at`.
         """
-        return self._do(commands.reschedule(topic, message, subscription, request_id, at, after))
+        return self._do(commands.reschedule(topic, message, subscription, request_id, at, after, schedule_key))
 
     def retry(
         self,
@@ -210,14 +235,20 @@ class Client(Connections[httpx.Client]):
         return rest.redriven(call, self._call(call))
 
     def deliver_now(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """Delivers a message that waits at once.
 
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(commands.command("deliverNow", topic, message, subscription, request_id))
+        return self._do(commands.command("deliverNow", topic, message, subscription, request_id, schedule_key))
 
     def restore(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
@@ -228,6 +259,55 @@ class Client(Connections[httpx.Client]):
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
         return self._do(commands.command("restore", topic, message, subscription, request_id))
+
+    def skip_next(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """Skips the next occurrence of a recurring message: the one after it is next.
+
+        Raises:
+            Invalid: also where the message does not recur.
+            TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(commands.command("skipNext", topic, message, subscription, request_id))
+
+    def pause_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """Pauses a schedule: the next occurrence of the recurring message waits until it is resumed.
+
+        It can be paused again, which does nothing more.
+
+        Raises:
+            Invalid: also where the message does not recur.
+            TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(commands.command("pauseSchedule", topic, message, subscription, request_id))
+
+    def resume_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """Resumes a schedule that was paused: it goes on by its rule. What was missed is as its `misfire` says.
+
+        Raises:
+            Invalid: also where the message does not recur.
+            TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(commands.command("resumeSchedule", topic, message, subscription, request_id))
+
+    def end_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> list[Outcome]:
+        """Ends a schedule: no further occurrence of the recurring message is delivered. Needs the admin API.
+
+        It can be ended again, which does nothing more.
+
+        Raises:
+            NotFound: also where it has only just come.
+            TooLate, NotAllowed, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        command = commands.command("endSchedule", topic, message, subscription, request_id)
+        return rest.outcomes(command, self._call(rest.call(command)))
 
     def pending(
         self,
@@ -252,7 +332,22 @@ class Client(Connections[httpx.Client]):
         Raises:
             Gone, NotFound, Forbidden, Unavailable: see there.
         """
-        return self._pages(rest.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
+        return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
+
+    def schedules(
+        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
+    ) -> Iterator[Schedule]:
+        """Yields the recurring messages, in the order in which they came; needs the admin API.
+
+        Args:
+            subscription: how far they have got for this one; None: for all.
+            with_ended: also those that are over, as far as the tables still have them.
+            limit: the most schedules; None: all.
+
+        Raises:
+            NotFound, Forbidden, Unavailable: see there.
+        """
+        return self._pages(paging.schedules(topic, subscription, with_ended, limit))
 
     def get(self, topic: str, message: MessageId | str) -> MessageState:
         """Returns a message that is not delivered to all its subscriptions, as far as the tables know; needs the API.
@@ -262,16 +357,20 @@ class Client(Connections[httpx.Client]):
             Invalid, Forbidden, Unavailable: see there.
         """
         meant = MessageId.of(message)
-        waiting = list(self._pages(rest.entry_listing(topic, meant, "waiting")))
-        cancelled = list(self._pages(rest.entry_listing(topic, meant, "cancelled")))
-        return rest.state_of(meant, waiting, cancelled)
+        waiting = list(self._pages(paging.entry_listing(topic, meant, "waiting")))
+        cancelled = list(self._pages(paging.entry_listing(topic, meant, "cancelled")))
+        return paging.state_of(meant, waiting, cancelled)
 
     def _make_http(self) -> httpx.Client:
         return httpx.Client()
 
     def _do(self, command: Command) -> list[Outcome]:
-        if self._url is not None:
-            return rest.outcomes(command, self._call(rest.call(command)))
+        with command.time_in_errors():
+            if self._url is not None:
+                return rest.outcomes(command, self._call(rest.call(command)))
+            return self._tell_broker(command)
+
+    def _tell_broker(self, command: Command) -> list[Outcome]:
         told = self._pulsar().send(command)
         try:
             return told.result(self._timeout_seconds)
@@ -279,7 +378,7 @@ class Client(Connections[httpx.Client]):
             told.cancel()
             raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
 
-    def _pages(self, listing: rest.Listing) -> Iterator[PendingMessage]:
+    def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
         n = 0
         call: rest.Call | None = listing.first()
         while call:

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
-from delaylake.errors import gravity, of_result
+from delaylake.errors import DelayLakeError, gravity, of_result
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.times import due, millis, moment
 
 Misfire = Literal["once", "all", "skip"]
+ScheduleMode = Literal["replace", "keep", "debounce"]
 
-Operation = Literal["cancel", "skip", "reschedule", "deliverNow", "restore", "retry"]
+Operation = Literal[
+    "cancel",
+    "skip",
+    "reschedule",
+    "deliverNow",
+    "restore",
+    "retry",
+    "skipNext",
+    "pauseSchedule",
+    "resumeSchedule",
+    "endSchedule",
+]
 
 _DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})
 _DELIVER_AT = "deliverAt"
-_RESERVED = (_DELIVER_AT, "deliverAfter", "repeat", "timeZone", "repeatUntil", "repeatTimes", "misfire")
+_RESERVED = (
+    *(_DELIVER_AT, "deliverAfter"),
+    *("scheduleKey", "scheduleMode", "debounceMax"),
+    *("repeat", "timeZone", "repeatUntil", "repeatTimes", "misfire"),
+)
 _OURS = "delaylake."
+
+_MAX_KEY_BYTES = 512  # of a schedule key in UTF-8
 
 
 @dataclass(frozen=True)
@@ -28,25 +47,34 @@ class Command:
 
     Attributes:
         topic: its full name, with the partition of the message.
+        message: None: the one that waits under `schedule_key`.
         subscription: None: all that the topic has, and those that it is given later.
         deliver_at: of a cancel, when the message is due; of a reschedule, its new time; ms since the epoch.
         request_id: a command is applied once under it, however often it is sent.
         reason: of a retry.
         after_millis: of a retry, how long it waits; 0: as the subscription's backoff says.
+        schedule_key: "": the command names its message by its id.
     """
 
     operation: Operation
     topic: str
-    message: MessageId
+    message: MessageId | None
     subscription: str | None
     deliver_at: int
     request_id: str
     reason: str = ""
     after_millis: int = 0
+    schedule_key: str = ""
+
+    @property
+    def partition(self) -> int:
+        """The partition of the message, as far as its id says it; -1: it does not."""
+        return -1 if self.message is None else self.message.partition
 
     def is_done_by(self, result: str) -> bool:
         """Whether the command is done where an outcome has this result."""
-        return result in _DONE or (result == "WAITING" and self.operation == "cancel")
+        may_wait = self.operation == "cancel" and not self.schedule_key
+        return result in _DONE or (result == "WAITING" and may_wait)
 
     def check(self, outcomes: Sequence[Outcome]) -> None:
         """Raises the error of the gravest outcome, where the command is not done, or not for all subscriptions."""
@@ -54,66 +82,90 @@ class Command:
             gravest = min(failed, key=lambda outcome: gravity(outcome.result))
             raise of_result(gravest.result)(str(gravest), outcomes, self.request_id)
 
+    @contextmanager
+    def time_in_errors(self) -> Iterator[None]:
+        """Gives errors that are raised within the new time of a reschedule, with which it can be asked for again."""
+        try:
+            yield
+        except DelayLakeError as error:
+            if self.operation == "reschedule":
+                error.deliver_at = moment(self.deliver_at)
+            raise
+
 
 def command(
     operation: Operation,
     topic: str,
-    message: MessageId | str,
+    message: MessageId | str | None,
     subscription: str | None,
     request_id: str | None,
+    schedule_key: str | None = None,
     deliver_at: int = 0,
 ) -> Command:
-    """Makes a command.
+    """Makes a command for a message, or for the one that waits under a schedule key.
 
     Raises:
-        ValueError: the topic, the message or the request id can't be one.
+        ValueError: the topic, the message, the key or the request id can't be one, or there are both message and key.
     """
-    meant = MessageId.of(message)
     if request_id == "" or subscription == "":
         raise ValueError("a request id and a subscription have at least one character")
-    name = full_name(topic)
+    name, chosen = full_name(topic), request_id or uuid.uuid4().hex
+    if schedule_key is not None:
+        if message is not None:
+            raise ValueError("a message is named by its id or by its schedule_key, not by both")
+        key = _checked(schedule_key)
+        return Command(operation, name, None, subscription, deliver_at, chosen, schedule_key=key)
+    if message is None:
+        raise ValueError("a command names its message, by its id or by its schedule_key")
+    meant = MessageId.of(message)
     suffix = f"-partition-{meant.partition}" if meant.partition >= 0 else ""
     if not name.endswith(suffix):
         name += suffix
-    return Command(operation, name, meant, subscription, deliver_at, request_id or uuid.uuid4().hex)
+    return Command(operation, name, meant, subscription, deliver_at, chosen)
 
 
 def cancel(
     topic: str,
-    message: MessageId | str,
+    message: MessageId | str | None,
     subscription: str | None,
     request_id: str | None,
     deliver_at: datetime | None,
+    schedule_key: str | None = None,
 ) -> Command:
-    """Makes a command to cancel an entry.
+    """Makes a command to cancel an entry, or the message that waits under a schedule key.
 
     Raises:
-        ValueError: it is not known when the message is due, or it is one of a batch.
+        ValueError: it is not known when the message is due, or it is one of a batch; or a key has a time.
     """
+    if schedule_key is not None and deliver_at is not None:
+        raise ValueError("deliver_at goes with a message's id: a schedule_key is of the message that waits")
+    if message is None or schedule_key is not None:
+        return command("cancel", topic, message, subscription, request_id, schedule_key)
     meant = MessageId.of(message, deliver_at)
     if meant.deliver_at is None:
         raise ValueError("a cancel needs deliver_at, which the id from schedule() has: it may come before the message")
     if meant.batch_index >= 0:
         raise ValueError(f"a cancel is of all messages of a batch: skip {meant}")
-    return command("cancel", topic, meant, subscription, request_id, millis(meant.deliver_at))
+    return command("cancel", topic, meant, subscription, request_id, None, millis(meant.deliver_at))
 
 
 def reschedule(
     topic: str,
-    message: MessageId | str,
+    message: MessageId | str | None,
     subscription: str | None,
     request_id: str | None,
     at: datetime | None,
     after: timedelta | None,
+    schedule_key: str | None = None,
 ) -> Command:
-    """Makes a command to deliver a message at another time.
+    """Makes a command to deliver a message, or the one that waits under a schedule key, at another time.
 
     Raises:
         ValueError: the time is none, or would be another one when the request is repeated.
     """
     if request_id and after is not None:
-        raise ValueError("with a request id of your own, give the time as at: after is another time each time")
-    return command("reschedule", topic, message, subscription, request_id, due(at, after))
+        raise ValueError("with a request id, give the time as at (an error has it): after is another time each time")
+    return command("reschedule", topic, message, subscription, request_id, schedule_key, due(at, after))
 
 
 def retry(
@@ -212,6 +264,54 @@ class Repeat:
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
+@dataclass(frozen=True)
+class KeyRule:
+    """How a message gets on with the one that waits under its schedule key.
+
+    Attributes:
+        mode: None: `replace`.
+        debounce_max: how long after the first message of the key the newest is put off at most; None: no such limit.
+    """
+
+    key: str
+    mode: ScheduleMode | None
+    debounce_max: timedelta | None
+
+    @classmethod
+    def of(cls, key: str | None, mode: ScheduleMode | None, debounce_max: timedelta | None) -> KeyRule | None:
+        """Makes it of a caller's arguments; None: the message has no schedule key.
+
+        Raises:
+            ValueError: there is no key, but something that goes with one; or a value is none that is allowed.
+        """
+        if key is None:
+            if (mode, debounce_max) != (None, None):
+                raise ValueError("schedule_mode and debounce_max go with schedule_key")
+            return None
+        if mode not in (None, *get_args(ScheduleMode)):
+            raise ValueError(f"schedule_mode must be one of {', '.join(get_args(ScheduleMode))}: {mode!r}")
+        if debounce_max is not None and mode != "debounce":
+            raise ValueError('debounce_max goes with schedule_mode="debounce"')
+        if debounce_max is not None and debounce_max < timedelta(milliseconds=1):
+            raise ValueError(f"debounce_max must be a millisecond or more: {debounce_max!r}")
+        return cls(_checked(key), mode, debounce_max)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of a message with such a key."""
+        longest = None if self.debounce_max is None else self.debounce_max // timedelta(milliseconds=1)
+        given = {"scheduleKey": self.key, "scheduleMode": self.mode, "debounceMax": longest}
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _checked(schedule_key: str) -> str:
+    if not schedule_key:
+        raise ValueError("schedule_key is empty")
+    if len(schedule_key.encode()) > _MAX_KEY_BYTES:
+        raise ValueError(f"schedule_key has more than {_MAX_KEY_BYTES} bytes")
+    return schedule_key
+
+
 def scheduled(
     topic: str,
     payload: bytes | str,
@@ -222,6 +322,7 @@ def scheduled(
     properties: Mapping[str, str] | None,
     event_time: datetime | None,
     repeat: Repeat | None = None,
+    key_rule: KeyRule | None = None,
 ) -> Scheduled:
     """Makes a message; a text is sent as UTF-8.
 
@@ -231,8 +332,9 @@ def scheduled(
     given = dict(properties or {})
     if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
-    if repeat is not None:
-        given.update(repeat.properties)
+    for rule in (repeat, key_rule):
+        if rule is not None:
+            given.update(rule.properties)
     deliver_at = None if repeat is not None and at is None and after is None else due(at, after)
     if deliver_at is not None:
         given[_DELIVER_AT] = str(deliver_at)

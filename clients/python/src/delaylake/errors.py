@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from delaylake.message_ids import Outcome
 
@@ -13,12 +14,15 @@ class DelayLakeError(Exception):
     Attributes:
         outcomes: what became of each message and subscription, where something was tried: a part of it may be done.
         request_id: of the command; "": it was none. With it the same call can be made again.
+        deliver_at: of a reschedule, the time that it asked for; None: it was none. Where the call had `after`, which is
+            another time each time, the same call is one with this as `at`.
     """
 
     def __init__(self, reason: str, outcomes: Sequence[Outcome] = (), request_id: str = "") -> None:
         super().__init__(reason)
         self.outcomes = tuple(outcomes)
         self.request_id = request_id
+        self.deliver_at: datetime | None = None
 
 
 class TooLate(DelayLakeError):

@@ -1,4 +1,4 @@
-"""What waits, as the admin API lists it."""
+"""What waits and what recurs, as the admin API lists it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from delaylake.message_ids import MessageId
 from delaylake.times import moment
 
-PAGE = 1_000  # messages that a call lists; the API gives no more
+PAGE = 1_000  # messages, or schedules, that a call lists; the API gives no more
 
 STATES = {"waiting": "waiting", "held": "held", "cancelled": "takenBack"}  # as the API calls them
+_STATE_OF = {name: state for state, name in STATES.items()}
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class PendingMessage:
     """A message that is not delivered yet, as far as the tables know: a few seconds behind.
 
     Attributes:
-        deliver_at: when it is due; None: it is held back by a pause.
+        deliver_at: when it is due; None: it is held back, or its schedule is paused.
         subscriptions: those for which it is in the state that was asked for.
         event_time: None: it has none.
     """
@@ -38,7 +39,7 @@ class PendingMessage:
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> PendingMessage:
         """Makes it of the API's JSON."""
-        due = None if found["deliverAt"] is None else moment(found["deliverAt"])
+        due = _moment(found["deliverAt"])
         return cls(
             MessageId(found["ledgerId"], found["entryId"], found["partitionIndex"], found["batchIndex"], due),
             due,
@@ -64,3 +65,90 @@ class MessageState:
     message: PendingMessage
     waiting_for: tuple[str, ...] = ()
     cancelled_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScheduleProgress:
+    """How far a schedule has got for a subscription.
+
+    Attributes:
+        state: `waiting`, `held` (back by a pause), `cancelled` or `ended`.
+        delivered: how many occurrences have been delivered, as far as the tables still tell.
+        last_occurrence: the number of the last one that was delivered or skipped; None: none yet.
+        next_occurrence: the number of the one that waits; None: none does.
+        next_deliver_at: when that is due; None: none waits, or it is held back.
+    """
+
+    subscription: str
+    state: str
+    delivered: int
+    last_occurrence: int | None
+    next_occurrence: int | None
+    next_deliver_at: datetime | None
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> ScheduleProgress:
+        """Makes it of the API's JSON."""
+        return cls(
+            found["subscription"],
+            _STATE_OF.get(found["state"], found["state"]),
+            found["delivered"],
+            found["lastOccurrence"],
+            found["nextOccurrence"],
+            _moment(found["nextDeliverAt"]),
+        )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring message, as far as the tables know: a few seconds behind.
+
+    Attributes:
+        id: of the message.
+        state: the first of `waiting`, `held`, `paused`, `cancelled` and `ended` that it is in for a subscription.
+        next_occurrence: the number of the soonest one that waits; None: none does.
+        next_deliver_at: when that is due; None: none waits, or it is held back or paused.
+        subscriptions: how far it has got for each.
+    """
+
+    id: MessageId
+    repeat: str
+    time_zone: str
+    repeat_until: datetime | None
+    repeat_times: int | None
+    misfire: str
+    first_deliver_at: datetime
+    state: str
+    next_occurrence: int | None
+    next_deliver_at: datetime | None
+    key: str | None
+    schedule_key: str | None
+    publish_time: datetime
+    producer_name: str | None
+    subscriptions: tuple[ScheduleProgress, ...]
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Schedule:
+        """Makes it of the API's JSON."""
+        due = _moment(found["nextDeliverAt"])
+        return cls(
+            MessageId.parse(found["id"], due),
+            found["repeat"],
+            found["timeZone"],
+            _moment(found["repeatUntil"]),
+            found["repeatTimes"],
+            found["misfire"],
+            moment(found["firstDeliverAt"]),
+            _STATE_OF.get(found["state"], found["state"]),
+            found["nextOccurrence"],
+            due,
+            found["key"],
+            found["scheduleKey"],
+            moment(found["publishTime"]),
+            found["producerName"],
+            tuple(map(ScheduleProgress.of_json, found["subscriptions"])),
+        )
+
+
+def _moment(since_epoch: int | None) -> datetime | None:
+    return None if since_epoch is None else moment(since_epoch)

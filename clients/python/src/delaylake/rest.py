@@ -24,7 +24,6 @@ from delaylake.errors import (
     NotFound,
     Unavailable,
 )
-from delaylake.listing import PAGE, STATES, MessageState, PendingMessage
 from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.times import millis
 
@@ -46,6 +45,14 @@ _OF_STATUS: dict[int, type[DelayLakeError]] = {
     502: Unavailable,
     503: Unavailable,
     504: NoAnswer,
+}
+
+# Method, and end of the path, of the calls for a schedule.
+_OF_SCHEDULES = {
+    "skipNext": ("POST", "/skipNext"),
+    "pauseSchedule": ("POST", "/pause"),
+    "resumeSchedule": ("POST", "/resume"),
+    "endSchedule": ("DELETE", ""),
 }
 
 # With these the API has not got the call, or did nothing.
@@ -81,18 +88,40 @@ class Call:
 def call(command: Command) -> Call:
     """Returns the call that gives a command."""
     message, subscription = command.message, command.subscription or "*"
-    path = _path(command.topic)
+    path = topic_path(command.topic)
+    if message is None:
+        return _call_by_key(command, path, subscription)
     if command.operation == "cancel":
         entry = {"ledgerId": message.ledger_id, "entryId": message.entry_id}
         content: Any = {**entry, "deliverAt": command.deliver_at, "subscriptionNames": [subscription]}
         return Call("POST", f"{path}/cancelDelayedMessage", {}, content, command)
     named = f"{message.ledger_id}:{message.entry_id}"
     ids = [f"{named}:{message.batch_index}" if message.batch_index >= 0 else named]
+    if command.operation in _OF_SCHEDULES:
+        # Those that are added later have no part in a schedule that has begun.
+        params = {"subscriptionNames": command.subscription} if command.subscription else {}
+        method, then = _OF_SCHEDULES[command.operation]
+        return Call(method, f"{path}/schedules/{ids[0]}{then}", params, None, command)
     content = {"messageIds": ids, "deliverAt": command.deliver_at} if command.operation == "reschedule" else ids
     if command.operation == "retry":
         content = {"messageIds": ids, "reason": command.reason, "afterMillis": command.after_millis}
+    return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
+
+
+def _call_by_key(command: Command, path: str, subscription: str) -> Call:
+    key = command.schedule_key
+    if command.operation == "cancel":
+        content: Any = {"scheduleKey": key, "subscriptionNames": [subscription]}
+        return Call("POST", f"{path}/cancelDelayedMessage", {}, content, command)
+    content = {"scheduleKeys": [key]}
+    if command.operation == "reschedule":
+        content["deliverAt"] = command.deliver_at
+    return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
+
+
+def _of_subscription(command: Command, path: str, subscription: str) -> str:
     operation = "skipByMessageIds" if command.operation == "skip" else command.operation
-    return Call("POST", f"{path}/subscription/{quote(subscription, safe='')}/{operation}", {}, content, command)
+    return f"{path}/subscription/{quote(subscription, safe='')}/{operation}"
 
 
 def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
@@ -105,7 +134,7 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
     found = [
         Outcome(
             one["subscription"],
-            MessageId(one["ledgerId"], one["entryId"], command.message.partition, one["batchIndex"]),
+            MessageId(one["ledgerId"], one["entryId"], command.partition, one["batchIndex"]),
             one["result"],
             one["reason"],
         )
@@ -147,7 +176,7 @@ def redrive(
     given = {name: value for name, value in wanted.items() if value is not None}
     content = {"filter": given, "dryRun": dry_run, "max": limit}
     return Call(
-        "POST", f"{_path(full_name(topic))}/dlq/redrive", {}, content, request_id=request_id or uuid.uuid4().hex
+        "POST", f"{topic_path(full_name(topic))}/dlq/redrive", {}, content, request_id=request_id or uuid.uuid4().hex
     )
 
 
@@ -157,117 +186,10 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
     Raises:
         DelayLakeError: it was not done, or not for all dead letters.
     """
-    content = _content(response, call.request_id)
-    _raise_status(response, content, call.request_id)
+    content = content_of(response, call.request_id)
     return Redriven(
         content["matched"], content.get("redriven", 0), content.get("alreadyRedriven", 0), content.get("refused", 0)
     )
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The pages of a topic's messages, each of which says how the next one is called.
-
-    Attributes:
-        topic: its full name.
-        query: the filter, as the API calls its parts; None: that part is not given.
-        limit: the most messages; None: all.
-    """
-
-    topic: str
-    query: Mapping[str, Any]
-    limit: int | None = None
-
-    def first(self) -> Call:
-        """Returns the call for the first page."""
-        return self._page(None, self.limit)
-
-    def read(self, response: httpx.Response, n: int) -> tuple[list[PendingMessage], Call | None]:
-        """Reads a page.
-
-        Args:
-            n: how many messages the pages before had.
-
-        Returns:
-            its messages, and the call for the next one; None: this was the last.
-
-        Raises:
-            DelayLakeError: the API refuses.
-        """
-        content = _content(response)
-        _raise_status(response, content)
-        found = [PendingMessage.of_json(one) for one in content["messages"]]
-        left = None if self.limit is None else self.limit - n - len(found)
-        is_last = content["nextCursor"] is None or (left is not None and left <= 0)
-        return found, None if is_last else self._page(content["nextCursor"], left)
-
-    def _page(self, cursor: str | None, left: int | None) -> Call:
-        size = PAGE if left is None else min(left, PAGE)
-        params = {**self.query, "cursor": cursor, "limit": size}
-        given = {name: value for name, value in params.items() if value is not None}
-        return Call("GET", f"{_path(self.topic)}/delayed", given)
-
-
-def listing(
-    topic: str,
-    subscription: str | None,
-    key: str | None,
-    due_from: datetime | None,
-    due_before: datetime | None,
-    properties: Mapping[str, str] | None,
-    state: str,
-    limit: int | None,
-) -> Listing:
-    """Makes a listing of a topic's pending messages.
-
-    Raises:
-        ValueError: a time has no zone, or the state or the limit is none.
-    """
-    if state not in STATES:
-        raise ValueError(f"state must be one of {', '.join(STATES)}: {state!r}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1: {limit}")
-    query = {
-        "subscription": subscription,
-        "key": key,
-        "dueFrom": None if due_from is None else millis(due_from),
-        "dueBefore": None if due_before is None else millis(due_before),
-        "property": [f"{name}={value}" for name, value in (properties or {}).items()] or None,
-        "state": STATES[state],
-    }
-    return Listing(full_name(topic), query, limit)
-
-
-def entry_listing(topic: str, message: MessageId, state: str) -> Listing:
-    """Makes a listing of the messages of one entry that are in a state."""
-    return Listing(
-        full_name(topic),
-        {"ledgerId": message.ledger_id, "entryId": message.entry_id, "dueFrom": 0, "state": STATES[state]},
-    )
-
-
-def state_of(message: MessageId, waiting: list[PendingMessage], cancelled: list[PendingMessage]) -> MessageState:
-    """Returns the state of a message, of what its entry's listings have.
-
-    Raises:
-        NotFound: they do not have it.
-        Invalid: its entry has several messages, and none of them is named.
-    """
-
-    def meant(listed: list[PendingMessage]) -> list[PendingMessage]:
-        return [one for one in listed if message.batch_index in (-1, one.id.batch_index)]
-
-    waits, taken = meant(waiting), meant(cancelled)
-    if not waits and not taken:
-        raise NotFound(f"{message} does not wait, or has only just come")
-    if len({one.id for one in waits + taken}) > 1:
-        raise Invalid(f"{message} is a batch of several messages: name one by its batch index")
-
-    def subscriptions(listed: list[PendingMessage]) -> tuple[str, ...]:
-        # A message is listed once for each time at which it is due.
-        return tuple(dict.fromkeys(name for one in listed for name in one.subscriptions))
-
-    return MessageState((waits + taken)[0], subscriptions(waits), subscriptions(taken))
 
 
 class Attempts:
@@ -324,6 +246,17 @@ def retry_after(response: httpx.Response) -> float:
     return float(asked) if asked.isdigit() else 0.0
 
 
+def content_of(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
+    """Returns an answer's JSON.
+
+    Raises:
+        DelayLakeError: the API refuses, or it is none.
+    """
+    content = _content(response, request_id)
+    _raise_status(response, content, request_id)
+    return content
+
+
 def _content(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
     content = _content_or_none(response)
     if content is None and response.is_success:
@@ -349,6 +282,7 @@ def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
     return str((content or {}).get("reason") or f"{response.status_code} {response.reason_phrase}")
 
 
-def _path(topic: str) -> str:
+def topic_path(topic: str) -> str:
+    """Returns the path of a topic's calls; `topic` is its full name."""
     parts = topic.removeprefix("persistent://").split("/", 2)
     return "/".join(["/admin/v2/persistent", *(quote(part, safe="") for part in parts)])

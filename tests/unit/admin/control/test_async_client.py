@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from admin.control import async_client
-from admin.control.async_client import AsyncControlClient, NoAnswer
+from admin.control.async_client import AsyncControlClient, NoOutcomeError
 from admin.control.requests import ControlRequest, RequestFactory
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
@@ -54,7 +54,7 @@ def test_who_asks_again_and_who_asked_first_are_both_answered() -> None:
             first, again = (asyncio.create_task(client.send([skip("x")], 5)) for _ in range(2))
             while len(pulsar.sent) < 2:
                 await asyncio.sleep(0)
-            with pytest.raises(NoAnswer):  # whoever gives up leaves the others their answers
+            with pytest.raises(NoOutcomeError):  # whoever gives up leaves the others their answers
                 await client.send([skip("x")], 0.01)
             client._take(outcome("x"))
             answers = [await first, await again]
@@ -62,6 +62,25 @@ def test_who_asks_again_and_who_asked_first_are_both_answered() -> None:
             return answers
 
     assert [[o.result for o in answer] for answer in asyncio.run(ask())] == [["APPLIED"], ["APPLIED"]]
+
+
+def test_who_has_no_answer_after_half_the_time_asks_once_more() -> None:
+    """The outcome was dropped with the topic, which the broker has unloaded: it is told again."""
+
+    async def ask() -> tuple[list[Any], list[ControlCommand]]:
+        async with AsyncControlClient(SETTINGS) as client:
+            pulsar: Any = FakePulsar()
+            client._reader = client._producer = pulsar
+            asked = asyncio.create_task(client.send([skip("x")], 2))
+            while len(pulsar.sent) < 2:
+                await asyncio.sleep(0.01)
+            assert not asked.done()
+            client._take(outcome("x"))
+            return await asked, pulsar.sent
+
+    answers, sent = asyncio.run(ask())
+    assert [o.result for o in answers] == ["APPLIED"]
+    assert sent[0] == sent[1]
 
 
 def test_it_ends_at_once_while_it_waits_for_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

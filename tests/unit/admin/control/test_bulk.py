@@ -7,10 +7,10 @@ import pytest
 
 from admin.control.bulk import NAMED, Action, Call, Change, Plan, Tally, plan, requests
 from admin.control.requests import Outcome
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription, SubscriptionType
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.schedule import MAX_TIME_MILLIS
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.properties.schedule import MAX_TIME_MILLIS
 
 CANCEL = Change(Action.CANCEL)
 DESTINATION = "persistent://public/default/d"

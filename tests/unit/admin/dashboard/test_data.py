@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from admin.dashboard.data import changes_log, history_of, outcomes_of, storage
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles, new_run
-from warehouse.tables import Tables
 
 PUBLISHED, HOUR = NOW - 100_000_000, 3_600_000
 

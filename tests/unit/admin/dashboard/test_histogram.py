@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from admin.dashboard import histogram as module
-from admin.dashboard.histogram import ALL, FIT, end_of, histogram, width_for
-from tests.messages import TOPIC, messages
-from tests.unit.warehouse.test_pending import NOW, Warehouse
-from tracker.commands.moves import HELD_DELIVER_AT
+from admin.dashboard.histogram import ALL, FIT, histogram, width_for
+from tests.support.examples import examples
+from tests.support.messages import TOPIC, messages
+from tests.unit.warehouse.queries.test_pending import NOW, Warehouse
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.queries.waiting import Pending
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -61,8 +64,33 @@ def test_the_window_has_most_of_what_is_due_and_not_a_few_that_are_far_away(ware
     assert len(everything.starts) <= 101
 
 
-def test_where_nothing_is_due_the_window_is_a_day() -> None:
-    assert end_of(pa.table({"at": pa.array([], pa.int64()), "0": pa.array([], pa.int64())}), NOW, 0.95) == NOW + DAY
+def test_where_nothing_is_due_the_window_is_a_day(warehouse: Warehouse) -> None:
+    found = histogram(warehouse.settings, TOPIC, None, FIT, None, None)
+    assert len(found.starts) * found.width == DAY
+    assert (found.counts.sum(), found.n_before, found.n_after) == (0, 0, 0)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(st.integers(-5, 60) | st.integers(0, 100 * 24 * 60), max_size=30),
+    st.sampled_from([FIT, ALL]),
+    st.sampled_from([None, 0, 7 * MINUTE + 2]),
+)
+def test_the_window_ends_with_the_minute_by_which_most_is_due(minutes: list[int], span: str, start: int | None) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Pending", lambda made, topic, asked, now=NOW: Pending(made, topic, asked, None, now))
+        warehouse = Warehouse(Path(folder))
+        due(warehouse, *(n * MINUTE + 1 for n in minutes))
+        begin = NOW + (start or 0)
+        found = histogram(warehouse.settings, TOPIC, None, span, None if start is None else begin, None)
+        at = sorted(NOW + n * MINUTE + 1 for n in minutes)
+        waiting = [time for time in at if time >= begin]
+        part = 0.95 if span == FIT else 1.0
+        most = next((n for n in range(1, len(waiting)) if 2 * n >= 2 * len(waiting) * part), len(waiting))
+        end = waiting[most - 1] // MINUTE * MINUTE + MINUTE if waiting else begin + DAY
+        assert found.starts[-1] < end <= found.starts[-1] + found.width
+        assert found.counts.sum(axis=0).tolist() == [sum(time < end for time in waiting)] * 2
+        assert found.n_after == 2 * sum(time >= end for time in waiting)
 
 
 def test_each_message_is_in_the_bar_of_its_time_for_each_of_its_subscriptions(warehouse: Warehouse) -> None:

@@ -14,12 +14,12 @@ from google.protobuf.proto import parse_length_prefixed
 
 from admin.rest import pending_api
 from conf.settings import Settings
-from tests.messages import batches, messages
-from tests.unit.admin.rest.test_admin_app import ORDERS, reason, served
+from tests.support.messages import batches, messages
+from tests.unit.admin.test_app import ORDERS, reason, served
 from tracker.commands.schema import CANCEL_ROWS
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
-from warehouse.tables import Tables
 
 TOPIC = "persistent://public/default/orders"
 DELAYED = f"{ORDERS}/delayed"
@@ -105,6 +105,7 @@ def test_a_listing_in_pages(client: httpx.Client) -> None:
         "batchIndex": -1,
         "deliverAt": DUE,
         "isHeld": False,
+        "isPaused": False,
         "shapedFrom": None,
         "subscriptions": ["x"],
         "key": "k0",

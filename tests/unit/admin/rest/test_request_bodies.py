@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.rest.request_bodies import (
-    BadRequest,
-    TooManyIds,
+    BadRequestError,
+    TooManyIdsError,
     parse_cancel,
     parse_index,
     parse_json,
@@ -22,9 +22,9 @@ from admin.rest.request_bodies import (
     parse_skip_map,
     parse_subscriptions,
 )
-from broker.message_ids import MessageIdError, MessageRef
+from broker.entries.message_ids import MessageIdError, MessageRef
 
-REFUSED = (BadRequest, MessageIdError)
+REFUSED = (BadRequestError, MessageIdError)
 
 IDS = st.integers(0, 2**63 - 1)
 ENTRIES = st.integers(0, 2**32 - 1)
@@ -133,7 +133,7 @@ def test_any_other_body_is_refused_in_one_line(content: Any) -> None:
     [b"", b"{", b'{"1": "2"} x', b'{"1": NaN}', b"\xff\xff", b"[" * 100_000, b"1" * 5_000, b'{"1": "2", "1": "3"}'],
 )
 def test_what_is_no_json_is_refused(body: bytes) -> None:
-    with pytest.raises(BadRequest):
+    with pytest.raises(BadRequestError):
         parse_json(body)
 
 
@@ -145,14 +145,14 @@ ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(
 @given(st.binary(max_size=60) | ANYTHING.map(lambda content: json.dumps(content).encode()))
 def test_any_body_is_ids_or_refused(body: bytes) -> None:
     for parse in (parse_skip, parse_skip_map):
-        with contextlib.suppress(BadRequest, MessageIdError, TooManyIds):
+        with contextlib.suppress(BadRequestError, MessageIdError, TooManyIdsError):
             assert parse(body, 5)
 
 
 def test_more_ids_than_allowed_are_too_many() -> None:
     assert len(skip([f"1:{i}" for i in range(5)], max_ids=5)) == 5
     for content in ([f"1:{i}" for i in range(6)], {str(i): "1" for i in range(6)}):
-        with pytest.raises(TooManyIds):
+        with pytest.raises(TooManyIdsError):
             skip(content, max_ids=5)
 
 
@@ -167,12 +167,12 @@ def test_a_cancel_by_numbers_or_texts(ledger: int, entry: int, due: int) -> None
 @pytest.mark.parametrize("name", ["ledgerId", "entryId", "deliverAt"])
 @pytest.mark.parametrize("value", [None, "", "a", "-1", -1, 1.5, "1.5", True, "1e3", 2**63, "\u0661", [1], " 1"])
 def test_a_cancel_without_its_numbers_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(BadRequest, match=name):
+    with pytest.raises(BadRequestError, match=name):
         parse_cancel({"ledgerId": 1, "entryId": 2, "deliverAt": 3, name: value})
 
 
 def test_a_cancel_is_for_a_time() -> None:
-    with pytest.raises(BadRequest, match="deliverAt"):
+    with pytest.raises(BadRequestError, match="deliverAt"):
         parse_cancel({"ledgerId": 1, "entryId": 2, "deliverAt": 0})
 
 
@@ -181,7 +181,7 @@ def test_subscriptions_are_repeated_or_separated_by_commas() -> None:
     assert parse_subscriptions("a") == ["a"]
     assert parse_subscriptions(["a,b", " c ", "a", ""]) == ["a", "b", "c"]
     for wrong in (1, [1], {"a": 1}, [None], False):
-        with pytest.raises(BadRequest):
+        with pytest.raises(BadRequestError):
             parse_subscriptions(wrong)
 
 
@@ -189,5 +189,5 @@ def test_an_index_is_a_whole_number() -> None:
     assert parse_index("42") == 42
     assert parse_index("-1") == -1
     for wrong in (None, "", "x", "1.0", str(2**63)):
-        with pytest.raises(BadRequest):
+        with pytest.raises(BadRequestError):
             parse_index(wrong)

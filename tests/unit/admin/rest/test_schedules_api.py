@@ -1,14 +1,23 @@
-"""Schedules over HTTP; without a broker, so that nothing can be ended."""
+"""Schedules over HTTP; without a broker, so that nothing can be ended, or with a job that is a few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
-from tests.unit.admin.rest.test_admin_app import ORDERS, reason, served
-from tests.unit.schedule_tables import DAY, NINE, PUBLISHED, ScheduleTables
+from admin.app import create_app
+from admin.control.requests import ControlRequest, Outcome
+from broker.entries.message_ids import MessageRef
+from tests.support.messages import messages
+from tests.support.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
+from tests.unit.admin.test_app import ORDERS, reason, served
+from tracker.commands.decode import decode
+from tracker.commands.schema import SubscriptionRule
 
 SCHEDULES = f"{ORDERS}/schedules"
 
@@ -88,8 +97,68 @@ def test_a_schedule_is_shown_with_its_next_occurrences(client: httpx.Client) -> 
         ("POST", "/nonsense/skipNext", 400),
         ("POST", "/7:1/skipNext?subscriptionNames=nobody", 404),
         ("POST", "/7:1/skipNext", 503),
+        ("POST", "/nonsense/pause", 400),
+        ("POST", "/7:1/pause?subscriptionNames=nobody", 404),
+        ("POST", "/7:1/pause", 503),
+        ("POST", "/nonsense/resume", 400),
+        ("POST", "/7:1/resume", 503),
         ("POST", "/7:1", 405),
     ],
 )
 def test_what_is_wrong_with_a_call_is_said(client: httpx.Client, method: str, path: str, code: int) -> None:
     assert reason(client.request(method, SCHEDULES + path), code)
+
+
+class FakeControl:
+    """In place of the control topic: has each command answered, and keeps what a shard knows a request id by."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, int]] = []
+
+    async def send(self, requests: Iterable[ControlRequest], _: float) -> list[Outcome]:
+        rules: Any = {TOPIC: [SubscriptionRule("a", False), SubscriptionRule("b", True)]}
+        [request] = requests
+        read = decode(messages([(9, 0, 0)], payload=request.command.SerializeToString()), rules)
+        self.bodies.append(read.request_ids)
+        return [Outcome("a", MessageRef(7, 0), "APPLIED", "", is_done=True)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_an_end_is_the_same_command_when_it_is_repeated(tmp_path: Path, batch_size: int) -> None:
+    tables = ScheduleTables(tmp_path)
+    tables.came(0, batch_index=min(batch_size - 2, 0), batch_size=batch_size)
+    app = create_app(tables.settings)
+    control = FakeControl()
+    with TestClient(app, base_url="http://localhost") as client:
+        app.state.control = control
+        for number, name in enumerate(("7:0", "7:0:-1:0", "7:0"), 1):
+            answer = client.delete(f"{SCHEDULES}/{name}", headers={"Idempotency-Key": "mine"})
+            assert answer.status_code == 204
+            for subscription in ("a", "b"):
+                tables.delivered(subscription, 0, number, NINE + (number - 1) * DAY, min(batch_size - 2, 0))
+    [body] = {tuple(bodies.items()) for bodies in control.bodies}
+    assert [request_id for request_id, _ in body] == ["mine"]
+
+
+def test_an_end_is_told_again_also_when_the_tables_have_the_schedule_no_more(tmp_path: Path) -> None:
+    tables = ScheduleTables(tmp_path)
+    for name in ("a", "*"):
+        tables.commanded("CANCEL", name, 0, sequence=5, request_id="mine", batch_id=3)
+    tables.commanded("RESTORE", "a", 1, sequence=6, request_id="other", batch_id=4)
+    with served(tables.settings) as client:
+
+        def end(entry: int, request_id: str, **query: str) -> httpx.Response:
+            headers = {"Idempotency-Key": request_id, "Prefer": "return=representation"}
+            return client.delete(f"{SCHEDULES}/7:{entry}", headers=headers, params=query)
+
+        for query in ({}, {"subscriptionNames": "a"}, {"subscriptionNames": "*,a"}):
+            told = end(0, "mine", **query).json()["outcomes"]
+            assert [(one["subscription"], one["entryId"], one["result"]) for one in told] == [
+                ("*", 0, "APPLIED"),
+                ("a", 0, "APPLIED"),
+            ]
+        reason(client.delete(f"{SCHEDULES}/7:0"), 404)
+        for entry, request_id, names in ((0, "new", "a"), (1, "mine", "a"), (1, "other", "a"), (0, "mine", "b")):
+            reason(end(entry, request_id, subscriptionNames=names), 404)

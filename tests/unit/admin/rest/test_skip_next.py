@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 
 from admin.app import create_app
 from admin.control.requests import ControlRequest, Outcome
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from tests.messages import messages
+from tests.support.messages import messages
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import to_index
-from warehouse.tables import Tables
 
 pytestmark = pytest.mark.slow
 

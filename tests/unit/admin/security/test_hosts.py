@@ -14,10 +14,11 @@ from starlette.testclient import TestClient
 
 from admin.app import create_app
 from admin.security.hosts import host_name
-from conf.settings import ApiSettings, MetricsSettings, Settings
+from conf.api_settings import ApiSettings
+from conf.settings import MetricsSettings, Settings
 from jobs.metrics_server import serve_metrics
-from tests.tokens import SECRET, encoded, token
-from warehouse.tables import Tables
+from tests.support.tokens import SECRET, encoded, token
+from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow
 

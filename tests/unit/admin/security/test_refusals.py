@@ -11,8 +11,8 @@ import pytest
 
 from admin.security import refusals as module
 from admin.security.refusals import Refusal, Refusals
+from warehouse.delta.tables import Tables
 from warehouse.schemas import REFUSALS
-from warehouse.tables import Tables
 
 REFUSAL = Refusal("billing", "192.0.2.1", "POST", "/admin/v2", "persistent://a/b/c", "skip", 403, "no")
 

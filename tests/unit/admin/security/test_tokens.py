@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from admin.security.tokens import TokenError, TokenKeyError, TokenVerifier
-from conf.settings import AuthSettings
-from tests.tokens import OTHER_SECRET, SECRET, der, encoded, forged, pem, token
+from conf.api_settings import AuthSettings
+from tests.support.tokens import OTHER_SECRET, SECRET, der, encoded, forged, pem, token
 
 RSA = rsa.generate_private_key(65537, 2048)
 OTHER_RSA = rsa.generate_private_key(65537, 2048)

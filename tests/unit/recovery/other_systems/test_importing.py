@@ -15,8 +15,8 @@ from recovery.importing.importer import Importer
 from recovery.other_systems import importing
 from recovery.other_systems.importing import import_items, look
 from recovery.other_systems.item import Item, SourceError, bad, item
-from tests.messages import TOPIC
-from warehouse.tables import Tables
+from tests.support.messages import TOPIC
+from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from broker.admin_rest import BrokerEntry, TopicLedgers
 from broker.client import PulsarError
+from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release import last_sent
 from streaming.release.last_sent import Names
-from streaming.release.naming import ROW_BITS
-from tests.fake_pulsar import FakeId, FakeMessage
-from warehouse.known_routes import known_routes
+from streaming.release.sequence_ids import sequence_id_of
+from tests.support.fake_pulsar import FakeId, FakeMessage
+from warehouse.routes.known_routes import known_routes
 
 SOURCE, DESTINATION, OWN = "persistent://p/d/orders", "persistent://p/d/orders-a", "app-a-planned0"
 NEWEST, MOST = 6, 1_000
@@ -37,12 +37,12 @@ class Destination:
         tick: int,
         producer: str = OWN,
         properties: dict[str, str] | None = None,
-        place: int = 1,
+        place: int = 0,
         **content: Any,
     ) -> None:
         found = PROPERTIES if properties is None else properties
         message = FakeMessage(FakeId(5, len(self.messages)), props=found, producer=producer, **content)
-        self.messages.append((producer, (tick << ROW_BITS) + place, message))
+        self.messages.append((producer, sequence_id_of(tick, place), message))
 
     def create_producer(self, topic: str, producer_name: str, **_: Any) -> Any:
         ids = [sequence_id for name, sequence_id, _ in self.messages if name == producer_name]

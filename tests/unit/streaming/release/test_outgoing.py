@@ -12,9 +12,10 @@ from conf.settings import Route, Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name
 from streaming.release.outgoing import MAX_REJECTED_BYTES, delivered, rejected
-from streaming.release.plan import plan_release
-from tests.messages import TOPIC, messages, release_rows
-from tracker.messages import MESSAGES, pack
+from streaming.release.task.planning.plan_release import plan_release
+from tests.support.messages import TOPIC, messages, release_rows
+from tracker.messages import MESSAGES
+from tracker.packing import pack
 
 MOST = 5_000_000
 OWN = {"delaylake.source": TOPIC, "delaylake.messageId": "7:3:-1:-1"}

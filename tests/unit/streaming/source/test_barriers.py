@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.position import START, Position, SourceTopic
-from broker.topic_questions import Cursor
+from broker.pulsar_admin.topic_questions import Cursor
 from streaming.checkpoint.offset import Offset
 from streaming.source.barriers import Barriers
 from streaming.source.receiving.receiver import Limits, Receiver
-from tests.fake_pulsar import FakeBroker, FakeConsumer, one
+from tests.support.fake_pulsar import FakeBroker, FakeConsumer, one
 
 CONTROL, ORDERS = (f"persistent://public/default/{name}" for name in ("control", "orders"))
 
@@ -22,11 +22,11 @@ def receiver(topic: str, after: Position, end: Position) -> tuple[Receiver, Fake
     made = Receiver(
         SourceTopic(topic, topic, -1),
         lambda: None,
-        after,
-        limits,
-        broker,  # type: ignore[arg-type]
-        None,
-        lambda: None,
+        after=after,
+        limits=limits,
+        broker=broker,  # type: ignore[arg-type]
+        details=None,
+        on_received=lambda: None,
     )
     made._consumer = consumer = FakeConsumer([], end)
     return made, consumer
@@ -38,7 +38,7 @@ def test_an_entry_at_the_end_of_the_control_topic_that_no_consumer_gets_is_taken
     control, consumer = receiver(CONTROL, Position(3, 1), end)
     orders, _ = receiver(ORDERS, Position(1, 5), Position(1, 5))
     orders.wait_for(Position(1, 5), 0)
-    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
     assert control.end() == end
     for _ in range(2):
         control.receive(consumer)  # nothing comes
@@ -62,7 +62,7 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
     orders, cut_off = receiver(ORDERS, Position(1, 5), Position(1, 5))
     cut_off.is_connected = lambda: False  # type: ignore[method-assign]
     cut_off.get_last_message_id = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
     consumer.script.extend(one(2, 3))
     control.receive(consumer)
     assert barriers.take() is None
@@ -76,7 +76,8 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
 def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_later() -> None:
     control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
     receivers = {CONTROL: control}
-    barriers = Barriers(receivers, CONTROL, [ORDERS])
+    looked_up: set[str] = set()
+    barriers = Barriers(receivers, CONTROL, [ORDERS], looked_up)
     consumer.script.extend(one(2, 3))
     control.receive(consumer)
     taken = barriers.take()
@@ -88,17 +89,46 @@ def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_lat
     found, _ = receiver(partition, Position(-1, -1), Position(1, 5))
     found.source = SourceTopic(partition, ORDERS, 0)
     receivers[partition] = found
+    looked_up.add(ORDERS)
     second = barriers.advance(first, Offset(tick=8, positions={partition: "1:4"}), None)
     assert (second.barriers, second.ingested_through) == ([[7, {partition: "1:5"}]], 0)
     third = barriers.advance(second, Offset(tick=9, positions={partition: "1:5"}), None)
     assert (third.barriers, third.ingested_through) == ([], 7)
 
 
+def test_the_partitions_that_have_a_position_are_not_all_while_their_topic_has_not_been_looked_up() -> None:
+    """A skip of a message of the other one would be answered that there is none."""
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    first_name, other_name = (f"{ORDERS}-partition-{i}" for i in range(2))
+    known, _ = receiver(first_name, Position(1, 5), Position(1, 5))
+    known.source = SourceTopic(first_name, ORDERS, 0)
+    known.wait_for(Position(1, 5), 0)
+    receivers = {CONTROL: control, first_name: known}
+    looked_up: set[str] = set()
+    barriers = Barriers(receivers, CONTROL, [ORDERS], looked_up)
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    taken = barriers.take()
+    assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None, first_name: "1:5"})
+    positions = {first_name: "1:5"}
+    last = barriers.advance(Offset(barriers=[[6, {ORDERS: None}]]), Offset(tick=7, positions=positions), taken[1])
+    assert last.barriers == [[6, {ORDERS: None}], [7, {ORDERS: None, first_name: "1:5"}]]
+
+    other, _ = receiver(other_name, START, Position(2, 0))
+    other.source = SourceTopic(other_name, ORDERS, 1)
+    receivers[other_name] = other
+    looked_up.add(ORDERS)
+    last = barriers.advance(last, Offset(tick=8, positions=positions), None)
+    assert last.ingested_through == 0
+    last = barriers.advance(last, Offset(tick=9, positions=positions | {other_name: "2:0"}), None)
+    assert (last.barriers, last.ingested_through) == ([], 7)
+
+
 def test_a_topics_first_messages_are_passed_when_they_are_in_a_batch_and_not_when_they_have_come() -> None:
     """They may come while an offset is made, or wait because the senders are behind."""
     control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
     orders, orders_consumer = receiver(ORDERS, START, Position(1, 0))
-    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS])
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
     consumer.script.extend(one(2, 3))
     control.receive(consumer)
     assert barriers.take() is None

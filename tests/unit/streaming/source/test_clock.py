@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings, tick_seconds
-from tests.examples import examples
+from tests.support.examples import examples
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.tick import Tick
 
@@ -70,18 +71,22 @@ class Ticks:
     ),
     rows=st.dictionaries(st.integers(0, 1_000), st.integers(1, 80_000), max_size=40),
     restarts=st.sets(st.integers(0, 30)),
+    time_step=st.sampled_from([1_000, 20_000, 300_000]),
 )
 def test_what_a_shard_relies_on_holds_whatever_the_time_does(
-    steps: list[tuple[int, int, int | None, int]], rows: dict[int, int], restarts: set[int]
+    steps: list[tuple[int, int, int | None, int]], rows: dict[int, int], restarts: set[int], time_step: int
 ) -> None:
     """cutoff < near_until <= load_horizon; horizons move at the end of a seal epoch only, and marks are in order.
 
     Nothing goes back but, where the clock has been set back, the cutoff and what is near.
     """
-    ticks = Ticks(rows={START // SLOT_MILLIS + slot: n for slot, n in rows.items()})
+    ticks = Ticks(
+        rows={START // SLOT_MILLIS + slot: n for slot, n in rows.items()},
+        max_segment_millis=time_step,
+    )
     for i, (wall, monotonic, lookahead, lag) in enumerate(steps):
         if i in restarts:
-            ticks.clock = Clock(replace(SETTINGS, run_id=f"run{i}"))
+            ticks.clock = Clock(replace(SETTINGS, run_id=f"run{i}", max_segment_millis=time_step))
         ticks.now += wall
         ticks.monotonic += monotonic / 1000
         last = ticks.last
@@ -265,6 +270,35 @@ def test_one_slot_is_loaded_whole_however_large() -> None:
     assert ticks.next().load_horizon > (slot + 1) * SLOT_MILLIS
 
 
+def test_no_segment_spans_more_than_the_time_step() -> None:
+    ticks = Ticks(load_ahead_millis=3_600_000, max_segment_millis=300_000)
+    horizons = [ticks.next().load_horizon, *(ticks.later(5_000).next().load_horizon for _ in range(13))]
+    assert horizons[:3] == [START + 300_000, START + 600_000, START + 900_000]
+    assert max(after - before for before, after in pairwise(horizons)) == 300_000
+    assert horizons[-1] == ticks.now + 3_600_000, "it has caught up"
+
+
+def test_what_came_due_while_the_job_stood_still_is_loaded_at_once_however_short_the_time_step() -> None:
+    day = 86_400_000
+    stopped = Offset(tick=9, seal_epoch=3, run_id="before", load_horizon=START - day, near_until=START - day)
+    ticks = Ticks(stopped, load_ahead_millis=60_000, max_segment_millis=1_000)
+    offset = ticks.next()
+    assert offset.load_horizon == offset.near_until > ticks.now + SETTINGS.seal_interval_millis
+    assert offset.cutoff == ticks.now + SETTINGS.lookahead_millis - 1
+    assert not ticks.is_time(), "it is not behind"
+    ahead = ticks.later(5_000).next().load_horizon - offset.load_horizon
+    assert ahead == 5_000, "the horizon keeps ahead of what is near"
+
+
+def test_a_clock_that_is_set_back_loads_no_step_twice() -> None:
+    ticks = Ticks(load_ahead_millis=3_600_000, max_segment_millis=300_000)
+    before = ticks.next()
+    ticks.now -= 200_000
+    assert ticks.next().load_horizon == before.load_horizon + 300_000
+    ticks.now -= 86_400_000
+    assert ticks.next().load_horizon == before.load_horizon + 300_000
+
+
 def test_a_batch_is_worth_it_when_something_is_due() -> None:
     due = START + 3_000
     ticks = Ticks()
@@ -331,6 +365,14 @@ def test_what_waits_in_all_shards_gets_places_once_and_after_all_that_were_given
     assert places(7, given=START + 9_000) == {"t": {"s": [START + 9_000, [3, 0]]}}
     assert places(7, given=0, now=START + 5_000) == {"t": {"s": [START + 5_000, [3, 0]]}}
     assert places(6, given=0) == {}  # of an earlier tick: it has been told, or is told again
+
+
+def test_of_what_waits_each_shard_gets_its_share_of_the_places_of_a_tick() -> None:
+    last = Offset(tick=7, near_until=START + 60_000, run_id=SETTINGS.run_id)
+    feedback = Feedback(waiting=(7, {"t": {"s": [[3_000, 0], [0, 0], [999, 0], [1, 0]], "few": [[500, 0], [0, 0]]}}))
+    clock = Clock(replace(SETTINGS, max_segment_rows=500))
+    places = clock.next(last, START, 0.0, feedback, lambda: 0, lambda *_: []).places
+    assert {name: counts for name, (_, counts) in places["t"].items()} == {"s": [375, 0, 125, 1], "few": [500, 0]}
 
 
 def test_a_seal_epoch_is_not_durable_while_a_message_of_it_waits_for_a_place() -> None:

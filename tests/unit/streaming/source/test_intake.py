@@ -18,9 +18,9 @@ import pytest
 
 import streaming.source.barriers
 import streaming.source.receivers
-from broker.admin_rest import TopicLedgers
-from broker.new_cluster import NewClusterError
+from broker.clusters.new_cluster import NewClusterError
 from broker.position import Position
+from broker.pulsar_admin.answers import TopicLedgers
 from conf.settings import Settings, local_path
 from status.troubles import STANDING, Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
@@ -29,12 +29,16 @@ from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.operator_input import InputKind
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.intake import Intake
-from tests.fake_pulsar import batch, one
-from tests.harness import wait_until
-from tests.messages import messages
-from tracker.commands.moves import HELD_DELIVER_AT
-from tracker.messages import unpack
-from warehouse.known_routes import known_routes
+from tests.support.fake_pulsar import batch, one
+from tests.support.harness import wait_until
+from tests.support.messages import command, commands, messages
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.packing import unpack
+from tracker.shard import Shard
+from tracker.store import MemoryStore
+from tracker.tick import TickInput
+from tracker.wire.delaylake_pb2 import Result
+from warehouse.routes.known_routes import known_routes
 
 ORDERS, OTHER = "persistent://public/default/orders", "persistent://public/default/other"
 
@@ -161,6 +165,78 @@ def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Clie
     assert intake._receivers.open[ORDERS]._last_received == Position(1, 5)
     again = intake.next_offset(new)
     assert (again.reinstated, again.routes) == ([], new.routes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["its route is back", "its destination is there again"])
+def test_a_command_that_waits_anew_is_answered_though_no_other_command_comes(
+    start: Any, client: Client, tmp_path: Path, why: str
+) -> None:
+    orders, store = settings(orders=["a"]), MemoryStore()
+    unwritable: dict[str, Any] = {}
+    before = known_routes(orders)
+    if why == "its route is back":
+        before = before.taken_on(settings())
+    else:
+        unwritable = {ORDERS: {"a": {"since": 1, "open": []}}}
+    last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=before.to_json(), unwritable=unwritable)
+    skip = TickInput(commands=commands([command("r", 1, 9, topic=ORDERS)]), request_ids={"r": 1})
+    shard = Shard(store, last.known_routes.subscriptions, 8)
+    assert shard.apply(last.to_tick(), skip).outcomes["result"].to_pylist() == [Result.WAITING]
+
+    FeedbackFile(tmp_path / "feedback").write(Feedback(unwritable={}))
+    intake = start(orders, "now")
+    told: list[int] = []
+
+    def is_answered() -> bool:
+        nonlocal last
+        last = intake.next_offset(last)
+        again = TickInput(reinstated={topic for topic, _ in last.reinstated})
+        effects = Shard(store, last.known_routes.subscriptions, 8).apply(last.to_tick(), again)
+        told.extend(effects.outcomes["result"].to_pylist())
+        return bool(told)
+
+    client.consumers[ORDERS] = Consumer()
+    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    for _ in range(3):
+        assert not is_answered(), "what was published while nobody read it may be its message"
+    assert (last.barriers, last.lookup_versions) == ([[10, {ORDERS: "1:6"}]], [])
+    client.consumers[ORDERS].publish(one(6, 1))
+    wait_until(is_answered, 20, "an answer")
+    assert told == [Result.NOT_FOUND]
+
+
+def test_a_command_for_later_subscriptions_has_what_was_published_before_one_was_added_read(
+    start: Any, client: Client
+) -> None:
+    added = settings(orders=["a", "new"])
+    new = start(added, "now").next_offset(offset(settings(orders=["a"])))
+    assert new.changed[ORDERS]["subscriptions"]["new"] == "ADDED"
+    assert new.barriers == [[new.tick, {ORDERS: None}]]
+
+
+def test_commands_wait_for_a_topic_until_it_has_been_looked_up_of_which_some_partitions_are_read(
+    start: Any, client: Client
+) -> None:
+    client.forbidden = {ORDERS}
+    orders = settings(orders=["a"])
+    positions = {f"{ORDERS}-partition-0": "1:5", CONTROL: "3:1"}
+    last = Offset(
+        tick=4,
+        run_id="before",
+        positions=positions,
+        routes=known_routes(orders).to_json(),
+        barriers=[[3, {ORDERS: None}]],
+    )
+    intake = start(orders, "now")
+    last = intake.next_offset(last)
+    assert list(intake._receivers.open) == [f"{ORDERS}-partition-0", CONTROL]
+    assert last.barriers == [[3, {ORDERS: None}]]
+
+    client.forbidden, client.partitions = set(), {ORDERS: 2}
+    intake._receivers._discover()
+    last = intake.next_offset(last)
+    assert (last.barriers, last.ingested_through) == ([], 3)
 
 
 def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from admin.control.requests import Cancel, RequestFactory
-from broker.message_ids import MessageRef
+from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from streaming.source.later_commands import later_commands
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
-from tests.unit.warehouse.test_tenure import known
+from tests.unit.warehouse.routes.test_tenure import known
 from tracker.commands.schema import MAX_REQUEST_ID_BYTES
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
+from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP
-from warehouse.tables import Tables
-from warehouse.tenure import changes
+from warehouse.routes.tenure import changes
 
 HOUR = 3_600_000
 

@@ -8,11 +8,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.examples import examples
-from tests.messages import batches, messages, positions
+from tests.support.examples import examples
+from tests.support.messages import batches, messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.index_bits import IndexBits
-from tracker.messages import MESSAGES, concat, int64, unpack
+from tracker.messages import MESSAGES, concat, int64
+from tracker.packing import unpack
 from tracker.store import MemoryStore
 
 LEDGERS, ENTRIES = 3, 12

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.messages import TOPIC, Answers, batches, command, commands, messages, tick_at
-from tracker.commands.cancelled import Compression
+from tests.support.messages import TOPIC, Answers, batches, command, commands, messages, tick_at
 from tracker.commands.control import Control
 from tracker.commands.match import with_released
+from tracker.commands.message_state.cancelled import Compression
+from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.moment import Moment
-from tracker.commands.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.repeats import OTHER_BODY
+from tracker.commands.requests.repeats import OTHER_BODY
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT, RESCHEDULE, RESTORE, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat
 from tracker.shard import Shard
@@ -132,8 +132,14 @@ def test_what_a_command_says_to_later_subscriptions_is_an_outcome_of_its_own(des
     assert results(published) == [("a", Result.APPLIED), ("b", Result.APPLIED), ("*", Result.APPLIED)]
     assert None not in published["sequence"].to_pylist()
     desk.at(2, 60_000)
-    late = desk.apply(command("s", 1, 7, [0]) | {"also_later": True}, known=ALONE)
-    assert late == [("a", Result.ALREADY_APPLIED), ("*", Result.TOO_LATE)]
+    # None that is added later gets what has been handed out: there is nothing to cancel, but nothing to move, either.
+    late = desk.outcomes(command("s", 1, 7, [0]) | {"also_later": True}, known=ALONE)
+    assert results(late) == [("a", Result.ALREADY_APPLIED), ("*", Result.ALREADY_APPLIED)]
+    assert late["sequence"].to_pylist() == [None, None]
+    assert late["reason"].to_pylist()[1] == ""
+    for kind in (RESCHEDULE, RESTORE):
+        asked = command(kind, 1, 7, [], kind=kind, cancel_at=90_000) | {"also_later": True}
+        assert desk.apply(asked, known=ALONE) == [("*", Result.TOO_LATE)]
     assert sorted(desk.apply(star, known=ALONE)) == [(name, Result.APPLIED) for name in "*ab"]
     # To another time, and of a batch that was named whole.
     desk.at(3, 1_000)
@@ -142,6 +148,13 @@ def test_what_a_command_says_to_later_subscriptions_is_an_outcome_of_its_own(des
     assert [(row["batch_index"], row["deliver_at"]) for row in star_rows] == [(i, 90_000) for i in range(3)]
     whole = command("w", 1, 8, [0]) | {"also_later": True}
     assert [r["batch_index"] for r in desk.outcomes(whole, known=BATCH).to_pylist()] == [-1, -1]
+    # Of a batch of which some messages have been handed out, each is answered, as for a subscription that there is.
+    desk.at(4, 50_001)
+    part = command("p", 1, 8, [], kind=SKIP) | {"also_later": True}
+    told = [(r["batch_index"], r["result"]) for r in desk.outcomes(part, known=BATCH).to_pylist()]
+    assert told == [(0, Result.ALREADY_APPLIED), (1, Result.ALREADY_APPLIED), (2, Result.APPLIED)]
+    desk.at(5, 60_000)
+    assert desk.apply(part | {"request_id": "q"}, known=BATCH) == [("*", Result.ALREADY_APPLIED)]
 
 
 def test_a_command_for_later_subscriptions_that_waits_is_for_those_that_were_added_meanwhile(desk: Desk) -> None:
@@ -296,7 +309,7 @@ def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:
 def test_an_id_whose_hash_is_that_of_another_is_a_request_of_its_own(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracker.commands.request_log._hashes", lambda ids: np.full(len(list(ids)), 7))
+    monkeypatch.setattr("tracker.commands.requests.request_log._hashes", lambda ids: np.full(len(list(ids)), 7))
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     desk.at(2, 1_000)
     assert desk.apply(command("s", 1, 7, [1]), known=ALONE) == [("b", Result.APPLIED)]
@@ -528,7 +541,7 @@ def test_messages_moved_to_many_times_in_one_tick_are_where_the_last_command_say
     payload_rows = pa.concat_tables([ALONE, BATCH])
     known, new = payload_rows.select(KNOWN.names), np.zeros(payload_rows.num_rows, np.bool_)
     published = desk.control.apply(
-        commands(rows), {f"r{i}": 1 for i in range(6)}, known, new, desk.moment, payload_rows
+        commands(rows), {f"r{i}": 1 for i in range(6)}, known, new, desk.moment, payload_rows=payload_rows
     )
     assert set(published["result"].to_pylist()) == {Result.APPLIED}
     moves = desk.control.take_moves()
@@ -663,7 +676,7 @@ def test_a_command_for_a_topic_without_a_route_waits_until_it_has_been_read_agai
     late = messages([(1, 7, 3_000)])
     assert desk.arrive(late) == [("a", Result.APPLIED)]
     assert desk.subscription_mask(late) == [0b10]
-    desk.at(4, 62_000, ingested_through=4)
+    desk.at(4, 62_000, ingested_through=3)
     assert desk.expire() == [("b", Result.NOT_FOUND)]
 
 

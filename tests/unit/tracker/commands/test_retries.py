@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.messages import TOPIC, Answers, command, commands, messages, tick_at
+from tests.support.messages import TOPIC, Answers, command, commands, messages, tick_at
 from tracker.backoff import Backoff
 from tracker.commands.match import NOT_KEPT
 from tracker.commands.schema import KNOWN, RETRY, SKIP
 from tracker.messages import concat
-from tracker.retry_of import sent_back, with_reason
-from tracker.schedule import BadSchedule
+from tracker.properties.retry_of import sent_back, with_reason
+from tracker.properties.schedule import BadScheduleError
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
@@ -127,7 +127,7 @@ def test_a_retry_that_waits_is_skipped_and_asked_for_again() -> None:
     assert job.command(21_000, "r1", after_millis=9_000)["result"] == Result.APPLIED
     assert job.command(22_000, "s", kind=SKIP)["result"] == Result.APPLIED
     refused = job.command(23_000, "r2")
-    assert (refused["result"], refused["reason"]) == (Result.INVALID, "taken back: restore it first")
+    assert (refused["result"], refused["reason"]) == (Result.INVALID, "cancelled: restore it first")
     assert job.rows(job.tick(30_000)) == []
     again = job.command(31_000, "r3", after_millis=500)
     assert (again["result"], again["attempt"]) == (Result.APPLIED, 2)
@@ -251,7 +251,7 @@ def test_what_is_sent_back_for_nobody_is_rejected() -> None:
     ],
 )
 def test_what_is_wrong_with_it_is_named(properties: dict[str, str], reason: str) -> None:
-    with pytest.raises(BadSchedule) as raised:
+    with pytest.raises(BadScheduleError) as raised:
         sent_back(SENT_BACK | properties)
     assert str(raised.value) == reason
 

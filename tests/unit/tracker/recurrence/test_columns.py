@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.messages import batches
+from tests.support.examples import examples
+from tests.support.messages import batches
 from tracker.messages import concat
+from tracker.properties.schedule import BadScheduleError
 from tracker.recurrence.columns import NEVER, Recurrences
 from tracker.recurrence.recurrence import Misfire, Recurrence
 from tracker.recurrence.start import first_of
-from tracker.schedule import BadSchedule
 
 NOW = 1_790_000_000_123
 DAY = 86_400_000
@@ -41,7 +41,7 @@ MESSAGES = st.lists(st.tuples(SCHEDULES, TIMES, st.integers(1, 4), st.integers(0
 def is_taken(properties: dict[str, str], days: int) -> bool:
     try:
         first_of(properties, NOW - DAY * days)
-    except BadSchedule:
+    except BadScheduleError:
         return False
     return True
 

@@ -12,9 +12,10 @@ from hypothesis import assume, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tracker.recurrence.recurrence import Misfire, Recurrence, RecurrenceError
-from tracker.schedule import MAX_TIME_MILLIS
+from tests.support.examples import examples
+from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.recurrence.recurrence import Misfire, Recurrence, RecurrenceError, recurrence_of
+from tracker.recurrence.start import first_of
 
 START = int(datetime(2026, 9, 21, 14, 13, 20, 123_000, tzinfo=UTC).timestamp() * 1_000)
 DAY = 86_400_000
@@ -62,6 +63,32 @@ def test_the_first_is_at_deliver_at_where_that_is_given() -> None:
     assert rule.first(START, START + 5) == START + 5
     assert shown(rule.following(START + 5, START + 5)) == "2026-09-22 09:00:00"
     assert rule.following(START, START + 5) == START + 5  # there is none before the first
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"repeat": "* * * * *", "repeatUntil": str(START)}, "repeatUntil is before the first occurrence"),
+        ({"repeat": "FREQ=DAILY;UNTIL=20200101"}, "repeat has an UNTIL before the first occurrence"),
+        (
+            {"repeat": "FREQ=DAILY;UNTIL=20200101", "repeatUntil": str(START)},
+            "repeat has an UNTIL before the first occurrence",
+        ),
+        (
+            {"repeat": "FREQ=DAILY;UNTIL=20260922T000000Z", "repeatUntil": str(START)},
+            "repeatUntil is before the first occurrence",
+        ),
+        ({"repeat": "@every 2920000d"}, "repeat has no occurrence up to the year 9999"),
+        (
+            {"repeat": "@every 2920000d", "repeatUntil": str(START + DAY)},
+            "repeatUntil is before the first occurrence",
+        ),
+    ],
+)
+def test_what_ends_a_schedule_before_its_first_occurrence_is_named(properties: dict[str, str], said: str) -> None:
+    with pytest.raises(RecurrenceError) as error:
+        first_of(properties, START)
+    assert str(error.value) == said
 
 
 def test_every_counts_from_the_first_occurrence_and_not_from_the_one_before() -> None:
@@ -297,3 +324,9 @@ def test_a_recurrence_rule_means_what_dateutil_says(repeat: str, seconds: int) -
     except ValueError:  # by its interval it matches never
         of_dateutil = ()
     assert ours == [at for at in islice(of_dateutil, 6) if at > start][:5]
+
+
+def test_a_message_that_is_known_to_recur_but_has_no_rule_is_an_error_that_names_the_property() -> None:
+    with pytest.raises(RecurrenceError, match="repeat is missing"):
+        recurrence_of({"timeZone": "UTC"})
+    assert recurrence_of({"repeat": "@every 90s"}).every_millis == 90_000

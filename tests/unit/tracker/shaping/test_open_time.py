@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conf.shaping import DAYS, Window
 from tracker.shaping.open_time import OpenTime
-from tracker.shaping.rule import OpenWindow, Rule, rule_of
+from tracker.shaping.rule import OpenWindow, ShapingRule, rule_of
 
 EVERY_DAY = tuple(range(7))
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Pacific/Auckland", "Asia/Kolkata"]
@@ -80,6 +80,21 @@ def test_a_night_is_an_hour_shorter_or_longer_when_clocks_change(day: str, hours
     assert night.is_open(np.array([end - 1.0, float(end)])).tolist() == [True, False]
 
 
+@pytest.mark.parametrize("day", ["2026-06-01", "9990-06-01", "9999-12-31"])
+def test_after_a_hundred_years_and_after_the_last_one_it_is_open(day: str) -> None:
+    opened = OpenTime([OpenWindow((0,), 600, 660, "Pacific/Auckland")], millis(day))
+    hours = np.array([1.0, 20_000.0, 1e8]) * 3_600_000
+    places = opened.to_real(hours)
+    assert (np.diff(places) > 0).all()
+    assert np.allclose(opened.to_open(places), hours)
+    assert places[2] - places[1] < 100 * 366 * 86_400_000.0 + hours[2]
+
+
+def test_a_window_that_no_day_has_is_open_after_all_of_them() -> None:
+    opened = OpenTime([OpenWindow((), 600, 660, "UTC")], millis("2026-06-01"))
+    assert opened.to_real(np.array([0.0]))[0] > millis("2126-01-01T00:00")
+
+
 def test_windows_that_overlap_are_one() -> None:
     opened = OpenTime([OpenWindow((0,), 600, 720, "UTC"), OpenWindow((0,), 660, 780, "UTC")], millis("2026-06-01"))
     monday = np.array([millis("2026-06-01T10:00"), millis("2026-06-01T14:00")], float)
@@ -90,7 +105,9 @@ def test_a_rule_is_read_as_it_was_written() -> None:
     window = Window.model_validate({"days": ["sun", "Mon"], "from": "22:00", "to": "06:00", "time_zone": "Asia/Tokyo"})
     text = rule_of(None, [window])
     assert text is not None
-    assert Rule.from_json(text) == Rule(None, 1, False, (OpenWindow((0, 6), 22 * 60, 30 * 60, "Asia/Tokyo"),))
+    assert ShapingRule.from_json(text) == ShapingRule(
+        None, 1, False, (OpenWindow((0, 6), 22 * 60, 30 * 60, "Asia/Tokyo"),)
+    )
     assert rule_of(None, []) is None
     assert Window().days == DAYS
     assert datetime.fromtimestamp(0, UTC).weekday() == 3

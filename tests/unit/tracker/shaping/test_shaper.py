@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
@@ -17,10 +18,11 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.sinks.batch_sink import _waiting
 from streaming.source.clock import _places
-from tests.examples import examples
-from tests.messages import TOPIC, command, commands, messages
+from tests.support.examples import examples
+from tests.support.messages import TOPIC, command, commands, messages
 from tests.unit.tracker.shaping.test_bucket import most_within
-from tracker.commands.rebuilt import Rebuilt
+from tracker.backoff import Backoff
+from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.schema import KNOWN, RESCHEDULE, PauseChange
 from tracker.messages import concat, int64, where, with_columns
 from tracker.shaping.rule import rule_of
@@ -41,7 +43,8 @@ Row = tuple[int, int, str, int, int | None]  # tick, entry, subscription, time, 
 class Service:
     """Shards with two subscriptions, `s` with the rule and `t` without, their clock and their buckets."""
 
-    def __init__(self, rule: str | None, shards: int = 2) -> None:
+    def __init__(self, rule: str | None, shards: int = 2, places_at_most: int = 1_000_000) -> None:
+        self.places_at_most = places_at_most
         self.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping={TOPIC: {0: rule}} if rule else {})
         self.stores = [MemoryStore() for _ in range(shards)]
         self.places = [Place(i, shards) for i in range(shards)]
@@ -72,7 +75,7 @@ class Service:
             durable_through=0,
             now=self.now,
             ingested_through=self.tick,
-            places=_places(last, self.now, self.feedback),
+            places=_places(last, self.now, self.feedback, self.places_at_most),
             sending=json.dumps({SHAPED: recorded(self.now, self.subscriptions.shaping)}),
         )
         self.cutoff = tick.cutoff
@@ -129,13 +132,18 @@ def rate(messages_per_second: float, burst: int | None = None, per: str = "subsc
     return rule
 
 
+# START is a Monday, 02:40 UTC.
+CLOSED = rule_of(None, [Window.model_validate({"from": "02:41"})])
+
+
 def many(n: int, due: int, first: int = 0, **columns: object) -> pa.Table:
     return messages([(7, first + i, due) for i in range(n)], **columns)
 
 
 @pytest.mark.slow
-def test_what_is_due_at_once_goes_out_at_the_rate_and_says_when_it_was_due() -> None:
-    service = Service(rate(50, burst=10))
+@pytest.mark.parametrize("places_at_most", [1_000_000, 100])
+def test_what_is_due_at_once_goes_out_at_the_rate_and_says_when_it_was_due(places_at_most: int) -> None:
+    service = Service(rate(50, burst=10), places_at_most=places_at_most)
     due = START + 5_000
     service.step(100, many(640, due))
     service.run_until(START + 40_000)
@@ -156,6 +164,80 @@ def test_what_is_due_at_once_goes_out_at_the_rate_and_says_when_it_was_due() -> 
     assert [row[3:] for row in service.of("t")] == [(due, None)] * 640
 
 
+@pytest.mark.parametrize("rule", [rate(0.1, burst=1), CLOSED])
+def test_a_dead_letter_takes_no_place_and_does_not_wait(rule: str) -> None:
+    service = Service(rule, shards=1)
+    backoffs = {TOPIC: {0: Backoff(attempts=2)}}
+    service.subscriptions = replace(service.subscriptions, backoffs=backoffs)
+    sent_back = [("retryOf", "7:9"), ("retrySubscription", "s"), ("retryAfter", "5000")]
+    service.step(100, many(4, START, 0, attempt=3, properties=sent_back))
+    assert [(row[1], row[4]) for row in service.of("s")] == [(n, None) for n in range(4)]
+    service.step(100, many(2, START, 4, attempt=2, properties=sent_back))
+    service.run_until(START + 120_000)
+    first, second = (row[3] - START for row in service.of("s")[4:])
+    # The retries take the first two places.
+    assert (first, second) == ((60_000, 60_000) if rule == CLOSED else (5_200, 15_200))
+
+
+def test_a_queue_that_is_longer_than_the_calendar_waits() -> None:
+    service = Service(rate(1e-5, burst=1), shards=1)
+    service.step(100, many(3_000, START))
+    service.step(100)
+    times = [time for moves in service.moves for time in moves["deliver_at"].to_pylist()]
+    assert len(service.of("s")) == 1
+    assert len(times) == 2_999
+
+
+def test_a_tick_moves_no_more_than_there_are_places_and_the_rest_waits() -> None:
+    service = Service(rate(50, burst=10), places_at_most=100)
+    service.step(100, many(640, START + 5_000))
+    moved = []
+    while service.now < START + 15_000:
+        effects = service.step(400)
+        moved.append(sum(one.cancels.num_rows for one in effects))
+    assert sum(moved) > 500
+    # Rounding up is for each shard; what is within the rate moves within a tick, too.
+    assert max(moved) <= 100 + len(service.places) + 10 + 50 * 0.4
+
+
+@pytest.mark.parametrize("rule", [rate(50, 10), rate(25, 5, "key"), CLOSED])
+def test_a_shard_that_gives_places_alone_moves_no_more_than_so_many_in_a_tick(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outs = []
+    for most in (1_000_000, 100):
+        monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", most)
+        service = Service(rule, shards=1)
+        keys = [{"key": f"k{i % 2}"} for i in range(640)]
+        service.step(100, concat(many(1, START + 5_000, i, **keys[i]) for i in range(640)))
+        moved = []
+        while service.now < START + 90_000:
+            moved.append(sum(one.cancels.num_rows for one in service.step(400)))
+        assert sum(moved) >= 600
+        assert (max(moved) <= 100) == (most == 100)
+        outs.append(sorted(row[1:] for row in service.of("s")))
+    assert len(outs[0]) == 640
+    assert outs[0] == outs[1]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_comes_at_short_notice_goes_behind_what_has_waited_for_a_place(
+    shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 100)
+    service = Service(rate(50, burst=2), shards, places_at_most=100)
+    service.step(100, many(640, START + 5_000))
+    service.run_until(START + 5_000)
+    service.step(400, many(200, service.now, first=640))
+    service.run_until(START + 30_000)
+    at = {row[1]: row[3] for row in service.of("s")}
+    assert len(at) == 840
+    ids = pa.table({"ledger_id": [7] * 840, "entry_id": list(at)})
+    for of_shard in (shards_of(ids, shards) == i for i in range(shards)):
+        own = [entry for entry, is_own in zip(at, of_shard, strict=True) if is_own]
+        assert min(at[entry] for entry in own if entry >= 640) > max(at[entry] for entry in own if entry < 640)
+
+
 def test_what_is_within_the_rate_goes_out_at_its_time_as_if_there_were_none() -> None:
     service, plain = Service(rate(100)), Service(None)
     rows = messages([(7, i, START + 5_000 + 50 * i) for i in range(200)])
@@ -170,22 +252,20 @@ def test_what_is_within_the_rate_goes_out_at_its_time_as_if_there_were_none() ->
 @given(
     st.sampled_from([rate(8, 1), rate(5, 1), rate(10, 3), rate(40), rate(5, 2, "key")]),
     st.integers(1, 3),
+    st.sampled_from([1_000_000, 20]),
     st.lists(
         st.tuples(st.integers(-2_000, 9_000), st.integers(1, 15), st.booleans(), st.sampled_from([200, 900, 4_000])),
         min_size=1,
-        max_size=4,
+        max_size=6,
     ),
 )
-@example(rate(8, 1), 2, [(455, 15, False, 900), (79, 15, False, 4_000)])
-@example(rate(5, 1), 2, [(235, 14, False, 900), (6_725, 9, True, 900)])
-@example(rate(5, 1), 2, [(664, 10, False, 4_000), (453, 11, True, 900), (6_776, 8, False, 4_000)])
+@example(rate(8, 1), 2, 1_000_000, [(455, 15, False, 900), (79, 15, False, 4_000)])
+@example(rate(5, 1), 2, 1_000_000, [(235, 14, False, 900), (6_725, 9, True, 900)])
+@example(rate(5, 1), 2, 1_000_000, [(664, 10, False, 4_000), (453, 11, True, 900), (6_776, 8, False, 4_000)])
 def test_never_more_than_the_rate_each_once_and_never_before_its_time(
-    rule: str, shards: int, blocks: list[tuple[int, int, bool, int]]
+    rule: str, shards: int, places_at_most: int, blocks: list[tuple[int, int, bool, int]]
 ) -> None:
-    # Of two starts soon after each other a shard does not know what another one had on its way at both: such places may
-    # be given twice. The senders of a machine keep to the rate all the same: test_pace.py.
-    assume(shards == 1 or sum(starts for _, _, starts, _ in blocks) <= 1)
-    service = Service(rule, shards)
+    service = Service(rule, shards, places_at_most)
     rule_json = json.loads(rule)
     due: dict[int, int] = {}
     for i, (delay, n, starts, millis) in enumerate(blocks):
@@ -312,6 +392,24 @@ def test_what_a_pause_held_back_is_shaped_when_it_goes_on(phase: int) -> None:
     shaped = service.of("s")
     assert len({row[1] for row in shaped}) == len(shaped) == 200
     assert most_within([row[3] for row in shaped], 1_000) <= 22
+
+
+def test_what_is_delivered_now_by_commands_is_shaped() -> None:
+    service = Service(rate(20, burst=2), shards=1)
+    waiting = many(100, START + 60_000)
+    service.step(100, waiting)
+    service.run_until(START + 5_000)
+    ids = {f"n{entry}": 1 for entry in range(100)}
+    rows = commands(
+        [command(id_, 7, entry, (0,), cancel_at=service.now, kind=RESCHEDULE) for entry, id_ in enumerate(ids)]
+    )
+    known, payload = waiting.select(KNOWN.names).cast(KNOWN), concat(service.sealed)
+    service.step(400, commands=rows, request_ids=ids, known_messages=known, payload_rows=payload)
+    service.run_until(START + 30_000)
+    shaped = service.of("s")
+    assert len({row[1] for row in shaped}) == len(shaped) == 100
+    assert most_within([row[3] for row in shaped], 1_000) <= 22
+    assert not service.of("t")  # it was not named, and waits
 
 
 def test_near_places_are_sealed_at_once_with_the_moves_to_them() -> None:

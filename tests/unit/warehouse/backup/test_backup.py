@@ -20,16 +20,16 @@ from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.start import StartError, begin
 from tests.conftest import Run
-from tests.examples import examples
+from tests.support.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, bucket, content, make, rows
 from warehouse.backup import copying
 from warehouse.backup.copying import CHOSEN, BackupError, back_up
 from warehouse.backup.marker import NotABackupError, read_marker, remove_marker
 from warehouse.backup.restoring import NeverCompleteError, restore
 from warehouse.backup.storage import Storage
+from warehouse.delta.tables import Tables, exists
 from warehouse.maintenance.maintain import MaintenanceError, maintain
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables, exists
 
 pytestmark = pytest.mark.slow
 

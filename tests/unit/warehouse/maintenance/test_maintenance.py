@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import multiprocessing.synchronize
 import time
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planner import Index
 from conf.settings import RetentionSettings, Route, Settings
-from tests.examples import examples
-from warehouse.maintenance.compaction import FAN_IN, Run, merge, overlap, plan
+from tests.support.examples import examples
+from warehouse.delta.tables import Tables
+from warehouse.maintenance import maintain as module
+from warehouse.maintenance.compaction import FAN_IN, MERGED_AT_ONCE, RowGroups, Run, merge, overlap, plan, slices
 from warehouse.maintenance.maintain import MaintenanceError, is_paused, lock, maintain, needs_maintenance
 from warehouse.maintenance.table_files import DataFile, TableFiles
 from warehouse.queries.index_rows import read_segment
 from warehouse.schemas import SCHEMAS
-from warehouse.tables import Tables
 
 pytestmark = pytest.mark.slow
 
@@ -135,6 +138,23 @@ def test_compaction_keeps_all_rows_old_versions_and_transactions(sealed: tuple[S
     assert maintain(made, now=NOW)[0].files_merged == 0
 
 
+def test_a_run_ends_also_where_the_job_appends_faster_than_files_are_merged(
+    sealed: tuple[Settings, Tables], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tables = sealed
+    numbers = itertools.count(41)
+
+    def merge_on_a_busy_machine(*given: Any) -> bool:
+        for number in itertools.islice(numbers, 10):
+            assert number < 100, "it would go on for ever"
+            tables.append("delayed_index", bucket(number, 300, NOW + DAY, DAY), {"job": number})
+        return merge(*given)
+
+    monkeypatch.setattr(module, "merge", merge_on_a_busy_machine)
+    report = next(r for r in maintain(made, now=NOW) if r.table == "delayed_index")
+    assert (report.files_before, report.files_merged, report.files_after) == (40, 40, 11)
+
+
 def test_a_segment_is_the_same_before_and_after(sealed: tuple[Settings, Tables]) -> None:
     made, tables = sealed
 
@@ -237,31 +257,39 @@ def test_whether_it_is_needed(sealed: tuple[Settings, Tables]) -> None:
     assert not needs_maintenance(few, tables)
 
 
-def _append(warehouse: str, n: int) -> None:
+def _append(warehouse: str, is_enough: multiprocessing.synchronize.Event) -> None:
     tables = Tables(warehouse)
-    for number in range(1, n + 1):
+    number = 0
+    while not is_enough.is_set():
+        number += 1
         assert tables.append("delayed_index", bucket(number, 50, NOW + DAY, DAY), {"job": number})
 
 
 def test_appends_of_another_process_go_on_while_files_are_merged_again_and_again(tmp_path: Path) -> None:
     made, tables = make(tmp_path)
-    n = 80
-    writer = multiprocessing.get_context("spawn").Process(target=_append, args=(made.warehouse, n))
+    processes = multiprocessing.get_context("spawn")
+    is_enough = processes.Event()
+    writer = processes.Process(target=_append, args=(made.warehouse, is_enough))
     writer.start()
     commits = 0
     files = TableFiles(tables, "delayed_index")
-    while writer.is_alive():
-        files.update()
-        if len(found := files.all()) > 2:
-            assert merge(files, found)
-            commits += 1
+    try:
+        while commits < 8 and writer.is_alive():
+            files.update()
+            if len(found := files.all()) > 2:
+                assert merge(files, found)
+                commits += 1
+    finally:
+        is_enough.set()
     writer.join()
     assert writer.exitcode == 0
-    assert commits > 3
+    assert commits == 8
+    n = tables.written("delayed_index", "job")
+    assert n is not None
+    assert n > 8
     found = tables.query("delayed_index", "SELECT ledger_id, count(*) AS n FROM delayed_index GROUP BY 1 ORDER BY 1")
     assert found["ledger_id"].to_pylist() == list(range(1, n + 1))
     assert set(found["n"].to_pylist()) == {51}
-    assert tables.written("delayed_index", "job") == n
 
 
 # The plan alone.
@@ -274,13 +302,56 @@ def test_appends_of_another_process_go_on_while_files_are_merged_again_and_again
 @settings(max_examples=examples(60))
 def test_after_the_planned_merges_no_time_has_more_runs_than_it_may(spans: list[Any], limit: int) -> None:
     files = [DataFile(f"f{i}", n * 10, n, start, start + length) for i, (n, start, length) in enumerate(spans)]
-    groups = plan(files, None, limit)
-    merged = [file for group in groups for file in group]
-    assert len({file.path for file in merged}) == len(merged)
-    runs = [Run((file,)) for file in files if file not in merged] + [Run(tuple(g), merges=True) for g in groups]
+    runs = [Run((file,)) for file in files_after_merges(files, limit)]
     assert overlap(runs) <= limit
     small = [run for run in runs if run.tier < 0]
     assert len(small) < FAN_IN * len({run.tier for run in small} or {0})
+
+
+def files_after_merges(files: list[DataFile], limit: int) -> list[DataFile]:
+    """Files, each a run, after the merges of plan after plan, until there is nothing to do."""
+    while groups := plan(files, None, limit):
+        merged = [file for group in groups for file in group]
+        assert len({file.path for file in merged}) == len(merged)
+        assert all(1 < len(group) <= MERGED_AT_ONCE for group in groups)
+        files = [file for file in files if file not in merged]
+        for group in groups:
+            first, last = min(file.first for file in group), max(file.last for file in group)
+            rows = sum(file.rows for file in group)
+            files.append(DataFile(f"of {group[0].path}", rows * 10, rows, first, last))
+    return files
+
+
+def test_of_a_thousand_runs_a_row_is_written_twice() -> None:
+    """So many come by an import of files that are not sorted by time."""
+    index = Index(row_bytes=60)
+    for _ in range(1_000):
+        index.add_run(NOW, NOW + 365 * DAY, 1_000_000)
+    while groups := plan(index.files, NOW, 25):
+        for group in groups:
+            assert len({file.run for file in group}) <= MERGED_AT_ONCE
+            index.merge(group)
+    assert len({file.run for file in index.files}) < FAN_IN
+    assert index.merged <= 2 * index.came
+
+
+def test_each_part_of_a_merge_is_about_a_full_file_however_many_there_are() -> None:
+    n, files = 2_000_000, 20_000
+    chance = np.random.default_rng(1)
+    first = np.sort(chance.integers(NOW, NOW + 365 * DAY, n))
+    last = first + chance.integers(0, 2 * HOUR, n)
+    file = np.repeat(np.arange(files), n // files)
+    number = np.tile(np.arange(n // files), files)
+    groups = RowGroups([f"f{i}" for i in range(files)], file, number, first, last, np.full(n, 0.01))
+    found = slices(groups)
+    assert (found[0].start, found[-1].end) == (first[0], last.max() + 1)
+    assert all(one.end == other.start for one, other in itertools.pairwise(found))
+    assert len(found) == pytest.approx(n * 0.01 / 0.9, abs=1)
+    for part in found[:: len(found) // 50]:
+        wanted = {(f"f{file[i]}", number[i]) for i in np.flatnonzero((first < part.end) & (last >= part.start))}
+        assert {(path, i) for path, numbers in part.groups.items() for i in numbers} == wanted
+        within = np.minimum(last + 1, part.end) - np.maximum(first, part.start)
+        assert (0.01 * within.clip(0) / (last + 1 - first)).sum() == pytest.approx(0.9, rel=0.01)
 
 
 def test_a_row_is_written_once_a_tier() -> None:

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 from broker.position import Position
 from conf.settings import Settings, local_path
-from recovery.changes import find_commands
-from recovery.delivered import Delivered
-from recovery.rebuild import rebuild
-from tests.examples import examples
-from tests.rebuilt import without_destinations
+from recovery.rebuild.changes import find_commands
+from recovery.rebuild.delivered import Delivered
+from recovery.rebuild.rebuild import rebuild
+from tests.support.examples import examples
+from tests.support.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
-from tracker.commands.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
-from warehouse.known_routes import subscription_names
+from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain
-from warehouse.tables import Tables
+from warehouse.routes.known_routes import subscription_names
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,152 @@
+"""The API's own figures, and the job's, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from admin.dashboard.data import storage
+from broker.client import PulsarError
+from broker.pulsar_admin.admin_rest import AdminClient
+from conf.settings import Settings
+from status.job_status import read_status
+from status.metrics import JobCollector
+from warehouse.queries.paused import paused
+from warehouse.schedules.live_schedules import live_schedules
+
+_STORAGE_SECONDS = 10.0
+_SUBSCRIPTIONS_SECONDS = 60.0
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class StorageCollector(Collector):
+    """Metrics of what the tables and the source topics hold; these are read at most every ten seconds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._read_at = -_STORAGE_SECONDS
+        self._found: list[Metric] = []
+
+    def collect(self) -> Iterator[Metric]:
+        if time.monotonic() - self._read_at >= _STORAGE_SECONDS:
+            self._read_at = time.monotonic()
+            self._found = [*self._tables(), *self._backlog()]
+        yield from self._found
+
+    def _tables(self) -> Iterator[Metric]:
+        found = storage(self._settings)
+        for name, text, key in (
+            ("files", "Files of a table's newest version.", "files"),
+            ("rows", "Rows of a table's newest version.", "rows"),
+            ("bytes", "Their size on disk.", "bytes"),
+        ):
+            metric = GaugeMetricFamily(f"delaylake_table_{name}", text, labels=["table"])
+            for table in found:
+                metric.add_metric([table["name"]], table[key])
+            yield metric
+        index = next((table for table in found if table["name"] == "delayed_index"), None)
+        if index is not None:
+            yield GaugeMetricFamily("pulsar_delayed_message_index_bucket_total", "Files of buckets.", index["files"])
+            yield GaugeMetricFamily("pulsar_delayed_message_index_size_bytes", "Their size on disk.", index["bytes"])
+
+    def _backlog(self) -> Iterator[Metric]:
+        metric = GaugeMetricFamily(
+            "delaylake_source_backlog_messages",
+            "What the job has not acknowledged of a source topic: not read, or not written down yet.",
+            labels=["topic"],
+        )
+        settings = self._settings.pulsar
+        try:
+            with AdminClient(settings, timeout_seconds=2) as admin:
+                for route in self._settings.routes:
+                    if (backlog := admin.backlog(route.source, settings.subscription)) is not None:
+                        metric.add_metric([route.source], backlog)
+        except PulsarError:
+            pass  # /readyz says that the broker does not answer
+        yield metric
+
+
+class WarehouseCollector(Collector):
+    """Metrics of the routes' subscriptions that are read from the tables, at most every minute."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._read_at = -_SUBSCRIPTIONS_SECONDS
+        self._schedules: dict[tuple[str, str], int] = {}
+        self._paused: set[tuple[str, str]] = set()
+
+    def collect(self) -> Iterator[Metric]:
+        if time.monotonic() - self._read_at >= _SUBSCRIPTIONS_SECONDS:
+            self._read_at = time.monotonic()
+            self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
+            self._paused = paused(self._settings.warehouse)
+        labels = ["topic", "subscription"]
+        schedules = GaugeMetricFamily(
+            "delaylake_schedules", "Recurring messages that have an occurrence to come.", labels=labels
+        )
+        pauses = GaugeMetricFamily("delaylake_paused", "1 while a subscription is paused.", labels=labels)
+        for of, n in self._schedules.items():
+            schedules.add_metric(of, n)
+            pauses.add_metric(of, of in self._paused)
+        yield schedules
+        yield pauses
+
+
+class ApiMetrics:
+    """The API's metrics: requests by the path template of their route, so that there are as many series as routes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.registry = CollectorRegistry()
+        labels = ["method", "route"]
+        self.requests = Counter(
+            "delaylake_api_requests", "Requests that were answered.", [*labels, "code"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "delaylake_api_request_seconds",
+            "From a request to its answer.",
+            labels,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.waiting = Gauge(
+            "delaylake_api_requests_in_progress", "Requests that wait for an answer.", registry=self.registry
+        )
+        self.registry.register(StorageCollector(settings))
+        self.registry.register(WarehouseCollector(settings))
+        self.registry.register(JobCollector(lambda: read_status(settings.warehouse)))
+
+
+class CountRequests:
+    """Middleware: counts every request and measures how long its answer takes."""
+
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        code = 500
+        started = time.perf_counter()
+
+        async def send_counted(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+            await send(message)
+
+        with self._metrics.waiting.track_inprogress():
+            try:
+                await self._app(scope, receive, send_counted)
+            finally:
+                route = getattr(scope.get("route"), "path", "unknown")
+                # Callers may make up methods, so that only those of known routes are counted by name.
+                method = scope["method"] if route != "unknown" else "any"
+                self._metrics.requests.labels(method, route, str(code)).inc()
+                self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)

@@ -1,0 +1,1 @@
+"""Which cluster's entries a topic has: this one's, another's that Pulsar replicates, or one's that was made anew."""

@@ -1,0 +1,1 @@
+"""Pulsar's admin REST API, and what is asked of it."""

@@ -1,0 +1,305 @@
+"""A client for the part of Pulsar's admin REST API that delaylake uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from broker.client import NoAnswerError, PulsarError
+from broker.pulsar_admin.admin_connection import AdminConnection
+from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers, broker_entry, entry_ranges, millis, topic_ledgers
+from conf.settings import PulsarSettings
+
+if TYPE_CHECKING:
+    import httpx
+
+_INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
+
+_TIMEOUT_SECONDS = 10.0
+_ENTRY_SECONDS = 2.0  # the same for a question about an entry; milliseconds are usual
+_CONTENT_SECONDS = 5.0  # the same for an entry with its content
+_AGAIN_SECONDS = 1.0  # before a question about an entry is asked again
+
+
+class NotToldError(NoAnswerError):
+    """The broker has an entry, and returns neither its metadata nor its content.
+
+    That happens with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some
+    brokers where the entry is encrypted and compressed (they decompress the encrypted bytes, and never answer).
+    """
+
+
+class AdminClient:
+    """The few calls to Pulsar's admin REST API that are needed here. One connection pool; safe in several threads.
+
+    Topics are full names (`persistent://tenant/namespace/topic`). Every method raises PulsarError when the broker can't
+    be reached or refuses, unless it says otherwise.
+    """
+
+    def __init__(self, settings: PulsarSettings, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+        self._admin = AdminConnection(settings, timeout_seconds)
+        self.url = self._admin.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._admin.close()
+
+    def health(self) -> bool:
+        """Whether the broker answers, and can produce and read a message; False where it does not answer."""
+        try:
+            return self._admin.request("GET", "brokers/health").status_code == 200
+        except PulsarError:
+            return False
+
+    def namespaces(self, tenant: str) -> list[str]:
+        """Returns the tenant's namespaces as `tenant/namespace`."""
+        namespaces: list[str] = self._admin.json("GET", f"namespaces/{tenant}")
+        return namespaces
+
+    def broker_configuration(self) -> dict[str, str]:
+        """Returns the running broker's configuration, all values as text."""
+        configuration: dict[str, str] = self._admin.json("GET", "brokers/configuration/runtime")
+        return configuration
+
+    def deduplication_enabled(self, namespace: str) -> bool:
+        """Whether the broker drops repeated sends in a namespace: by the namespace's policy, else by its default."""
+        policy = self._admin.request("GET", f"namespaces/{namespace}/deduplication")
+        if policy.status_code == 200 and policy.content:
+            return bool(policy.json())
+        if policy.status_code not in (200, 204, 404):
+            raise self._admin.refused(policy)
+        return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
+
+    def keeps_what_is_consumed(self, namespace: str) -> bool:
+        """Whether a namespace has a retention: by its policy, else by the broker's default."""
+        policy = self._admin.request("GET", f"namespaces/{namespace}/retention")
+        if policy.status_code not in (200, 204, 404):
+            raise self._admin.refused(policy)
+        if policy.status_code == 200 and policy.content and (found := policy.json()):
+            return bool(found["retentionTimeInMinutes"] and found["retentionSizeInMB"])
+        configuration = self.broker_configuration()
+        names = ("defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB")
+        return all(int(configuration.get(name) or 0) for name in names)
+
+    def partitions(self, topic: str) -> int | None:
+        """Returns the number of a topic's partitions: 0 if it is not partitioned, None if there is no such topic."""
+        response = self._admin.request("GET", f"{_path(topic)}/partitions")
+        if response.status_code == 404:
+            return None
+        return int(self._admin.body(response)["partitions"])
+
+    def create_partitioned_topic(self, topic: str, partitions: int) -> None:
+        """Creates a partitioned topic with a number of partitions.
+
+        Raises:
+            PulsarError: also where the topic exists.
+        """
+        self._admin.change("PUT", f"{_path(topic)}/partitions", partitions)
+
+    def backlog(self, topic: str, subscription: str) -> int | None:
+        """Counts the messages of a topic, all its partitions together, that a subscription has not acknowledged.
+
+        Returns:
+            the number; None: there is no such topic or subscription.
+        """
+        kind = "partitioned-stats?perPartition=false" if self.partitions(topic) else "stats"
+        response = self._admin.request("GET", f"{_path(topic)}/{kind}")
+        if response.status_code == 404:
+            return None
+        found = self._admin.body(response)["subscriptions"].get(subscription)
+        return None if found is None else int(found["msgBacklog"])
+
+    def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
+        """Returns an entry's index; None: the broker keeps no indexes (it has no AppendIndexMetadataInterceptor).
+
+        A topic's first message has index 0. An entry that is a batch carries the index of its **last** message: a batch
+        of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
+        partition: name the partition (`...-partition-0`).
+        """
+        response = self._admin.request("GET", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
+        if response.status_code != 200:
+            raise self._admin.refused(response)
+        index = response.headers.get(_INDEX_HEADER)
+        return None if index is None else int(index)
+
+    def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
+        """Returns the headers that describe an entry of a topic or partition, and its content, decompressed.
+
+        The content of a batch is its messages, each with its metadata, one after another.
+
+        Returns:
+            (headers, content); None: the broker does not have the entry.
+
+        Raises:
+            NotToldError: the broker has the entry, was asked twice, and does not tell.
+        """
+        response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
+        return None if response is None else (response.headers, response.content)
+
+    def replication_clusters(self, topic: str) -> list[str]:
+        """Returns the clusters that a topic is replicated between: by its own policy, else by its namespace's."""
+        own = self._admin.request("GET", f"{_path(topic)}/replication")
+        # A broker without policies of topics answers 405.
+        if own.status_code == 200 and own.content and (clusters := own.json()):
+            return list(clusters)
+        namespace = "/".join(_path(topic).split("/")[1:3])
+        return list(self._admin.json("GET", f"namespaces/{namespace}/replication"))
+
+    def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
+        """Returns the type, definition and properties of a version of a topic's schema; None: there is no such one."""
+        response = self._admin.request("GET", f"{_schemas_path(topic)}/schema/{version}")
+        if response.status_code == 404:
+            return None
+        found = self._admin.body(response)
+        return found["type"], found["data"], found.get("properties") or {}
+
+    def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
+        """Registers a schema with a topic; returns its version, which is an old one where the topic has the schema."""
+        content = {"type": kind, "schema": definition, "properties": properties}
+        found = self._admin.body(self._admin.request("POST", f"{_schemas_path(topic)}/schema", json=content))
+        return int(found["version"]["version"])
+
+    def internal_stats(self, topic: str) -> TopicLedgers | None:
+        """Returns a topic partition's ledgers and cursors; None: there is no such topic."""
+        response = self._admin.request("GET", f"{_path(topic)}/internalStats")
+        if response.status_code == 404:
+            return None
+        return topic_ledgers(self._admin.body(response))
+
+    def made_at(self, topic: str) -> int | None:
+        """Returns when a topic partition was made, ms since the epoch; None: the broker does not say."""
+        response = self._admin.request("GET", f"{_path(topic)}/internal-info")
+        return millis(response.json().get("creationDate") or "") if response.status_code == 200 else None
+
+    def reset_to_entry(self, topic: str, subscription: str, ledger_id: int, entry_id: int) -> None:
+        """Has a subscription of a topic partition go on with the entry after this one, as far as it is still there.
+
+        Raises:
+            PulsarError: also where there is no such subscription.
+        """
+        body = {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1, "batchIndex": -1, "isExcluded": True}
+        self._reset(topic, subscription, "resetcursor", body)
+
+    def reset_to_time(self, topic: str, subscription: str, published_at: int) -> None:
+        """Has a subscription of a topic partition go on with what was published at a time or later.
+
+        Args:
+            published_at: ms since the epoch; 0: with all that is there.
+
+        Raises:
+            PulsarError: also where there is no such subscription.
+        """
+        self._reset(topic, subscription, f"resetcursor/{published_at}")
+
+    def skip_all(self, topic: str, subscription: str) -> None:
+        """Has a subscription of a topic partition go on with what is published from now on.
+
+        Raises:
+            PulsarError: also where there is no such subscription.
+        """
+        self._reset(topic, subscription, "skip_all")
+
+    def _reset(self, topic: str, subscription: str, how: str, body: Any = None) -> None:
+        self._admin.change("POST", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{how}", body)
+
+    def acknowledged_alone(self, topic: str, subscription: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Returns the entries beyond its mark-delete position that a subscription has acknowledged, as ranges.
+
+        Args:
+            topic: a topic partition.
+
+        Returns:
+            of each the position before the first entry, and that of the last, (ledger, entry); ascending. Empty where
+            there is no such topic or subscription, too.
+        """
+        response = self._admin.request("GET", f"{_path(topic)}/internalStats")
+        if response.status_code == 404:
+            return []
+        cursor = self._admin.body(response)["cursors"].get(subscription, {})
+        return entry_ranges(cursor.get("individuallyDeletedMessages", ""))
+
+    def has_room(self, topic: str, subscription: str) -> bool:
+        """Whether every consumer of a topic partition's subscription has permits left, so that it can be sent more."""
+        found = self._admin.json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
+
+    def connections(self, topic: str, subscription: str) -> list[str]:
+        """Returns a text for each consumer of a topic partition's subscription: another one after a reconnection."""
+        found = self._admin.json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
+        return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
+        """Returns the metadata of an entry of a topic or partition; None: the broker does not have the entry.
+
+        Raises:
+            NoAnswerError: the broker does not answer for this entry; a NotToldError where it certainly has the entry.
+        """
+        response = self._of_entry("HEAD", topic, ledger_id, entry_id, _ENTRY_SECONDS)
+        return None if response is None else broker_entry(response.headers)
+
+    def _of_entry(
+        self, method: str, topic: str, ledger_id: int, entry_id: int, timeout_seconds: float
+    ) -> httpx.Response | None:
+        """Asks the broker for an entry; None: the broker does not have the entry.
+
+        Asks once more where the broker answers 500, as it does for an entry that the ledger does not have, and while
+        the topic moves to another broker; a GET also where no answer comes in time.
+
+        Raises:
+            NotToldError: the broker has the entry, was asked twice, and does not tell.
+            NoAnswerError: no answer to a HEAD came in time.
+        """
+        for attempt in range(2):
+            if attempt:
+                time.sleep(_AGAIN_SECONDS)
+            try:
+                response = self._admin.request(method, _entry_path(topic, ledger_id, entry_id), timeout=timeout_seconds)
+            except NoAnswerError:
+                if method != "GET":
+                    raise
+                continue
+            if response.status_code == 404:  # the ledger is gone
+                return None
+            if response.status_code == 200:
+                return response
+            if response.status_code != 500:
+                raise self._admin.refused(response)
+        self._check_gone(topic, ledger_id, entry_id)
+        return None
+
+    def _check_gone(self, topic: str, ledger_id: int, entry_id: int) -> None:
+        """Makes sure that the broker does not have an entry of which it tells nothing.
+
+        Raises:
+            NotToldError: it has the entry.
+        """
+        stats = self.internal_stats(topic)
+        if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
+            raise NotToldError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
+
+
+def _entry_path(topic: str, ledger_id: int, entry_id: int) -> str:
+    return f"{_path(topic)}/ledger/{ledger_id}/entry/{entry_id}"
+
+
+def _path(topic: str) -> str:
+    domain, _, rest = topic.partition("://")
+    parts = rest.split("/", 2)
+    if domain != "persistent" or len(parts) != 3 or not all(parts):
+        raise PulsarError(f"{topic}: must be a topic's full name: persistent://tenant/namespace/topic")
+    return "/".join([domain, *(quote(part, safe="") for part in parts)])
+
+
+def _schemas_path(topic: str) -> str:
+    return _path(topic).replace("persistent/", "schemas/", 1)

@@ -1,0 +1,82 @@
+"""A source topic as the broker has it: facts that a consumer is not told, from the admin API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.client import NoAnswerError, PulsarError
+from broker.position import START, Position
+from broker.pulsar_admin.admin_rest import AdminClient
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A subscription's cursor in a topic partition, and the entries that the topic has."""
+
+    acknowledged: Position  # every entry up to this one is acknowledged
+    next_read: Position  # every entry before this one has been sent to the consumer
+    end: Position  # the topic's last entry
+    ledgers: dict[int, int]  # the entries of each ledger that the topic still has
+
+    def has_sent(self, position: Position) -> bool:
+        """Whether the broker has sent the consumer every entry up to this one."""
+        return self.next_read > min(position, self.end)
+
+
+class TopicQuestions:
+    """Questions to the broker's admin API about the topic partitions that one subscription reads.
+
+    Each method raises PulsarError where the broker does not answer, or refuses.
+    """
+
+    def __init__(self, admin: AdminClient, subscription: str) -> None:
+        self._admin = admin
+        self._subscription = subscription
+
+    def last_index(self, topic: str, position: Position) -> int | None:
+        """Returns the broker entry index of an entry's last message; None: the broker keeps no indexes."""
+        return self._admin.message_index(topic, position.ledger_id, position.entry_id)
+
+    def is_first_chunk(self, topic: str, position: Position) -> bool:
+        """Whether an entry is the first chunk of a chunked message, or may be; False where it is gone."""
+        try:
+            entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
+        except NoAnswerError:
+            return True
+        return entry is not None and entry.is_first_chunk
+
+    def cursor(self, topic: str) -> Cursor:
+        """Returns the subscription's cursor in a topic partition.
+
+        Raises:
+            PulsarError: there is no such topic or subscription.
+        """
+        found = self._admin.internal_stats(topic)
+        if found is None or self._subscription not in found.next_read:
+            raise PulsarError(f"{topic} has no subscription {self._subscription}")
+        return Cursor(
+            Position(*found.acknowledged[self._subscription]),
+            Position(*found.next_read[self._subscription]),
+            Position(*found.end),
+            found.ledgers,
+        )
+
+    def begin(self, topic: str) -> Position:
+        """Returns the position before the first entry that the consumer will get; START: not known.
+
+        That is its acknowledged position; without a subscription the beginning of the topic's first ledger.
+        """
+        found = self._admin.internal_stats(topic)
+        if found is None:
+            return START
+        if self._subscription in found.acknowledged:
+            return Position(*found.acknowledged[self._subscription])
+        return Position(min(found.ledgers), -1) if found.ledgers else START
+
+    def connection(self, topic: str) -> str | None:
+        """Returns a text for the connection of the subscription's only consumer: another one after a reconnection.
+
+        None: it has no consumer, or several.
+        """
+        connections = self._admin.connections(topic, self._subscription)
+        return connections[0] if len(connections) == 1 else None

@@ -1,0 +1,37 @@
+"""The types that sections of the settings are made of."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from conf.durations import parse_duration
+
+_TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
+
+
+class Section(BaseModel):
+    """A part of the settings, which takes no names but its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _millis(given: object) -> object:
+    return parse_duration(given) if isinstance(given, str) else given
+
+
+# A number of milliseconds; a text is read as a duration.
+Duration = Annotated[int, BeforeValidator(_millis)]
+
+
+def _persistent_topic(name: str) -> str:
+    if not _TOPIC.match(name):
+        raise ValueError("must be a topic's full name: persistent://tenant/namespace/topic")
+    return name
+
+
+Topic = Annotated[str, AfterValidator(_persistent_topic)]
+Millis = Annotated[int, Field(ge=0)]
+PositiveMillis = Annotated[int, Field(gt=0)]

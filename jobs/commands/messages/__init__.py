@@ -1,0 +1,1 @@
+"""Commands about messages: sent, listed and changed."""

@@ -1,0 +1,147 @@
+"""What the commands share that change messages: options that name messages, and how a command is sent and answered."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conf.errors import DelayLakeError
+from jobs.options import GlobalOptions, Output, global_options, rest_client, show
+
+if TYPE_CHECKING:
+    from admin.control.client import ControlClient
+    from admin.control.requests import Outcome
+    from admin.control.rest_client import RestClient
+    from broker.entries.message_ids import MessageRef
+
+    Client = ControlClient | RestClient
+
+_SHOWN = 20
+
+ONE_WAY = "messages are named by their ids or by --schedule-key, not by both"
+
+Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
+Subscriptions = Annotated[
+    str | None,
+    typer.Option(
+        "-s", "--subscriptionNames", help="Subscriptions, separated by commas; none: all; *: later ones, too."
+    ),
+]
+FromFile = Annotated[
+    typer.FileText | None, typer.Option("--from-file", help="Read ids from a file, one a line; - is standard input.")
+]
+SubscriptionOption = Annotated[str, typer.Option("-s", "--subscription", help="The subscription.")]
+Triplets = Annotated[
+    list[str] | None, typer.Option("--messageId-triplet", help="ledger:entry[:batchIndex]; may be repeated.")
+]
+Base64Ids = Annotated[
+    list[str] | None, typer.Option("--messageId-base64", help="A message id in base64; may be repeated.")
+]
+ScheduleKeys = Annotated[
+    list[str] | None,
+    typer.Option("--schedule-key", help="The message that waits under this schedule key; may be repeated."),
+]
+Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for the answer.")]
+
+
+class TopicsError(DelayLakeError):
+    """A command was wrong, or not applied to all that it names."""
+
+
+def _client(options: GlobalOptions) -> Client:
+    """Returns a client of the admin API where one is named, else of the control topic."""
+    if options.api_url is not None:
+        return rest_client(options, options.api_url)
+    from admin.control.client import ControlClient
+
+    return ControlClient(options.settings, getpass.getuser())
+
+
+def run_command(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
+    """Runs a command and prints its outcomes: as text, where they are many, only counts and the first that failed.
+
+    Args:
+        context: of the command line.
+        n: number of messages that the command names.
+        output: text or JSON.
+        command: calls the client.
+
+    Raises:
+        TopicsError: the command was not applied to all that it names.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    outcomes = []
+    with _client(global_options(context)) as client:
+        console = Console(stderr=True)
+        with Progress(console=console, disable=n <= _SHOWN or not console.is_terminal) as progress:
+            task = progress.add_task("messages", total=n)
+            for outcome in command(client):
+                outcomes.append(outcome)
+                progress.update(task, completed=min(n, len(outcomes)))
+    failed = [outcome for outcome in outcomes if not outcome.is_done]
+    shown = outcomes if len(outcomes) <= _SHOWN else failed[:_SHOWN]
+    lines = [str(outcome) for outcome in shown]
+    if len(outcomes) > _SHOWN:
+        lines.append(f"{len(outcomes) - len(failed):,} of {len(outcomes):,} done")
+    show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
+    if failed:
+        raise TopicsError(f"not done: {failed[0]}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
+
+
+def named(
+    triplets: list[str] | None, base64_ids: list[str] | None, from_file: typer.FileText | None
+) -> list[MessageRef]:
+    """Returns the messages that the options name.
+
+    Raises:
+        BadParameter: none is named.
+    """
+    from broker.entries.message_ids import parse, parse_base64, parse_triplet
+
+    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
+    if from_file is not None:
+        messages += [parse(line) for line in lines_of(from_file)]
+    if not messages:
+        raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
+    return messages
+
+
+def schedule_keys_of(
+    keys: list[str],
+    triplets: list[str] | None = None,
+    base64_ids: list[str] | None = None,
+    from_file: typer.FileText | None = None,
+) -> list[str]:
+    """Returns the schedule keys, each once.
+
+    Raises:
+        BadParameter: other options name messages, too.
+    """
+    from tracker.properties.schedule_key import check_key
+
+    if triplets or base64_ids or from_file is not None:
+        raise typer.BadParameter(ONE_WAY)
+    for key in keys:
+        check_key(key)
+    return list(dict.fromkeys(keys))
+
+
+def split_names(subscriptions: str | None) -> list[str]:
+    """Returns the subscriptions of an option that has them separated by commas."""
+    return [name.strip() for name in (subscriptions or "").split(",") if name.strip()]
+
+
+def lines_of(file: typer.FileText) -> list[str]:
+    """Returns the lines of a file that are not empty."""
+    return [line.strip() for line in file if line.strip()]
+
+
+def check_ids(ledger_id: int, entry_id: int) -> None:
+    """Raises TopicsError where an id is negative."""
+    if ledger_id < 0 or entry_id < 0:
+        raise TopicsError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")

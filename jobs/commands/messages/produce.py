@@ -1,0 +1,191 @@
+"""`delaylake produce`: sends messages, delayed or not, and prints their ids."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.options import Output, OutputOption, global_options, show
+from jobs.parsers import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from conf.settings import PulsarSettings
+
+DELIVER_AT = "deliverAt"
+DELIVER_AFTER = "deliverAfter"
+
+# How long, in seconds, to try to reach the broker.
+CONNECT_TIMEOUT_SECONDS = 10
+
+# From this number of messages on, progress is shown.
+SHOW_PROGRESS_FROM = 1_000
+
+
+def produce(
+    context: typer.Context,
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="persistent://tenant/namespace/topic", show_default=False)
+    ],
+    message: Annotated[
+        list[str] | None, typer.Option("--message", "-m", help="A message's text. Repeatable.", show_default=False)
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--count",
+            min=1,
+            help="How many to send: the texts given, over and over, or message-1, ...",
+            show_default=False,
+        ),
+    ] = None,
+    deliver_after: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_duration,
+            metavar="DURATION",
+            help="From the publish time: 250ms, 10s, 5m, 2h, 1d.",
+            show_default=False,
+        ),
+    ] = None,
+    deliver_at: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_time, metavar="TIME", help="ISO 8601 with a zone, or ms since the epoch.", show_default=False
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The messages' key.", show_default=False)] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="Repeatable.", show_default=False)
+    ] = None,
+    repeat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Deliver each again and again: a cron expression, @every 90s, or an RRULE.",
+            show_default=False,
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(metavar="ZONE", help="Of --repeat, as Europe/Berlin. UTC otherwise.", show_default=False),
+    ] = None,
+    repeat_until: Annotated[
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help="No occurrence is later.", show_default=False),
+    ] = None,
+    repeat_times: Annotated[int | None, typer.Option(min=1, help="So many occurrences.", show_default=False)] = None,
+    misfire: Annotated[
+        Misfire | None,
+        typer.Option(help="For occurrences that were missed: once for all of them.", show_default=False),
+    ] = None,
+    batch: Annotated[bool, typer.Option("--batch", help="Let one entry hold several messages.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Send messages and print the id of each: ledger:entry:partition:batchIndex."""
+    if deliver_after is not None and deliver_at is not None:
+        raise typer.BadParameter("give --deliver-after or --deliver-at, not both")
+    if not message and count is None:
+        raise typer.BadParameter("give messages with -m, a number of them with -n, or both")
+    sent_properties = dict(parse_property(text) for text in properties or [])
+    if deliver_after is not None:
+        sent_properties[DELIVER_AFTER] = str(deliver_after)
+    if deliver_at is not None:
+        sent_properties[DELIVER_AT] = str(deliver_at)
+    sent_properties |= recurrence_properties(repeat, time_zone, repeat_until, repeat_times, misfire)
+    total = count or len(message or [])
+    texts = islice(cycle(message), total) if message else (f"message-{number}" for number in range(1, total + 1))
+    options = global_options(context)
+    log_file = "/dev/stderr" if options.verbose else os.devnull
+    ids = send(options.settings.pulsar, topic, texts, total, key, sent_properties, batch, log_file)
+    show(output, ids, "\n".join(ids))
+
+
+def send(
+    settings: PulsarSettings,
+    topic: str,
+    texts: Iterable[str],
+    total: int,
+    key: str | None,
+    properties: dict[str, str],
+    batch: bool,
+    log_file: str = os.devnull,
+) -> list[str]:
+    """Sends messages, in order, and returns when the broker has answered for each.
+
+    Args:
+        settings: of the broker.
+        topic: its full name.
+        texts: the payloads.
+        total: number of the texts.
+        key: of all messages; None: they have none.
+        properties: of all messages.
+        batch: several messages may share an entry.
+        log_file: where the client logs.
+
+    Returns:
+        the ids, ledger:entry:partition:batchIndex, in the order of the texts.
+
+    Raises:
+        PulsarError: the broker can't be reached, or has refused some of the messages.
+    """
+    import pulsar
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from broker.client import FIRST_SEQUENCE_ID, PulsarError, connect
+
+    ids = [""] * total
+    failures: list[str] = []
+    answered = threading.Semaphore(0)
+
+    def on_answer(position: int) -> Any:
+        # An exception in here would hang the client.
+        def record(result: pulsar.Result, message_id: Any) -> None:
+            if result == pulsar.Result.Ok:
+                ids[position] = (
+                    f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}:{message_id.batch_index()}"
+                )
+            else:
+                failures.append(str(result).removeprefix("Result."))
+            answered.release()
+
+        return record
+
+    client = connect(settings, log_file=log_file, operation_timeout_seconds=CONNECT_TIMEOUT_SECONDS)
+    try:
+        producer = client.create_producer(
+            topic, batching_enabled=batch, block_if_queue_full=True, initial_sequence_id=FIRST_SEQUENCE_ID
+        )
+        console = Console(stderr=True)
+        with Progress(console=console, disable=not console.is_terminal or total < SHOW_PROGRESS_FROM) as progress:
+            task = progress.add_task("sending", total=total)
+            for position, text in enumerate(texts):
+                producer.send_async(text.encode(), on_answer(position), properties=properties, partition_key=key)
+                if position % SHOW_PROGRESS_FROM == 0:
+                    progress.update(task, completed=position)
+            producer.flush()
+            for _ in range(total):
+                answered.acquire()
+            progress.update(task, completed=total)
+    except pulsar.PulsarException as error:
+        raise PulsarError(
+            f"can't send to {topic} by {settings.service_url}: {_reason(error)}; is the broker up, "
+            "the topic's name right, and the token valid? (--verbose shows the client's log)"
+        ) from error
+    finally:
+        client.close()
+    if failures:
+        raise PulsarError(f"{len(failures)} of {total} messages were not sent to {topic}: {failures[0]}")
+    return ids
+
+
+def _reason(error: Exception) -> str:
+    """Returns the client's text without its prefix: `ConnectError` for `Pulsar error: ConnectError`."""
+    return str(error).removeprefix("Pulsar error: ") or type(error).__name__

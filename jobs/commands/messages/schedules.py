@@ -1,0 +1,331 @@
+"""`delaylake schedules`: recurring messages, when they come next, and commands for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conf.errors import DelayLakeError
+from conf.times import time_text
+from jobs.commands.messages.changes import Subscriptions, Timeout, run_command, split_names
+from jobs.commands.messages.filter_options import SubscriptionOption, Topic
+from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
+from jobs.parsers import parse_time, recurrence_properties
+from jobs.text_table import table_text
+
+if TYPE_CHECKING:
+    from admin.control.requests import Outcome
+    from broker.entries.message_ids import MessageRef
+    from jobs.commands.messages.changes import Client
+    from warehouse.schedules.schedule import Occurrence, Schedule
+
+app = typer.Typer(
+    help="Recurring messages: list them, see when they come next, skip an occurrence, pause, resume and end them.",
+    no_args_is_help=True,
+)
+
+_UPCOMING = 5  # occurrences that `show` shows
+_MOST = 1_000
+
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The message's id, as `delaylake produce` printed it: ledger:entry[:partition:batchIndex].",
+        show_default=False,
+    ),
+]
+
+
+class ScheduleError(DelayLakeError):
+    """A schedule is not there."""
+
+
+@app.command("list")
+def list_schedules(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption = None,
+    with_ended: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 100,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List the schedules of a topic, in the order in which they came.
+
+    One is listed a few seconds after its message was sent, and how far it has got is as old.
+    """
+    options = global_options(context)
+    found = _listed(options, topic, subscription, with_ended, limit)
+    lines = _table(found["schedules"], options.zone)
+    show(output, found, f"{lines}\n... and more (--limit)" if found["nextCursor"] else lines)
+
+
+@app.command("show")
+def show_schedule(
+    context: typer.Context,
+    topic: Topic,
+    schedule_id: Id,
+    subscription: SubscriptionOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show a schedule: its rule, how far it has got for each subscription, and its next occurrences."""
+    options = global_options(context)
+    found = _shown(options, topic, schedule_id, subscription, _UPCOMING)
+    show(output, found, _text(found, options.zone))
+
+
+@app.command("next")
+def next_occurrences(
+    context: typer.Context,
+    n: Annotated[int, typer.Argument(metavar="N", min=1, max=_MOST, help="How many.", show_default=False)],
+    topic: Annotated[str | None, typer.Argument(help="The source topic of a schedule.", show_default=False)] = None,
+    schedule_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="The schedule: its message's id.", show_default=False)
+    ] = None,
+    subscription: SubscriptionOption = None,
+    repeat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Instead of a schedule, a rule to try: a cron expression, @every 90s, or an RRULE.",
+            show_default=False,
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(metavar="ZONE", help="Of the times shown, and of --repeat. UTC otherwise.", show_default=False),
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_time, metavar="TIME", help="With --repeat: after this time. Now otherwise.", show_default=False
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show the next N occurrences of a schedule, or of a rule that is to be tried."""
+    options = global_options(context)
+    if (repeat is None) == (topic is None or schedule_id is None):
+        raise typer.BadParameter("TOPIC and ID are needed, or --repeat")
+    if repeat is None:
+        if after is not None:
+            raise typer.BadParameter("--after goes with --repeat")
+        upcoming = _shown(options, str(topic), str(schedule_id), subscription, n)["upcoming"]
+    else:
+        upcoming = [one.to_json() for one in _of_rule(repeat, time_zone, after, n)]
+    show(output, upcoming, _occurrences_text(upcoming, options.zone if time_zone is None else _zone(time_zone)))
+
+
+@app.command("skip-next")
+def skip_next(
+    context: typer.Context,
+    topic: Topic,
+    schedule_id: Id,
+    subscriptions: Subscriptions = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Skip the next occurrence of a schedule: the one after it is next."""
+    message, names = _ref(schedule_id), split_names(subscriptions)
+    run_command(context, 1, output, lambda client: client.skip_next(topic, [message], names, timeout))
+
+
+@app.command("pause")
+def pause(
+    context: typer.Context,
+    topic: Topic,
+    schedule_id: Id,
+    subscriptions: Subscriptions = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Pause a schedule: its next occurrence waits until `resume`.
+
+    An occurrence that is handed out already comes.
+    """
+    message, names = _ref(schedule_id), split_names(subscriptions)
+    run_command(context, 1, output, lambda client: client.pause_schedules(topic, [message], names, True, timeout))
+
+
+@app.command("resume")
+def resume(
+    context: typer.Context,
+    topic: Topic,
+    schedule_id: Id,
+    subscriptions: Subscriptions = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Resume a schedule that was paused: it goes on by its rule.
+
+    What was missed is made up for as its misfire says: once (late), all, or skip.
+    """
+    message, names = _ref(schedule_id), split_names(subscriptions)
+    run_command(context, 1, output, lambda client: client.pause_schedules(topic, [message], names, False, timeout))
+
+
+@app.command("end")
+def end(
+    context: typer.Context,
+    topic: Topic,
+    schedule_id: Id,
+    subscriptions: Subscriptions = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a schedule: no further occurrence is delivered.
+
+    An occurrence that is handed out already comes. `delaylake topics restore` takes the schedule up again, until the
+    cancelled occurrence would be due.
+    """
+    message, names = _ref(schedule_id), split_names(subscriptions)
+    options = global_options(context)
+
+    def ended(client: Client) -> Iterator[Outcome]:
+        from admin.control.requests import Cancel
+        from admin.control.rest_client import RestClient
+
+        if isinstance(client, RestClient):
+            return client.end_schedule(topic, message, names, timeout)
+        found = _found(options, topic, message, None)
+        # A cancel is of a whole entry, which may have other messages.
+        if found.batch_size > 1:
+            return client.skip(topic, [found.ref], names, timeout)
+        return client.cancel(topic, [Cancel(found.ref, found.cancel_at)], names, timeout)
+
+    run_command(context, 1, output, ended)
+
+
+def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_ended: bool, limit: int) -> Any:
+    """Returns schedules from the tables or the admin API, in the API's form."""
+    from warehouse.routes.missing_routes import settings_with
+    from warehouse.schedules.schedules import MAX_LIMIT, Schedules
+
+    if options.api_url is None:
+        settings, _ = settings_with(options.settings, topic)
+        return Schedules(settings, topic, subscription).page(limit, None, with_ended).to_json()
+    found: dict[str, Any] = {"schedules": [], "nextCursor": None}
+    with rest_client(options, options.api_url) as client:
+        while len(found["schedules"]) < limit:
+            query: dict[str, Any] = {"limit": min(limit - len(found["schedules"]), MAX_LIMIT), "withEnded": with_ended}
+            query |= {"subscription": subscription} if subscription else {}
+            query |= {"cursor": found["nextCursor"]} if found["nextCursor"] else {}
+            page = client.schedules(topic, query, None)
+            found = {**page, "schedules": found["schedules"] + page["schedules"]}
+            if not page["nextCursor"]:
+                break
+    return found
+
+
+def _shown(options: GlobalOptions, topic: str, schedule_id: str, subscription: str | None, n: int) -> Any:
+    """Returns a schedule with its next occurrences, in the API's form."""
+    message = _ref(schedule_id)
+    if options.api_url is None:
+        found = _found(options, topic, message, subscription)
+        return {**found.to_json(), "upcoming": [one.to_json() for one in found.upcoming(n)]}
+    query = {"next": n, **({"subscription": subscription} if subscription else {})}
+    with rest_client(options, options.api_url) as client:
+        return client.schedules(topic, query, message)
+
+
+def _found(options: GlobalOptions, topic: str, message: MessageRef, subscription: str | None) -> Schedule:
+    from warehouse.routes.missing_routes import settings_with
+    from warehouse.schedules.schedules import Schedules
+
+    settings, _ = settings_with(options.settings, topic)
+    found = Schedules(settings, topic, subscription).find(message)
+    if found is None:
+        raise ScheduleError(f"no recurring message {message} of {topic} is known: a new one is after some seconds")
+    return found
+
+
+def _of_rule(repeat: str, time_zone: str | None, after: int | None, n: int) -> list[Occurrence]:
+    """Returns the first n occurrences of a rule, of a message that is published now or at a given time."""
+    import time
+    from itertools import islice
+
+    from tracker.recurrence.recurrence import recurrence_of
+    from warehouse.schedules.schedule import Occurrence, occurrences_after
+
+    rule = recurrence_of(recurrence_properties(repeat, time_zone, None, None, None))
+    start = rule.first(time.time_ns() // 1_000_000 if after is None else after, None)
+    if start is None:
+        return []
+    return [Occurrence(1, start), *islice(occurrences_after(rule, 1, start, start), n - 1)]
+
+
+def _zone(name: str) -> tzinfo | None:
+    from conf.times import parse_zone
+
+    try:
+        return parse_zone(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _ref(text: str) -> MessageRef:
+    from broker.entries.message_ids import parse
+
+    return parse(text)
+
+
+def _table(schedules: list[dict[str, Any]], zone: tzinfo | None) -> str:
+    rows = [
+        [
+            s["id"],
+            s["repeat"] if s["timeZone"] == "UTC" else f"{s['repeat']} ({s['timeZone']})",
+            _due(s, zone),
+            "" if s["nextOccurrence"] is None else str(s["nextOccurrence"]),
+            s["key"] or "",
+            ",".join(one["subscription"] for one in s["subscriptions"]),
+        ]
+        for s in schedules
+    ]
+    return table_text(["schedule", "repeat", "next", "occurrence", "key", "subscriptions"], rows, right=["occurrence"])
+
+
+_STATES = {"held": "held back", "paused": "paused", "takenBack": "cancelled", "ended": "ended"}
+
+
+def _due(schedule: dict[str, Any], zone: tzinfo | None) -> str:
+    at = schedule["nextDeliverAt"]
+    return _STATES.get(schedule["state"], "") if at is None or schedule["state"] != "waiting" else time_text(at, zone)
+
+
+def _text(schedule: dict[str, Any], zone: tzinfo | None) -> str:
+    def at(millis: int | None) -> str:
+        return "" if millis is None else time_text(millis, zone)
+
+    fields = {
+        "schedule": schedule["id"],
+        "repeat": f"{schedule['repeat']} ({schedule['timeZone']})",
+        "until": at(schedule["repeatUntil"]),
+        "times": "" if schedule["repeatTimes"] is None else str(schedule["repeatTimes"]),
+        "misfire": schedule["misfire"],
+        "first": at(schedule["firstDeliverAt"]),
+        "key": schedule["key"] or "",
+        "schedule key": schedule["scheduleKey"] or "",
+    }
+    lines = [f"{name + ':':<14}{value}" for name, value in fields.items() if value]
+    rows = [
+        [
+            one["subscription"],
+            _STATES.get(one["state"], one["state"]),
+            f"{one['delivered']:,}",
+            at(one["lastDeliverAt"]),
+            "" if one["nextOccurrence"] is None else str(one["nextOccurrence"]),
+            at(one["nextDeliverAt"]),
+        ]
+        for one in schedule["subscriptions"]
+    ]
+    names = ["subscription", "state", "delivered", "last", "occurrence", "next"]
+    upcoming = _occurrences_text(schedule["upcoming"], zone)
+    return "\n".join([*lines, "", table_text(names, rows, right=["delivered", "occurrence"]), "", upcoming])
+
+
+def _occurrences_text(upcoming: list[dict[str, Any]], zone: tzinfo | None) -> str:
+    rows = [[str(one["occurrence"]), time_text(one["deliverAt"], zone)] for one in upcoming]
+    return table_text(["occurrence", "deliver at"], rows, right=["occurrence"])

@@ -1,0 +1,322 @@
+"""`delaylake topics`: changes and finds messages that wait, by the commands and options of Pulsar's tool and more."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.commands.messages import by_filter, redrive
+from jobs.commands.messages.changes import (
+    ONE_WAY,
+    Base64Ids,
+    FromFile,
+    ScheduleKeys,
+    SubscriptionOption,
+    Subscriptions,
+    Timeout,
+    Topic,
+    TopicsError,
+    Triplets,
+    check_ids,
+    lines_of,
+    named,
+    run_command,
+    schedule_keys_of,
+    split_names,
+)
+from jobs.options import Output, OutputOption, global_options, rest_client, show
+from jobs.parsers import parse_duration, parse_time
+
+if TYPE_CHECKING:
+    from broker.entries.message_ids import MessageRef
+    from conf.settings import Settings
+
+app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscriptions.", no_args_is_help=True)
+
+
+@app.command("cancel-delayed-message")
+def cancel_delayed_message(
+    context: typer.Context,
+    topic: Topic,
+    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
+    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    deliver_at: Annotated[
+        int | None, typer.Option("-t", "--deliverAt", help="Its time of delivery, ms since the epoch.")
+    ] = None,
+    subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Cancel a delayed message on the given subscriptions, or all.
+
+    One that is handed out already, some seconds before its time, is TOO_LATE. With --from-file each line is
+    `ledger:entry deliverAt`.
+    """
+    from admin.control.requests import Cancel
+    from broker.entries.message_ids import MessageRef, parse
+
+    cancels = []
+    names = split_names(subscriptions)
+    if schedule_keys:
+        if from_file is not None or (ledger_id, entry_id, deliver_at) != (None, None, None):
+            raise typer.BadParameter(ONE_WAY)
+        keys = schedule_keys_of(schedule_keys)
+        run_command(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
+        return
+    if from_file is not None:
+        for line in lines_of(from_file):
+            message, _, time = line.partition(" ")
+            if not time.strip().isdigit():
+                raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
+            cancels.append(Cancel(parse(message), int(time)))
+    elif ledger_id is None or entry_id is None or deliver_at is None:
+        raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --schedule-key, or --from-file")
+    else:
+        check_ids(ledger_id, entry_id)
+        cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
+    run_command(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
+
+
+def acknowledge_message(
+    context: typer.Context,
+    topic: Topic,
+    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
+    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
+    from broker.entries.message_ids import MessageRef
+
+    names = split_names(subscriptions)
+    if schedule_keys:
+        if ledger_id is not None or entry_id is not None:
+            raise typer.BadParameter(ONE_WAY)
+        keys = schedule_keys_of(schedule_keys)
+        run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, names, timeout))
+        return
+    if ledger_id is None or entry_id is None:
+        raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
+    check_ids(ledger_id, entry_id)
+    message = [MessageRef(ledger_id, entry_id)]
+    run_command(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
+
+
+app.command("acknowledgeMessage")(acknowledge_message)
+app.command("acknowledge-message", hidden=True)(acknowledge_message)
+
+_BY_FILTER = {
+    "cancel": "Cancel the pending messages to which all options given apply, on a subscription or on all.",
+    "skip": "Skip the pending messages to which all options given apply; not where types acknowledge cumulatively.",
+    "deliver now": "Deliver the pending messages to which all options given apply at once.",
+    "restore": "Undo cancels and skips of the messages to which all options given apply, and whose time has not come.",
+}
+_MEANT = """
+
+Meant are those that `delaylake pending` lists. Exit status 1 where some were not done, as those that are handed out
+already."""
+for _action, _text in _BY_FILTER.items():
+    app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
+app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
+app.command("purge")(by_filter.purge)
+app.command("redrive")(redrive.redrive)
+
+
+@app.command("skip-messages")
+def skip_messages(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
+
+    Those that are handed out already are TOO_LATE: some seconds before they are due, and at once where they are due
+    when they come. To have time, pause the subscription first.
+
+    With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
+    """
+    if schedule_keys:
+        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
+        run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, [subscription], timeout))
+        return
+    messages = named(triplets, base64_ids, from_file)
+    run_command(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
+
+
+@app.command("reschedule")
+def reschedule(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
+    from_file: FromFile = None,
+    deliver_at: Annotated[
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
+    ] = None,
+    deliver_after: Annotated[
+        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m, 2h, 1d.")
+    ] = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages that wait at another time, earlier or later. They keep their ids."""
+    if (deliver_at is None) == (deliver_after is None):
+        raise typer.BadParameter("one of --deliver-at and --deliver-after is needed")
+    due = deliver_at if deliver_at is not None else time.time_ns() // 1_000_000 + (deliver_after or 0)
+    if schedule_keys:
+        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
+        names = [subscription]
+        run_command(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, due, names, timeout))
+        return
+    messages = named(triplets, base64_ids, from_file)
+    run_command(
+        context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
+    )
+
+
+@app.command("deliver-now")
+def deliver_now(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages that wait, or that a pause holds back, at once."""
+    if schedule_keys:
+        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
+        run_command(
+            context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, 0, [subscription], timeout)
+        )
+        return
+    messages = named(triplets, base64_ids, from_file)
+    run_command(
+        context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout)
+    )
+
+
+@app.command("restore")
+def restore(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Undo cancels and skips of messages whose time has not come."""
+    messages = named(triplets, base64_ids, from_file)
+    run_command(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
+
+
+@app.command("retry")
+def retry(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    from_file: FromFile = None,
+    reason: Annotated[str, typer.Option(help="Why, for the attempts and the dead letters.")] = "",
+    after: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m; else as the backoff says."
+        ),
+    ] = None,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages once more that a consumer of the subscription failed on.
+
+    After as many retries as the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
+    """
+    messages = named(triplets, base64_ids, from_file)
+    run_command(
+        context,
+        len(messages),
+        output,
+        lambda client: client.retry(topic, messages, subscription, reason, after or 0, timeout),
+    )
+
+
+@app.command("pause")
+def pause(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Hold back what comes due for a subscription, until it is resumed, or the message rescheduled."""
+    run_command(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
+
+
+@app.command("resume")
+def resume(
+    context: typer.Context,
+    topic: Topic,
+    subscription: SubscriptionOption,
+    timeout: Timeout = 30,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a pause: what was held back is delivered now."""
+    run_command(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
+
+
+@app.command("get-message-id-by-index")
+def get_message_id_by_index(
+    context: typer.Context,
+    topic: Topic,
+    index: Annotated[int, typer.Option("-i", "--index", help="The message's index in the topic, from 0.")],
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; for one that has expired all are -1.
+
+    Of a partitioned topic, name a partition. An entry is known some seconds after it came.
+    """
+    options = global_options(context)
+    if options.api_url is None:
+        found = _entry_of_index(options.settings, topic, index)
+    else:
+        with rest_client(options, options.api_url) as client:
+            found = client.message_id_by_index(topic, index)
+    value = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
+    show(output, value, str(found))
+
+
+def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:
+    from deltalake.exceptions import TableNotFoundError
+
+    from tracker.commands.decode import resolve_topic
+    from warehouse.delta.tables import Tables
+    from warehouse.queries.message_index import MessageIndex
+
+    source, partition = resolve_topic(topic, {route.source for route in settings.routes})
+    if source is None:
+        raise TopicsError(f"no route has the topic {topic!r}")
+    try:
+        return MessageIndex(Tables(settings.warehouse)).find(source, partition, index)
+    except TableNotFoundError as error:
+        raise TopicsError(f"no table of entries in {settings.warehouse}: the job has not run yet") from error

@@ -1,0 +1,1 @@
+"""Commands about the tables as a whole: asked, checked, kept small, copied, and filled."""

@@ -1,0 +1,159 @@
+"""`delaylake import`: brings in many messages at once, from files, from another topic, or from another system."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.options import Output, OutputOption, global_options, show
+from jobs.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from recovery.other_systems.importing import Found
+    from recovery.other_systems.sources import OpenSource
+    from warehouse.delta.tables import Tables
+
+
+def import_messages(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="The source topic of a route, whose messages they are to be.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Parquet files: deliver_at (ms or a timestamp), payload, key, properties, ..."),
+    ] = None,
+    from_topic: Annotated[
+        str | None,
+        typer.Option(
+            "--from-topic", help="What this other Pulsar topic holds now, by its properties or native deliverAt."
+        ),
+    ] = None,
+    subscription: Annotated[
+        str | None,
+        typer.Option(
+            "--subscription", help="With --from-topic: only what this subscription of it has not acknowledged."
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SYSTEM",
+            help="What waits in another system: sidekiq, bullmq, celery, rq, oban, pg-boss, river, db-scheduler,"
+            " rabbitmq; or a YAML file that says which columns of a Postgres table are what.",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", envvar="DELAYLAKE_IMPORT_URL", help="Where that system is: redis://:password@host:6379/0, say."
+        ),
+    ] = None,
+    queues: Annotated[
+        list[str] | None, typer.Option("--queue", help="Only what is of this queue of it; may be repeated.")
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="What its keys in Redis begin with, where that is not the usual.")
+    ] = "",
+    due_after: Annotated[
+        str | None,
+        typer.Option(
+            "--due-after", metavar="TIME", help="Leave there what is due by then: ISO 8601 with a zone, or ms."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what there is in the other system, and import nothing.")
+    ] = False,
+    discard_checkpoint: Annotated[
+        bool, typer.Option("--discard-checkpoint", help="Move an existing checkpoint aside first.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Bring in many messages at once, without Pulsar between, and rebuild the checkpoint. The job must not run.
+
+    A file, another topic's message, or another system's job that was imported before is passed over: after an
+    interruption give the same command again. Of another system's nothing is changed there: let its workers stand still.
+    """
+    from recovery.importing.files import check_files, import_file
+    from recovery.importing.importer import Importer
+    from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
+    from recovery.new_checkpoint import import_and_rebuild
+    from recovery.other_systems.importing import import_items, look
+
+    if not files and from_topic is None and system is None:
+        raise typer.BadParameter("name Parquet files, a topic with --from-topic, or a system with --from")
+    if dry_run and (system is None or files or from_topic is not None):
+        raise typer.BadParameter("it goes with --from alone", param_hint="--dry-run")
+    if subscription is not None and from_topic is None:
+        raise typer.BadParameter("it goes with --from-topic", param_hint="--subscription")
+    options = global_options(context)
+    settings = options.settings
+    source = _source(system, url, queues or (), prefix, due_after) if system is not None else None
+    warnings: list[str] = []
+    with ProgressLine(output) as progress:
+        importer = Importer(settings, topic, progress.show)
+        check_files(files or ())
+        if from_topic is not None:
+            check_topic(settings, from_topic)
+        if dry_run and source is not None:
+            found = look(settings.warehouse, importer.source_topic, source)
+            show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
+            return
+
+        if system is not None:  # what can't be read is to be said before the checkpoint is moved aside
+            next(_source(system, url, queues or (), prefix, due_after).items(), None)
+
+        def bring_in(tables: Tables) -> None:
+            importer.tables = tables
+            for file in files or ():
+                import_file(importer, file)
+            if from_topic is not None:
+                import_topic(importer, from_topic, subscription or SUBSCRIPTION)
+            if source is not None:
+                import_items(importer, source)
+
+        rebuilt = import_and_rebuild(settings, discard_checkpoint, bring_in, progress.show, warnings.append)
+    done = importer.done
+    value: dict[str, Any] = asdict(done) | {"pending": rebuilt["pending"], "warnings": warnings}
+    text = (
+        f"{done.messages:,} messages imported, {done.rejected:,} of them rejected; {done.already_there:,} were there\n"
+    )
+    if source is not None:
+        value["left"] = dict(source.left)
+        text += "".join(f"{n:,} left: {reason}\n" for reason, n in source.left.items())
+    text += "".join(f"warning: {warning}\n" for warning in warnings)
+    show(output, value, text + f"{rebuilt['pending']:,} pending: start the job with `delaylake run`")
+
+
+def _source(
+    system: str, url: str | None, queues: list[str] | tuple[str, ...], prefix: str, due_after: str | None
+) -> OpenSource:
+    from conf.times import parse_time
+    from recovery.other_systems.sources import OpenSource
+
+    if url is None:
+        raise typer.BadParameter("say where it is", param_hint="--url")
+    try:
+        earliest = None if due_after is None else parse_time(due_after)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--due-after") from None
+    return OpenSource(system, url, queues, prefix, earliest)
+
+
+def _text(found: Found, left: dict[str, int], zone: tzinfo | None) -> str:
+    from conf.times import time_text
+
+    lines = [
+        f"{found.items:,} to import, {found.payload_bytes:,} bytes of payload; {found.already_there:,} are there",
+        f"{found.overdue:,} of them are due at once",
+    ]
+    if found.first_due is not None and found.last_due is not None:
+        lines.append(f"the others from {time_text(found.first_due, zone)} to {time_text(found.last_due, zone)}")
+    lines += [f"{n:,} can't be taken: {reason}" for reason, n in found.reasons.items()]
+    lines += [f"  {example}" for example in found.examples]
+    lines += [f"{n:,} left: {reason}" for reason, n in left.items()]
+    return "\n".join([*lines, "nothing was changed"])

@@ -1,0 +1,77 @@
+"""Parsers of the values that several commands take: durations, times, properties and recurrence."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import typer
+
+
+def parse_duration(text: str) -> int:
+    """Returns a duration such as `10s`, `1.5h` or `250ms` in milliseconds.
+
+    Raises:
+        typer.BadParameter: the text is no duration, or a number without a unit: it may be meant as seconds.
+    """
+    from conf import durations
+
+    given = text.strip()
+    if given.isdecimal():
+        raise typer.BadParameter(f"{given} what? {given}s, {given}m, {given}h, {given}d or {given}ms")
+    try:
+        return durations.parse_duration(given)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} must be a duration, as 90s, 5m, 2h, 1d or 250ms") from None
+
+
+def parse_time(text: str) -> int:
+    """Returns a time as ms since the epoch, from such a number or from ISO 8601 with a zone.
+
+    Raises:
+        typer.BadParameter: the text is neither.
+    """
+    from conf import times
+
+    try:
+        return times.parse_time(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def parse_property(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise typer.BadParameter(f"{text!r} is no property: give key=value")
+    return key, value
+
+
+class Misfire(StrEnum):
+    """What becomes of missed occurrences, as `tracker.recurrence.recurrence.Misfire`."""
+
+    ONCE = "once"
+    ALL = "all"
+    SKIP = "skip"
+
+
+def recurrence_properties(
+    repeat: str | None, time_zone: str | None, until: int | None, times: int | None, misfire: Misfire | None
+) -> dict[str, str]:
+    """Returns the properties of a message that recurs as options say; none where they say nothing.
+
+    Raises:
+        typer.BadParameter: they make no recurrence.
+    """
+    from tracker.recurrence.recurrence import Recurrence, RecurrenceError
+
+    given = {"timeZone": time_zone, "repeatUntil": until, "repeatTimes": times, "misfire": misfire}
+    properties = {name: str(value) for name, value in given.items() if value is not None}
+    if repeat is None:
+        if properties:
+            raise typer.BadParameter("--time-zone, --repeat-until, --repeat-times and --misfire go with --repeat")
+        return {}
+    properties["repeat"] = repeat
+    try:
+        Recurrence.of_properties(properties)
+    except RecurrenceError as error:
+        raise typer.BadParameter(str(error)) from None
+    return properties

@@ -1,0 +1,174 @@
+"""The messages that have been delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import Position
+from recovery.rebuild.done_occurrences import DoneOccurrences
+from recovery.rebuild.message_set import MessageSet
+from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    BoolArray,
+    Int64Array,
+    concat,
+    has_occurrences,
+    int64,
+    subscription_numbers,
+    typed,
+    where,
+)
+from warehouse.delivery_key import attempt_ids
+from warehouse.delta.tables import OnProgress, Tables
+from warehouse.routes.tenure import Tenures
+
+# The clocks of those who publish, send and rebuild may differ by this.
+CLOCKS_MILLIS = 15 * 60 * 1000
+
+# A time, ms since the epoch, by source topic and number of a subscription.
+Times = dict[tuple[str, int], int]
+
+_DELIVERIES = (
+    "SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, attempt, occurrence, "
+    "occurrence_at, sent_at FROM deliveries"
+)
+
+# Messages that a subscription is not to get (again), and when they were to be delivered.
+DONE = pa.schema([*list(NOT_TO_DELIVER)[:-1], ("deliver_at", pa.int64())])
+
+
+class Delivered:
+    """The messages that have been delivered to the subscriptions of the routes.
+
+    Args:
+        names: for each source topic the names of its subscriptions, by number.
+        durable: by topic partition the last entry that does not come again from the source topics.
+        tenures: messages handed out while a subscription was not there are `missed` by it; None: there are none.
+
+    Attributes:
+        occurrences: those of recurring messages that have been delivered. Such a message is delivered only when it has
+            ended.
+    """
+
+    def __init__(
+        self, names: Mapping[str, Sequence[str]], durable: Mapping[str, Position], tenures: Tenures | None = None
+    ) -> None:
+        self._names = names
+        self._tenures = tenures or Tenures()
+        self._durable = durable
+        self._messages = MessageSet()
+        self.occurrences = DoneOccurrences()
+        self._not_durable: list[pa.Table] = []
+
+    @property
+    def durable(self) -> Mapping[str, Position]:
+        """By topic partition the last entry that does not come again from the source topics."""
+        return self._durable
+
+    @property
+    def not_durable(self) -> pa.Table:
+        """The delivered messages that come again from the source topics, as DONE; also those that were missed."""
+        return concat(self._not_durable, DONE)
+
+    def add(self, rows: pa.Table) -> None:
+        """Adds rows of `deliveries`; those of subscriptions that no route has are passed over."""
+        numbers = subscription_numbers(rows, self._names)
+        if has_occurrences(rows):
+            recurs = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
+            self.occurrences.add(where(rows, recurs & (numbers >= 0)), numbers[recurs & (numbers >= 0)])
+            rows, numbers = where(rows, ~recurs), numbers[~recurs]
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            self._messages.add(number, *attempt_ids(where(rows, numbers == number)))
+        is_again = is_not_durable(rows, self._durable) & (numbers >= 0)
+        again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
+        self._not_durable.append(as_done(again, numbers[is_again]))
+        of_all = again.drop_columns("subscription")
+        for number, is_missed in self.missed(of_all):
+            self._not_durable.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
+
+    def contains(self, number: int, rows: pa.Table) -> BoolArray:
+        """Returns a mask of the messages that have been delivered to the subscription with a number: bool, (rows,).
+
+        A retry counts as delivered only if the row's `attempt` was; an occurrence only if that occurrence was.
+        """
+        found = self._messages.contains(number, *attempt_ids(rows))
+        return found | self.occurrences.contains(number, rows) if has_occurrences(rows) else found
+
+    def add_ended(self, number: int, rows: pa.Table) -> None:
+        """Adds recurring messages of which a subscription has had the last occurrence."""
+        self._messages.add(number, *attempt_ids(rows))
+
+    def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
+        """Yields for each number of a subscription a mask of the messages that have been delivered to it."""
+        for number in self._messages.subscriptions:
+            yield number, self.contains(number, rows)
+
+    def missed(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
+        """Yields for each number of a subscription that was absent for some time a mask of the messages that it missed.
+
+        Args:
+            rows: with the columns that `Tenures.were_missed` needs.
+        """
+        for topic, names in self._names.items():
+            for name in self._tenures.of_topic(topic):
+                if name in names:
+                    yield list(names).index(name), self._tenures.were_missed(rows, topic, name)
+
+
+def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
+    """Returns messages as DONE for the subscriptions with these numbers, one for each row."""
+    return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
+
+
+def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray:
+    """Tells which rows' entries come again from the source topics; those of imported messages never do.
+
+    Args:
+        rows: with topic, partition, ledger_id and entry_id.
+        durable: by topic partition the last entry that does not come again.
+
+    Returns:
+        a mask, bool, (rows,).
+    """
+    if not rows.num_rows:
+        return np.zeros(0, np.bool_)
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    partitions, place = np.unique(int64(rows, "partition"), return_inverse=True)
+    last = np.array(
+        [
+            [durable.get(partition_name(topic, p), Position(-1, -1)) for p in partitions.tolist()]
+            for topic in topics.dictionary.to_pylist()
+        ],
+        np.int64,
+    )
+    ledger, entry = last[topics.indices.to_numpy(), place].T
+    ledgers = int64(rows, "ledger_id")
+    is_later: BoolArray = (ledgers > ledger) | ((ledgers == ledger) & (int64(rows, "entry_id") > entry))
+    return is_later & (ledgers < FIRST_IMPORTED_LEDGER)
+
+
+def partition_name(topic: str, partition: int) -> str:
+    """Returns the name of a topic partition, as a client subscribes to it; -1: the topic is not partitioned."""
+    return topic if partition < 0 else f"{topic}-partition-{partition}"
+
+
+def read_delivered(
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    durable: Mapping[str, Position],
+    tenures: Tenures,
+    on_progress: OnProgress,
+) -> Delivered:
+    """Reads the messages that the table `deliveries` has; the arguments are those of `Delivered`."""
+    delivered = Delivered(names, durable, tenures)
+    n = 0
+    for rows in tables.stream(_DELIVERIES):
+        delivered.add(rows)
+        n += rows.num_rows
+        on_progress("deliveries", "rows read", n)
+    return delivered

@@ -1,0 +1,118 @@
+"""Finds since when messages may have been sent and not written down: a lane may have been stuck for hours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
+from tracker.commands.control import Control
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.messages import Int64Array, int64, where, with_columns
+from warehouse.delta.tables import OnProgress, Tables, literal
+
+DELAYS = """
+SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence, schedule_key, key_since,
+       attempt
+FROM delayed_index WHERE operation = 'DELAY'
+"""
+
+_RESUMED = """
+SELECT topic, subscription, max(applied_at) AS at FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESUME'
+GROUP BY topic, subscription
+"""
+
+
+def first_overdue(
+    tables: Tables,
+    names: Mapping[str, Sequence[str]],
+    control: Control,
+    unsealed: pa.Table,
+    delivered: Delivered,
+    now: int,
+    on_progress: OnProgress = lambda table, step, rows: None,
+) -> Times:
+    """Finds for each subscription the least time of delivery of a durable message that it is still to get and is due.
+
+    Recurring messages do not count here. No durable message that `deliveries` does not have was sent before that time:
+    nothing is sent early.
+
+    Args:
+        names: for each source topic the names of its subscriptions, by number.
+        control: knows the messages that have been cancelled and moved.
+        unsealed: moves of which the delayed index has no DELAY row yet, as of `recovery.rebuild.changes.Changes`.
+        delivered: the messages that `deliveries` has; they do not count.
+        now: ms since the epoch. Messages due up to CLOCKS_MILLIS later count as due, for clocks differ.
+
+    Returns:
+        the times, ms since the epoch; a subscription that is not there has no such message.
+    """
+    first: Times = {}
+
+    def note(topic: str, number: int, times: Int64Array) -> None:
+        if len(times):
+            first[topic, number] = min(int(times.min()), first.get((topic, number), int(times.min())))
+
+    n = 0
+    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now + CLOCKS_MILLIS} AND occurrence IS NULL"):
+        n += rows.num_rows
+        on_progress("delayed_index", "past rows read", n)
+        rows = by_ledger(rows)
+        masks, _ = subscription_mask_of(rows, control, delivered)
+        due = int64(rows, "deliver_at")
+        for topic in pc.unique(rows["topic"]).to_pylist():
+            is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
+            for number in range(len(names.get(topic, ()))):
+                note(topic, number, due[is_own & (masks >> number & 1 > 0)])
+    for topic in pc.unique(unsealed["source"]).to_pylist():
+        own = where(unsealed, pc.equal(unsealed["source"], topic).to_numpy(zero_copy_only=False))
+        for number in np.unique(int64(own, "subscription")).tolist():
+            due = int64(own, "deliver_at")[int64(own, "subscription") == number]
+            note(topic, number, due[due < now + CLOCKS_MILLIS])
+    # What was held back for a subscription that has gone on: its rows do not say when that was.
+    for row in tables.sql(_RESUMED).to_pylist():
+        topic, name = row["topic"], row["subscription"]
+        if name in names.get(topic, ()):
+            number = list(names[topic]).index(name)
+            if _was_held(tables, topic, name, number, delivered):
+                note(topic, number, np.array([row["at"]]))
+    return first
+
+
+def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
+    """Returns for each row the subscriptions that still want it, and the rows that are delivered.
+
+    Args:
+        rows: DELAY rows, with the columns of DELAYS.
+        control: knows the messages that have been cancelled and moved.
+        delivered: the messages that have been delivered, or were handed out while a subscription was not there.
+
+    Returns:
+        masks, int64, (rows,), with a bit for each number of a subscription; and the delivered rows as DONE.
+    """
+    masks = control.subscription_mask(rows)
+    found = []
+    for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
+        masks[is_delivered] &= ~(1 << number)
+        done = rows.filter(pa.array(is_delivered))  # a copy: a slice would keep all rows in memory
+        # A row that was held back is never loaded.
+        times = np.where(int64(done, "deliver_at") < HELD_DELIVER_AT, int64(done, "deliver_at"), 0)
+        found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
+    return masks, found
+
+
+def by_ledger(rows: pa.Table) -> pa.Table:
+    """Sorts rows by ledger, which makes looking them up faster."""
+    return rows.take(pa.array(np.argsort(int64(rows, "ledger_id"), kind="stable")))
+
+
+def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
+    """Whether a subscription has messages that were held back, and that `delivered` does not have."""
+    sql = (
+        f"{DELAYS} AND deliver_at >= {HELD_DELIVER_AT} AND topic = {literal(topic)} AND subscription = {literal(name)}"
+    )
+    return any(not delivered.contains(number, rows).all() for rows in tables.stream(sql))

@@ -1,0 +1,456 @@
+"""Finds where recurring messages stand: by their rows, what has been delivered, and what commands have done.
+
+Which occurrences a subscription has had is known by their numbers, also of those that were in flight when the
+checkpoint was lost. The first one that it has not had is next; those after it that it has had are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import numpy as np
+import pyarrow as pa
+
+from broker.position import Position
+from recovery.rebuild.changes import write_moves
+from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, is_not_durable
+from recovery.rebuild.done_occurrences import Done, Message
+from tracker.commands.control import Control
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.commands.message_state.rebuilt import MOVED, OCCURRENCES_DONE, REBUILT_KEPT_MILLIS
+from tracker.commands.schema import (
+    CANCEL_ROWS,
+    COMMAND_ROWS,
+    PAUSE_SCHEDULE,
+    RESCHEDULE,
+    RESUME_SCHEDULE,
+    SEQUENCE_BITS,
+)
+from tracker.messages import subscription_numbers
+from tracker.recurrence.recurrence import Misfire, Recurrence, recurrence_of
+from tracker.recurrence.start import counts_from, first_of
+from warehouse.delta.tables import Tables
+from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
+from warehouse.pending import IS_SKIPPED_OCCURRENCE
+from warehouse.queries.index_rows import cancels_to_index
+from warehouse.routes.tenure import Tenures
+
+_POSITION = "topic, partition, ledger_id, entry_id, batch_index"
+
+_SOURCES = f"""
+SELECT {_POSITION}, publish_time, properties, deliver_at FROM delayed_index
+WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NULL
+"""  # noqa: S608
+
+
+def _last_of(table: str, columns: str, condition: str) -> str:
+    """SQL for the row of the highest sequence of each message and subscription."""
+    return f"""
+SELECT * FROM (
+    SELECT {_POSITION}, subscription, sequence, occurrence, {columns}, row_number() OVER (
+        PARTITION BY subscription, ledger_id, entry_id, batch_index ORDER BY sequence DESC
+    ) AS place FROM {table} WHERE occurrence IS NOT NULL AND sequence IS NOT NULL AND {condition}
+) AS r WHERE place = 1
+"""  # noqa: S608
+
+
+_ROWS = _last_of("delayed_index", "deliver_at, occurrence_at", "operation = 'DELAY'")
+_MOVES = _last_of("delayed_index", "deliver_at", "operation = 'MOVE'")
+_COMMANDS = _last_of(
+    "outcomes",
+    "deliver_at, operation",
+    "result = 'APPLIED' AND operation IN ('RESCHEDULE', 'PAUSE_SCHEDULE', 'RESUME_SCHEDULE')",
+)
+
+_SKIPPED = f"""
+SELECT {_POSITION}, subscription, occurrence, deliver_at, deliver_at AS occurrence_at, applied_at AS sent_at
+FROM outcomes WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE}
+"""  # noqa: S608
+
+# Rows that are to be written to the delayed index, with the columns that `write_moves` needs.
+_FRESH = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("subscription", "ledger_id", "entry_id", "batch_index", "message")),
+        *((name, pa.int64()) for name in ("sequence", "deliver_at", "attempt")),
+        *((name, pa.int64()) for name in ("occurrence", "occurrence_at", "was_due")),
+        ("source", pa.string()),
+    ]
+)
+
+
+@dataclass
+class ScheduleStates:
+    """Where the recurring messages stand.
+
+    Attributes:
+        overdue: for each subscription that is to get an occurrence now the least time at which it is due.
+        moved: as MOVED, for messages that are durable.
+        done: as OCCURRENCES_DONE.
+        fresh: rows that the delayed index needs, so that it has one for each next occurrence.
+        waiting: as COMMAND_ROWS, reschedules and pauses of messages that come in again.
+        ended: by number of a subscription positions (ledger, entry, batch index) that have ended.
+    """
+
+    overdue: Times = field(default_factory=dict)
+    moved: list[dict[str, int]] = field(default_factory=list)
+    done: list[tuple[int | None, ...]] = field(default_factory=list)
+    fresh: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    ended: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    @property
+    def moved_rows(self) -> pa.Table:
+        """`moved` as a table."""
+        return pa.Table.from_pylist(self.moved, schema=MOVED)
+
+    @property
+    def done_rows(self) -> pa.Table:
+        """`done` as a table."""
+        columns = zip(*self.done, strict=True) if self.done else [()] * len(OCCURRENCES_DONE)
+        return pa.table([pa.array(c, pa.int64()) for c in columns], schema=OCCURRENCES_DONE)
+
+    @property
+    def waiting_rows(self) -> pa.Table:
+        """`waiting` as a table."""
+        return pa.Table.from_pylist(self.waiting, schema=COMMAND_ROWS)
+
+    def write(self, tables: Tables, names: Mapping[str, Sequence[str]], tick: int) -> None:
+        """Appends the fresh rows to the delayed index, each with a MOVE for the rows before it; `tick`: bucket_id."""
+        if not self.fresh:
+            return
+        rows = pa.Table.from_pylist(self.fresh, schema=_FRESH)
+        write_moves(tables, rows, names, tick, "sequence IS NULL")
+        moves = [
+            {
+                **{name: row[name] for name in ("ledger_id", "entry_id", "batch_index", "sequence", "deliver_at")},
+                "operation": "MOVE",
+                "topic": row["source"],
+                "partition": row["partition"],
+                "subscription": names[row["source"]][row["subscription"]],
+                "occurrence": row["occurrence"],
+            }
+            for row in self.fresh
+        ]
+        tables.append(
+            "delayed_index",
+            cancels_to_index(pa.Table.from_pylist(moves, schema=CANCEL_ROWS), tick),
+            {f"rebuild-moves-{tick}": tick},
+        )
+
+    def add_ended(self, delivered: Delivered) -> None:
+        """Adds to the delivered messages those that have ended."""
+        for number, positions in self.ended.items():
+            columns = zip(*positions, strict=True)
+            names = ("ledger_id", "entry_id", "batch_index")
+            rows = pa.table({n: pa.array(c, pa.int64()) for n, c in zip(names, columns, strict=True)})
+            delivered.add_ended(number, rows)
+
+
+class Schedules:
+    """The recurring messages of a warehouse.
+
+    Args:
+        names: for each source topic the names of its subscriptions, by number.
+        durable: by topic partition the last entry that does not come again from the source topics.
+        tick: the new rows have sequences of this tick, which is later than any that the tables have.
+        now: ms since the epoch.
+        tenures: since when the subscriptions are in the settings.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        names: Mapping[str, Sequence[str]],
+        durable: Mapping[str, Position],
+        tick: int,
+        now: int,
+        tenures: Tenures,
+    ) -> None:
+        self._names = names
+        self._tenures = tenures
+        self._durable = durable
+        self._sequence = tick << SEQUENCE_BITS
+        self._now = now
+        sources = tables.sql(_SOURCES)
+        self._sources = sources.to_pylist()
+        self._comes_again = is_not_durable(sources, durable).tolist()
+        self._rows, self._moves, self._commands = (
+            self._by_message(tables.sql(sql)) for sql in (_ROWS, _MOVES, _COMMANDS)
+        )
+        self._skipped = tables.sql(_SKIPPED)
+
+    def states(self, delivered: Delivered, control: Control) -> ScheduleStates:
+        """Returns where the messages stand.
+
+        Args:
+            delivered: the messages, and occurrences, that have been delivered; the skipped ones are added.
+            control: knows the messages that have been cancelled.
+        """
+        numbers = subscription_numbers(self._skipped, self._names)
+        delivered.occurrences.add(self._skipped.filter(pa.array(numbers >= 0)), numbers[numbers >= 0])
+        found = ScheduleStates()
+        for row, comes_again in zip(self._sources, self._comes_again, strict=True):
+            if not comes_again:
+                for number in range(len(self._names.get(row["topic"], ()))):
+                    at = row["ledger_id"], row["entry_id"], max(row["batch_index"], 0)
+                    is_cancelled = control.cancelled.contains(number, *(np.array([n]) for n in at))[0]
+                    self._find((number, *at), row, bool(is_cancelled), delivered, found)
+        self._find_again(delivered, found)
+        return found
+
+    def _find_again(self, delivered: Delivered, found: ScheduleStates) -> None:
+        """Of messages that come in again, what has been done is passed over then."""
+        for message in delivered.occurrences:
+            topic, partition = delivered.occurrences.topics[message]
+            if self._is_again(topic, partition, message):
+                found.done += [(*message, n, done.at, None) for n, done in delivered.occurrences.of(message).items()]
+        for message, command in self._commands.items():
+            # What was resumed comes again as it came first.
+            is_pause = command["operation"] == PAUSE_SCHEDULE.upper()
+            if command["operation"] != RESCHEDULE.upper() and not is_pause:
+                continue
+            done, number = delivered.occurrences.of(message), command["occurrence"]
+            while is_pause and number > 1 and number in done:  # skipped since
+                number += 1
+            if (number in done and not is_pause) or not self._is_again(command["topic"], command["partition"], message):
+                continue
+            if number == 1 and (is_pause or not done):
+                found.waiting.append(_again(message, command))
+            elif number > 1:
+                due = PAUSED_DELIVER_AT if is_pause else command["deliver_at"]
+                found.done.append((*message, number, 0, due))
+
+    def _is_again(self, topic: str, partition: int, message: Message) -> bool:
+        _, ledger, entry, _ = message
+        row = {"topic": topic, "partition": partition, "ledger_id": ledger, "entry_id": entry}
+        return bool(is_not_durable(pa.Table.from_pylist([row]), self._durable)[0])
+
+    def _find(
+        self, message: Message, source: dict[str, Any], is_cancelled: bool, delivered: Delivered, found: ScheduleStates
+    ) -> None:
+        """Finds where a durable message stands for a subscription."""
+        done = delivered.occurrences.of(message)
+        row, moved, command = (of.get(message) for of in (self._rows, self._moves, self._commands))
+        rescheduled = command if command is not None and command["operation"] == RESCHEDULE.upper() else None
+        paused = _paused(row, moved, command)
+        if not done and row is None and command is None:
+            if not is_cancelled:
+                self._note(found, source["topic"], message[0], source["deliver_at"])
+            return  # it waits as it came
+        if is_cancelled and paused is None:
+            if row is not None and row["deliver_at"] > self._now:
+                self._keep(found, message, row)  # it may be restored
+            return
+        properties = dict(source["properties"] or ())
+        rule, start = recurrence_of(properties), first_of(properties, source["publish_time"])
+        number = next_number(done, source["deliver_at"])
+        before = counts_from(done[number - 1].at, source["publish_time"], self._now) if number > 1 else start - 1
+        if number > 1 and rule.next_occurrence(number - 1, before, start, before) is None:
+            found.ended.setdefault(message[0], []).append(message[1:])
+            return
+        passed_over = [(*message, n, one.at, None) for n, one in done.items() if n >= number - 1]
+        if paused is not None and number >= paused:
+            self._pause(found, message, source, number, paused, done, rule, start)
+            found.done += passed_over
+            return
+        subscription = self._names[source["topic"]][message[0]]
+        rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
+        last = max(rows, key=lambda one: int(one["sequence"]), default=None)
+        by_rule = rule.following(before, start) or self._now
+        next_at, sequence = (by_rule, 0) if last is None else (last["deliver_at"], last["sequence"])
+        if self._tenures.was_absent(source["topic"], subscription, source, next_at, sequence):
+            # It was due while the subscription was not there, for which the later ones are not, either.
+            found.ended.setdefault(message[0], []).append(message[1:])
+            return
+        if row in rows:
+            by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
+        if last is not None and last is rescheduled:
+            self._add(found, message, source, number, next_at, by_rule)
+            due = next_at
+        elif _is_resumed(command, row) and command["occurrence"] == number:
+            # As by its command: late, it is as if it had been held back.
+            was_due = by_rule if by_rule < self._now else None
+            self._add(found, message, source, number, max(by_rule, self._now), by_rule, was_due)
+            due = command["deliver_at"]
+        else:
+            due = self._pending(message, source, number, before, by_rule, rule, last, moved, found)
+        found.done += passed_over
+        if paused is not None:  # what was handed out before goes out first
+            found.done.append((*message, paused, 0, PAUSED_DELIVER_AT))
+        self._note(found, source["topic"], message[0], due)
+
+    def _pending(
+        self,
+        message: Message,
+        source: dict[str, Any],
+        number: int,
+        before: int,
+        by_rule: int,
+        rule: Recurrence,
+        row: dict[str, Any] | None,
+        moved: dict[str, Any] | None,
+        found: ScheduleStates,
+    ) -> int:
+        """Finds, or makes, the row of the next occurrence; returns when that is due, or was due at the earliest.
+
+        Args:
+            number: of the next occurrence; the one before it was due at `before`, and it is at `by_rule`, by the rule.
+            row: its last row, which no command has moved on; None: it has none.
+            moved: the last move of the message.
+        """
+        if row is not None:
+            if moved is None or moved["sequence"] <= row["sequence"] or moved["occurrence"] != number:
+                self._keep(found, message, row)
+                return int(row["deliver_at"])
+            if rule.misfire is not Misfire.ALL or number == 1:  # it was held back until shortly before
+                self._add(found, message, source, number, self._now, by_rule)
+                return by_rule
+        if number == 1:
+            return int(source["deliver_at"])
+        # The last one that is done, which is passed over: with it the tracker goes on.
+        self._add(found, message, source, number - 1, self._now, before)
+        return by_rule
+
+    def _pause(
+        self,
+        found: ScheduleStates,
+        message: Message,
+        source: dict[str, Any],
+        number: int,
+        paused: int,
+        done: Mapping[int, Done],
+        rule: Recurrence,
+        start: int,
+    ) -> None:
+        """Finds, or makes, the row of the next occurrence of a message that is paused.
+
+        Args:
+            number: of that occurrence; those from `paused` on, the next one when it was paused, have been skipped.
+        """
+        row = self._rows.get(message)
+        if row is not None and row["deliver_at"] == PAUSED_DELIVER_AT and row["occurrence"] == number:
+            self._keep(found, message, row)
+            return
+        by_rule = start
+        if row is not None and row["occurrence"] == number:
+            by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
+        elif number > 1:
+            last = done[number - 1]
+            since = counts_from(last.at, source["publish_time"], self._now)
+            if number > paused and rule.misfire is not Misfire.ALL:
+                since = max(since, last.sent_at)  # when it was skipped
+            by_rule = rule.following(since, start) or self._now
+        self._add(found, message, source, number, PAUSED_DELIVER_AT, by_rule)
+
+    def _keep(self, found: ScheduleStates, message: Message, row: dict[str, Any]) -> None:
+        self._move(found, message, row["batch_index"], row["sequence"], row["deliver_at"])
+
+    def _add(
+        self,
+        found: ScheduleStates,
+        message: Message,
+        source: dict[str, Any],
+        occurrence: int,
+        due: int,
+        by_rule: int,
+        was_due: int | None = None,
+    ) -> None:
+        found.fresh.append(
+            {
+                "subscription": message[0],
+                "message": message[3],
+                "source": source["topic"],
+                **{name: source[name] for name in ("ledger_id", "entry_id", "batch_index", "partition")},
+                "sequence": self._sequence,
+                "deliver_at": due,
+                "attempt": 0,
+                "occurrence": occurrence,
+                "occurrence_at": by_rule,
+                "was_due": was_due,
+            }
+        )
+        self._move(found, message, source["batch_index"], self._sequence, due)
+
+    def _move(self, found: ScheduleStates, message: Message, batch_index: int, sequence: int, due: int) -> None:
+        number, ledger, entry, _ = message
+        until = self._now + REBUILT_KEPT_MILLIS
+        found.moved.append(
+            {
+                **{"subscription": number, "ledger_id": ledger, "entry_id": entry, "batch_index": batch_index},
+                **{"sequence": sequence, "deliver_at": due, "until": until},
+            }
+        )
+
+    def _note(self, found: ScheduleStates, topic: str, number: int, due: int) -> None:
+        if due < min(self._now + CLOCKS_MILLIS, HELD_DELIVER_AT):
+            found.overdue[topic, number] = min(due, found.overdue.get((topic, number), due))
+
+    def _by_message(self, rows: pa.Table) -> dict[Message, dict[str, Any]]:
+        numbers = subscription_numbers(rows, self._names).tolist()
+        return {
+            (number, row["ledger_id"], row["entry_id"], max(row["batch_index"], 0)): row
+            for number, row in zip(numbers, rows.to_pylist(), strict=True)
+            if number >= 0
+        }
+
+
+def next_number(done: Mapping[int, Done], first_due: int) -> int:
+    """Returns the number of the first occurrence that is not done.
+
+    What is older than a day before the last one counts as done: retention may have removed it.
+
+    Args:
+        done: by number.
+        first_due: when the first occurrence was due, ms since the epoch.
+    """
+    if not done:
+        return 1
+    recent = max(one.sent_at for one in done.values()) - LAST_OCCURRENCES_MILLIS
+    old = [number for number, one in done.items() if one.sent_at < recent]
+    number = max(old) if old else min(done) - 1 if first_due < recent else 0
+    while number + 1 in done:
+        number += 1
+    return number + 1
+
+
+def _paused(
+    row: Mapping[str, Any] | None, moved: Mapping[str, Any] | None, command: Mapping[str, Any] | None
+) -> int | None:
+    """Returns which occurrence is the next one of a message that is paused; None: it is not paused.
+
+    Args:
+        row: the last row of an occurrence.
+        moved: the last move.
+        command: the last one that paused, resumed or rescheduled the message, as far as retention has left it.
+    """
+    last = max((int(one["sequence"]) for one in (row, moved) if one is not None), default=-1)
+    if command is not None and command["sequence"] >= last:
+        return int(command["occurrence"]) if command["operation"] == PAUSE_SCHEDULE.upper() else None
+    if row is None or row["deliver_at"] != PAUSED_DELIVER_AT or row["sequence"] < last:
+        return None
+    return int(row["occurrence"])
+
+
+def _is_resumed(command: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    """Tells whether a command resumed a message, and the row of its occurrence is not in the delayed index."""
+    return (
+        command is not None
+        and command["operation"] == RESUME_SCHEDULE.upper()
+        and (row is None or row["sequence"] < command["sequence"])
+    )
+
+
+def _again(message: Message, command: dict[str, Any]) -> dict[str, Any]:
+    """Returns as a row of COMMAND_ROWS the reschedule or pause of a message that comes in again."""
+    return {
+        **{name: command[name] for name in ("topic", "ledger_id", "entry_id", "batch_index", "operation")},
+        "deliver_at": command["deliver_at"] or 0,
+        "request_id": f"rebuild-{command['sequence']}",
+        "kind": command["operation"].lower(),
+        "partition": -1,
+        "subscriptions": 1 << message[0],
+        "issued_by": "rebuild",
+        "issued_at": 0,
+    }

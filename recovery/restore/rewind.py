@@ -1,0 +1,149 @@
+"""Has the source topics read again from where a backup ends: the job has acknowledged more than the backup knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from broker.client import NoAnswerError
+from broker.clusters.new_cluster import NewClusterError, check_topics
+from broker.position import START, Position
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.answers import TopicLedgers
+from conf.errors import DelayLakeError
+from conf.settings import Settings
+from recovery.rebuild.delivered import CLOCKS_MILLIS, partition_name
+from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.delta.tables import Tables, literal
+
+# The chunks of a message come within a minute and a half, and with them other entries.
+_CHUNKS_MILLIS = 2 * 60_000
+
+_SEE = "if it was replicated to this broker, see --another-broker"
+
+
+class ConnectedError(DelayLakeError):
+    """A job still reads the source topics. The message is one line."""
+
+
+def check_alone(settings: Settings) -> None:
+    """Makes sure that no job reads the source topics: one would go on beside the warehouse that is restored.
+
+    Raises:
+        ConnectedError: one does.
+        PulsarError: the broker does not answer.
+    """
+    with AdminClient(settings.pulsar) as admin:
+        for _, _, name, _ in _subscribed(settings, admin):
+            if admin.connections(name, settings.pulsar.subscription):
+                raise ConnectedError(f"{name}: a job still reads it, on the warehouse that was backed up: stop it")
+
+
+def check_broker(settings: Settings, tables: Tables, durable: Mapping[str, Position]) -> bool:
+    """Makes sure that the broker is the one whose messages a backup has.
+
+    Args:
+        tables: of the backup.
+        durable: by topic partition the last entry that the backup has.
+
+    Returns:
+        whether that is known: it has a topic partition with entries that are in the backup.
+
+    Raises:
+        NewClusterError: the broker never had these entries, or has others under their ids.
+        PulsarError: the broker does not answer.
+    """
+    with AdminClient(settings.pulsar) as admin:
+        try:
+            check_topics(admin, {name: str(position) for name, position in durable.items()})
+        except NewClusterError as error:
+            raise NewClusterError(f"{error}; {_SEE}") from None
+        for name, last in durable.items():
+            if _is_another(admin, tables, name, last):
+                raise NewClusterError(f"{name}: entry {last} is another message than in the backup; {_SEE}")
+        return any(name in durable and stats.ledgers for _, _, name, stats in _subscribed(settings, admin))
+
+
+def _is_another(admin: AdminClient, tables: Tables, name: str, last: Position) -> bool:
+    """Whether the broker certainly has another entry under an id than the tables."""
+    try:
+        entry = admin.entry_metadata(name, *last)
+    except NoAnswerError:
+        return False
+    if entry is None or entry.publish_time is None:
+        return False
+    at = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id} AND producer_name IS NOT NULL"
+    known = tables.query("entries", f"SELECT producer_name, publish_time FROM entries WHERE {at}").to_pylist()  # noqa: S608
+    # Of a chunked message it may be the time of another chunk.
+    return any(
+        row["producer_name"] != entry.producer_name or abs(row["publish_time"] - entry.publish_time) > _CHUNKS_MILLIS
+        for row in known
+    )
+
+
+def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], made_at: int) -> None:
+    """Takes back what the job acknowledged of the source topics, and of the control topic, after a backup was made.
+
+    What comes again and is in the tables is dropped; a repeated command is answered as it was before.
+
+    Args:
+        durable: by topic partition the last entry that the backup has.
+        made_at: when it was made, ms since the epoch.
+
+    Raises:
+        PulsarError: the broker does not answer.
+    """
+    subscription = settings.pulsar.subscription
+    with AdminClient(settings.pulsar) as admin:
+        for topic, partition, name, stats in _subscribed(settings, admin):
+            acknowledged = Position(*stats.acknowledged[subscription])
+            if topic == settings.control.topic:
+                since = max(0, made_at - CLOCKS_MILLIS)
+                if (_published_at(admin, name, stats, acknowledged) or 0) >= since:
+                    admin.reset_to_time(name, subscription, since)
+                continue
+            first = read_from(tables, topic, partition, durable.get(name, START))
+            if first == START:
+                admin.reset_to_time(name, subscription, 0)
+            elif acknowledged > first:
+                admin.reset_to_entry(name, subscription, first.ledger_id, first.entry_id)
+
+
+def read_from(tables: Tables, topic: str, partition: int, last: Position) -> Position:
+    """Returns the entry after which a topic partition has to be read again; START: from its beginning.
+
+    That is well before the last entry of the backup: a chunked message that was not whole then began before it.
+
+    Args:
+        last: the last entry of the partition that the backup has; START: it has none.
+    """
+    of_partition = f"topic = {literal(topic)} AND partition = {partition} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
+    of_last = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id}"
+    published = f"SELECT max(publish_time) FROM entries WHERE {of_partition} AND {of_last}"  # noqa: S608
+    found = tables.query(
+        "entries",
+        f"SELECT ledger_id, entry_id FROM entries WHERE {of_partition} "  # noqa: S608
+        f"AND publish_time < ({published}) - {_CHUNKS_MILLIS} ORDER BY ledger_id DESC, entry_id DESC LIMIT 1",
+    ).to_pylist()
+    return Position(**found[0]) if found else START
+
+
+def _published_at(admin: AdminClient, name: str, stats: TopicLedgers, last: Position) -> int | None:
+    """Returns when an entry, or the last one in the ledgers before it, was published, ms; None: it is not there."""
+    if last.entry_id < 0:
+        earlier = [ledger for ledger, n in stats.ledgers.items() if n and ledger < last.ledger_id]
+        if not earlier:
+            return None
+        last = Position(max(earlier), stats.ledgers[max(earlier)] - 1)
+    entry = admin.entry_metadata(name, last.ledger_id, last.entry_id)
+    return None if entry is None else entry.publish_time
+
+
+def _subscribed(settings: Settings, admin: AdminClient) -> Iterator[tuple[str, int, str, TopicLedgers]]:
+    """Yields the topic partitions that a job has read: topic, partition (-1: there are none), name and what it has."""
+    for topic in (settings.control.topic, *(route.source for route in settings.routes)):
+        number = admin.partitions(topic)
+        for partition in range(number) if number else [-1]:
+            name = partition_name(topic, partition)
+            stats = admin.internal_stats(name)
+            if stats is not None and settings.pulsar.subscription in stats.acknowledged:
+                yield topic, partition, name, stats

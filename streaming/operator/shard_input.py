@@ -1,0 +1,112 @@
+"""A shard's input of a batch, read from the rows that Spark passes to the operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from conf.errors import DelayLakeError
+from streaming.checkpoint.offset import Offset
+from streaming.operator_input import InputKind
+from tracker.commands.holding.pace import Pace
+from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
+from tracker.commands.schema import COMMAND_ROWS, PauseChange
+from tracker.messages import concat
+from tracker.packing import unpack
+
+_TABLES = (
+    InputKind.MESSAGES,
+    InputKind.NOTES,
+    InputKind.SEGMENT,
+    InputKind.COMMANDS,
+    InputKind.KNOWN_MESSAGES,
+    InputKind.PAYLOAD_ROWS,
+    InputKind.REJECTED_COMMANDS,
+    InputKind.REJECTED,
+    InputKind.REBUILT_CANCELLED,
+    InputKind.REBUILT_DELIVERED,
+    InputKind.REBUILT_MOVED,
+    InputKind.REBUILT_WAITING,
+    InputKind.REBUILT_KEYS,
+    InputKind.REBUILT_OCCURRENCES,
+    InputKind.REBUILT_OUTCOMES,
+)
+
+
+class NoTickError(DelayLakeError):
+    """The input of a batch has no tick for a shard."""
+
+
+@dataclass(kw_only=True)
+class ShardInput:
+    """What a batch has for a shard.
+
+    Attributes:
+        offset: the batch's.
+        tables: the parts of each kind of rows (`InputKind`).
+        request_ids: of commands.
+        pause_changes: pauses and their ends.
+        pace: at which messages that were held back go out.
+        rebuilt: of the first batch after a rebuild the state of the shard, else None.
+    """
+
+    offset: Offset
+    tables: dict[str, list[pa.Table]]
+    request_ids: dict[str, int] = field(default_factory=dict)
+    pause_changes: list[PauseChange] = field(default_factory=list)
+    pace: Pace = field(default_factory=dict)
+    rebuilt: Rebuilt | None = None
+
+
+def read_input(key: int, rows: Iterable[Any]) -> ShardInput:
+    """Reads rows of INPUT_SCHEMA, one of which is the tick.
+
+    Args:
+        key: the shard's.
+        rows: all that the batch has for the shard.
+
+    Raises:
+        NoTickError: none of the rows is the tick.
+    """
+    found: dict[str, Any] = {}
+    tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
+    for row in rows:
+        if row.kind == InputKind.TICK:
+            found["offset"] = Offset.from_json(json.loads(row.body))
+        elif row.kind == InputKind.REQUEST_IDS:
+            found["request_ids"] = json.loads(row.body)
+        elif row.kind == InputKind.PAUSE_CHANGES:
+            found["pause_changes"] = [PauseChange(**change) for change in json.loads(row.body)]
+        elif row.kind == InputKind.PACE:
+            found["pace"] = json.loads(row.body)
+        elif row.kind == InputKind.REBUILT:
+            found["rebuilt"] = json.loads(row.body)
+        else:
+            tables[row.kind].append(unpack(bytes(row.body)))
+    if "offset" not in found:
+        raise NoTickError(f"a batch without a tick for the shard of key {key}")
+    if "rebuilt" in found:
+        found["rebuilt"] = _rebuilt(found["rebuilt"], tables)
+    return ShardInput(tables=tables, **found)
+
+
+def _rebuilt(facts: dict[str, Any], tables: dict[str, list[pa.Table]]) -> Rebuilt:
+    bodies = facts["request_ids"]
+    return Rebuilt(
+        sealed=facts["sealed"],
+        unwanted=facts["unwanted"],
+        request_ids=bodies if isinstance(bodies, dict) else dict.fromkeys(bodies, 0),  # an earlier version's
+        paused=facts["paused"],
+        shaped_until=facts.get("shaped_until", {}),  # an earlier version prepared none
+        released=facts["released"],
+        cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
+        delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
+        moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),
+        waiting=concat(tables[InputKind.REBUILT_WAITING], COMMAND_ROWS),
+        keys=concat(tables[InputKind.REBUILT_KEYS], LIVE_KEYS),
+        occurrences=concat(tables[InputKind.REBUILT_OCCURRENCES], OCCURRENCES_DONE),
+    )

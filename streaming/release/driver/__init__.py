@@ -1,0 +1,1 @@
+"""What runs in the driver: each tick's release becomes a Spark job, and what has arrived is written down."""

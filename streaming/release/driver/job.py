@@ -1,0 +1,114 @@
+"""A tick's release in a lane, as a Spark job is to send it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from streaming.release.attempt import Assignment
+from tracker.in_flight import IN_ORDER, SENDING
+from tracker.key_order import order_keys
+from tracker.messages import Int64Array, int64
+from tracker.packing import unpack
+from tracker.shaping.spans import spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A tick's release in a lane, all shards together: what one Spark job sends. Ordered by tick."""
+
+    tick: int
+    kind: int
+    lane: str
+    assignments: tuple[Assignment, ...]
+    due: Int64Array = field(compare=False)  # when its rows are due, ms since the epoch, ascending, shape (rows,)
+    sent_to: int = 0  # an earlier run may have sent it, and all of its lane up to this tick; 0: it is new
+    # By source topic and subscription's number when the first and last shaped message is due, ms since the epoch.
+    shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
+    # One task sends all shards: it has messages that were held back, or that come in the order of their keys.
+    is_in_order: bool = False
+    # Of messages that come in the order of their keys: by topic and key when the first and the last is due, ms.
+    keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The tick and the kind, by which a release is known."""
+        return self.tick, self.kind
+
+    def __lt__(self, other: Job) -> bool:
+        return self.tick < other.tick
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no earlier run has handed it out."""
+        return not self.sent_to
+
+    @property
+    def rows(self) -> int:
+        """The number of its rows."""
+        return len(self.due)
+
+    @property
+    def first_due(self) -> int:
+        """When the first row is due, ms since the epoch."""
+        return int(self.due[0])
+
+    def rows_due(self, millis: int) -> int:
+        """Counts the rows that are due at a time, ms since the epoch, or before."""
+        return int(np.searchsorted(self.due, millis, "right"))
+
+
+def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job:
+    """Makes the job of a release.
+
+    Args:
+        tick: of the release.
+        kind: of the release.
+        assignments: the release's, one for each shard that has rows.
+        now: the tick that hands it out: its own, or the first one of a later run.
+    """
+    tables = [unpack(assignment.body) for assignment in assignments]
+    sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
+    lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
+    due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
+    is_in_order = any("was_due" in t.column_names and t["was_due"].null_count < t.num_rows for t in tables)
+    shaped = _joined(spans(table) for table in tables)
+    keys = _keys(tables) if kind & IN_ORDER else {}
+    sent_to = now - 1 if tick < now else 0
+    return Job(
+        tick=tick,
+        kind=kind,
+        lane=lane,
+        assignments=tuple(assignments),
+        due=due,
+        sent_to=sent_to,
+        shaped=shaped,
+        is_in_order=is_in_order or bool(keys),
+        keys=keys,
+    )
+
+
+def _keys(tables: Iterable[pa.Table]) -> dict[tuple[str, bytes], tuple[int, int]]:
+    columns = [{"topic": t["topic"], "key": order_keys(t), "due": t["deliver_at"]} for t in tables]
+    rows = pa.concat_tables(pa.table(of_shard) for of_shard in columns)
+    times = rows.group_by(["topic", "key"], use_threads=False).aggregate([("due", "min"), ("due", "max")])
+    topics, keys, first, last = (times[name].to_pylist() for name in ("topic", "key", "due_min", "due_max"))
+    return dict(zip(zip(topics, keys, strict=True), zip(first, last, strict=True), strict=True))
+
+
+def shaped_of(jobs: Iterable[Job]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Returns when the first and the last shaped message of jobs is due, as `Job.shaped`."""
+    return _joined(job.shaped for job in jobs)
+
+
+def _joined(spans: Iterable[Mapping[tuple[str, int], tuple[int, int]]]) -> dict[tuple[str, int], tuple[int, int]]:
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for one in spans:
+        for target, (first, last) in one.items():
+            before = found.get(target, (first, last))
+            found[target] = min(first, before[0]), max(last, before[1])
+    return found

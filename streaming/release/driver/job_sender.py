@@ -1,0 +1,169 @@
+"""Sends a job again and again, until all of it has arrived, or is left to destinations that can't be written."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from broker.client import PulsarError
+from broker.pulsar_admin.admin_rest import AdminClient
+from streaming.release.attempt import Attempt, Failed, Sent, note_arrived
+from streaming.release.driver.job import Job
+from streaming.release.driver.spacing import Spacing
+from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.driver.turns import Turns
+from streaming.release.driver.unwritable_destinations import Part, UnwritableDestinations
+from streaming.release.naming import Target
+from streaming.release.producer_names import ProducerNames
+from tracker.messages import MESSAGES, concat
+from tracker.packing import unpack
+from warehouse.schemas import DELIVERIES
+
+_log = logging.getLogger(__name__)
+
+_ROWS_A_TASK = 4_000  # a release of no more rows is sent by one task, a larger one by a task for each shard
+_RETRY_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
+
+
+@dataclass
+class FinishedJob:
+    """What has become of a job: rows to be written down, and where some of it did not arrive."""
+
+    job: Job
+    deliveries: pa.Table = field(default_factory=DELIVERIES.empty_table)  # rows of the table `deliveries`
+    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that no producer takes
+    parts: list[Part] = field(default_factory=list)  # for destinations that can't be written
+
+
+class JobSender:
+    """Sends whole jobs. Safe in several threads, each with a lane of its own.
+
+    Args:
+        spark_jobs: runs the tasks.
+        names: gives producers other names, where somebody else has published under theirs.
+        spacing: says how much later than planned messages are sent.
+        turns: lets jobs that have to come in order begin.
+        unwritable: takes what is for a destination that can't be written.
+        admin: is asked whether the broker is there.
+        stopped: ends waiting, and sending again.
+    """
+
+    def __init__(
+        self,
+        spark_jobs: SparkJobs,
+        names: ProducerNames,
+        spacing: Spacing,
+        turns: Turns,
+        unwritable: UnwritableDestinations,
+        admin: AdminClient,
+        stopped: threading.Event,
+    ) -> None:
+        self._spark_jobs = spark_jobs
+        self._names = names
+        self._spacing = spacing
+        self._turns = turns
+        self._unwritable = unwritable
+        self._admin = admin
+        self._stopped = stopped
+
+    def send(self, job: Job) -> FinishedJob | None:
+        """Sends a job until each message has arrived, or is left to `UnwritableDestinations`; None: told to stop.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        finished = FinishedJob(job)
+        arrived: frozenset[tuple[int, str, str]] = frozenset()
+        arrived_to: dict[tuple[str, str], int] = {}
+        is_first = job.is_new
+        turn_file = self._turns.begin(job)
+        put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
+        while not self._stopped.is_set():
+            checked_at = self._spark_jobs.check_epoch()
+            attempt = Attempt(
+                skipped=self._unwritable.targets,
+                done=arrived,
+                arrived_to=arrived_to,
+                generations=self._names.generations,
+                is_first=is_first,
+                sent_to=job.sent_to,
+                put_off=put_off,
+                pace_file=self._spacing.pace_file,
+                patience_seconds=_PATIENCE_SECONDS,
+                turn_file=turn_file,
+            )
+            is_first, turn_file = False, ""
+            try:
+                tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
+                sent = self._spark_jobs.run(job.assignments, tasks, attempt, checked_at)
+            except Exception as error:
+                if not self._stopped.is_set():
+                    _log.warning("release %d is sent again: %s", job.tick, _cause(error))
+                    self._stopped.wait(_RETRY_SECONDS)
+                turn_file = self._turns.begin(job)
+                continue
+            arrived |= {line for one in sent for line in one.done}
+            finished.deliveries = concat([finished.deliveries, *(unpack(one.deliveries) for one in sent)], DELIVERIES)
+            finished.refused = concat([finished.refused, refused_of(sent, job.release)])
+            failed = [one for s in sent for one in s.failed]
+            note_arrived(arrived_to, failed)
+            others = self._names.renew(failed, max(job.tick, job.sent_to))
+            given_up = self._given_up(others)
+            left = {target: "" for one in sent for target in one.skipped}
+            self._leave(left | given_up, finished, arrived, arrived_to)
+            again = [one for one in others if one.target not in given_up]
+            if again:
+                _log.warning("release %d is sent again: %s: %s", job.tick, again[0].topic, again[0].reason)
+                self._stopped.wait(_RETRY_SECONDS)
+            elif len(others) == len(failed):
+                return finished
+        return None
+
+    def _leave(
+        self,
+        reasons: Mapping[Target, str],
+        finished: FinishedJob,
+        arrived: frozenset[tuple[int, str, str]],
+        arrived_to: dict[tuple[str, str], int],
+    ) -> None:
+        """Leaves what has not arrived at destinations to `UnwritableDestinations`.
+
+        Args:
+            reasons: by target why its destination can't be written; empty: as before.
+            finished: gets to know of it, too.
+            arrived: as `Part.done`.
+            arrived_to: as `Part.arrived_to`.
+        """
+        for target, reason in reasons.items():
+            part = Part(finished.job, target, arrived, arrived_to)
+            # In this order: while it is open it is not skipped over by a job that knows nothing of it.
+            self._unwritable.add(target, reason, [part])
+            finished.parts.append(part)
+
+    def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
+        """Returns the destinations that are not waited for any more, and why; none while the broker is away."""
+        if not failed:
+            return {}
+        try:
+            is_broker_there = any(one.is_refused for one in failed) or self._admin.health()
+        except PulsarError:
+            is_broker_there = False
+        return {one.target: one.reason for one in failed if (one.is_refused or is_broker_there) and not one.is_behind}
+
+
+def refused_of(sent: Iterable[Sent], release: tuple[int, int]) -> pa.Table:
+    """Returns the messages of a release (tick, kind) that no producer takes, by the reports of tasks."""
+    return concat(unpack(one.refused[release]) for one in sent if release in one.refused)
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of a Spark error that says what happened in the task."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("_pulsar")]
+    return (own or lines or [type(error).__name__])[-1 if own else 0][:300]

@@ -1,0 +1,240 @@
+"""Sends each tick's releases in the background, while the query goes on with the next ticks."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from broker.pulsar_admin.admin_rest import AdminClient
+from conf.settings import Settings, dead_letter_topic, rejects_topic
+from status.troubles import Troubles
+from streaming.release.attempt import Assignment
+from streaming.release.driver.job import Job, job_of
+from streaming.release.driver.job_sender import FinishedJob, JobSender
+from streaming.release.driver.lookahead import Lookahead
+from streaming.release.driver.part_sender import PartSender
+from streaming.release.driver.spacing import Spacing
+from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.driver.turns import Turns
+from streaming.release.driver.unconfirmed_releases import UnconfirmedReleases
+from streaming.release.driver.unwritable_destinations import UnwritableDestinations
+from streaming.release.driver.write_queue import WriteQueue
+from streaming.release.driver.written_down import WrittenDown
+from streaming.release.feedback import FeedbackFile
+from streaming.release.naming import Target
+from streaming.release.producer_names import ProducerNames
+from tracker.dead_letter_targets import dead_letters_of
+from tracker.in_flight import IN_ORDER, PLANNED
+from warehouse.delta.tables import Tables
+from warehouse.routes.known_routes import KnownRoutes
+
+_log = logging.getLogger(__name__)
+
+
+class Releaser:
+    """Runs a Spark job for each release, in lanes, and writes down what was delivered.
+
+    A lane's jobs run one after another, because they share producer names; the lanes run side by side. When a job's
+    deliveries are in the table, its tick is confirmed through the feedback. A release that was finished before a
+    restart is known by the table's transactions, and not sent again.
+
+    A destination that can't be written holds up no other: what a release has for it is left to
+    `UnwritableDestinations`.
+
+    Args:
+        feedback: the file by which the source process gets to know of it.
+        app_id: the checkpoint's: the same for all its runs, and another for each checkpoint.
+        on_deliveries: called with the rows that were written to `deliveries`, in several threads.
+        troubles: is told of destinations that can't be written, and of foreign producers.
+        routes: of the last batch of the run before; None: there was none.
+        folder: of this run, on the machine on which tasks run, too; None: these run on other machines.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        tables: Tables,
+        feedback: FeedbackFile,
+        app_id: str,
+        on_deliveries: Callable[[pa.Table], None],
+        troubles: Troubles | None = None,
+        routes: KnownRoutes | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        troubles = troubles or Troubles()
+        routes = (routes or KnownRoutes({})).taken_on(settings)
+        rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
+        self._app_id = app_id
+        self._failure: str | None = None
+        self._lock = threading.Condition()
+        self._stopped = threading.Event()
+        self._lanes: dict[str, list[Job]] = {}
+        self._lookahead = Lookahead(settings.release)
+        self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
+        self._written_down = WrittenDown(tables, app_id, self._stopped)
+        names = ProducerNames(settings, troubles)
+        # On one machine tasks keep to the rates themselves, with a file.
+        spacing = Spacing(str(folder / "paces") if folder is not None else "")
+        self._unconfirmed = UnconfirmedReleases(
+            self._lock, feedback, self._lookahead, lambda: self._unwritable.recorded, self._stopped
+        )
+        parts = PartSender(self._spark_jobs, names, spacing, tables, self._written_down, on_deliveries, self._stopped)
+        self._unwritable = UnwritableDestinations(
+            _destinations(routes),
+            settings.release.retry_max_millis / 1000,
+            settle=self._unconfirmed.settle,
+            send=parts.send,
+            probe=self._spark_jobs.probe,
+            is_on_its_way=self._unconfirmed.is_on_its_way,
+            on_change=self._unconfirmed.confirm,
+            troubles=troubles,
+            stopped=self._stopped,
+            reject_after_millis=rejects_after,
+            gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
+        )
+        self._turns = Turns(self._lock, self._stopped, lambda: self._unwritable.targets, folder)
+        admin = AdminClient(settings.pulsar)
+        self._job_sender = JobSender(
+            self._spark_jobs, names, spacing, self._turns, self._unwritable, admin, self._stopped
+        )
+        self._write_queue = WriteQueue(
+            self._written_down, self._unconfirmed, self._unwritable, on_deliveries, self._stopped
+        )
+        self._writer = self._thread("write deliveries", self._write_queue.run)
+
+    @property
+    def failure(self) -> str | None:
+        """Why releases have stopped for good; None: they have not."""
+        return self._failure
+
+    @property
+    def lookahead_millis(self) -> int:
+        """How long before its time a message is handed out, ms."""
+        return self._unconfirmed.lookahead_millis
+
+    @property
+    def sending(self) -> int:
+        """The number of releases that are not written down yet."""
+        return len(self._unconfirmed)
+
+    def submit(
+        self,
+        tick: int,
+        now: int,
+        cutoff: int,
+        next_due: int,
+        bodies: Iterable[tuple[int, int, int, bytes]],
+        unwritable: Mapping[str, Any] | None = None,
+        waiting: dict[str, dict[str, list[list[int]]]] | None = None,
+    ) -> None:
+        """Takes a batch's releases, to be sent in the background. To be called for each batch, also without any.
+
+        Args:
+            tick: the batch's.
+            now: the time from which the batch looked ahead, ms since the epoch.
+            cutoff: the batch's, ms since the epoch.
+            next_due: nothing that is in state after the batch is due before this time, ms since the epoch.
+            bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too.
+            unwritable: `Offset.unwritable` of the batch's offset.
+            waiting: for the clock, as in `Feedback`.
+        """
+        releases: dict[tuple[int, int], list[Assignment]] = {}
+        for shard, of_tick, kind, body in bodies:
+            assignment = Assignment(self._app_id, shard, of_tick, kind, body)
+            releases.setdefault((of_tick, kind), []).append(assignment)
+        with self._lock:
+            jobs = {
+                release: job_of(*release, assignments, tick)
+                for release, assignments in sorted(releases.items())
+                if not self._unconfirmed.is_accepted(release)
+            }
+            if not self._unconfirmed.has_batch and unwritable:
+                self._unwritable.begin(unwritable, jobs)
+            self._unconfirmed.begin_batch(tick, unwritable or {})
+            self._unwritable.forget_rejected(unwritable or {})
+            for job in jobs.values():
+                self._enqueue(job)
+            planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
+            self._lookahead.note_batch(now, cutoff, min(planned, default=None))
+            self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {})
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Waits until all releases are written down, but for what is open; returns whether that came true in time."""
+        return self._unconfirmed.wait(timeout_seconds)
+
+    def stop(self) -> None:
+        """Starts no more jobs, and ends the threads. What is not confirmed is handed out again by the next run."""
+        self._stopped.set()
+        self.stop_ticks()
+        self._write_queue.end()
+        self._writer.join(timeout=10)
+
+    def stop_ticks(self) -> None:
+        """Asks the clock for no more batches."""
+        self._unconfirmed.stop_ticks()
+
+    def _enqueue(self, job: Job) -> None:
+        self._unconfirmed.add(job)
+        self._turns.add(job)
+        if job.lane not in self._lanes:
+            self._lanes[job.lane] = []
+            self._thread(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
+        heapq.heappush(self._lanes[job.lane], job)
+        self._lock.notify_all()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Starts a thread; an exception in it ends all releases: it becomes `failure`."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                _log.exception("%s", name)
+                self._failure = f"{name}: {type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _run_lane(self, lane: str) -> None:
+        self._spark_jobs.use_pool()
+        written = self._written_down.last_tick(self._written_down.writer(lane))
+        while not self._stopped.is_set():
+            with self._lock:
+                if not self._lock.wait_for(lambda: self._lanes[lane] or self._stopped.is_set(), timeout=60):
+                    continue
+                if self._stopped.is_set():
+                    return
+                job = heapq.heappop(self._lanes[lane])
+            if job.tick <= written:
+                self._turns.end(job)
+                self._write_queue.put(FinishedJob(job))
+                continue
+            is_far = job.first_due > self._lookahead.farthest()
+            self._wait_until(job.first_due - self._lookahead.lead_millis)
+            if is_far:
+                self._unconfirmed.confirm()  # its messages count as in flight from now on
+            if (finished := self._job_sender.send(job)) is not None:
+                self._turns.end(job)
+                self._write_queue.put(finished)
+
+    def _wait_until(self, millis: int) -> None:
+        while (left := millis / 1000 - time.time()) > 0 and not self._stopped.wait(min(left, 1)):
+            pass
+
+
+def _destinations(routes: KnownRoutes) -> dict[Target, str]:
+    """Returns by target the destination, its topic of dead letters, or the source's rejects topic."""
+    found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
+    found |= {(topic, dead_letters_of(name)): dead_letter_topic(to) for (topic, name), to in found.items()}
+    return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}

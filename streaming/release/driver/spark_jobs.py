@@ -1,0 +1,85 @@
+"""The Spark jobs that send releases."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Sequence
+
+from deltalake.exceptions import DeltaError
+from pyspark.sql import SparkSession
+
+from conf.settings import Settings
+from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.driver.lookahead import Lookahead
+from streaming.release.task.can_write import can_write
+from streaming.release.task.sender import send_releases
+from warehouse.delta.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: a job that is fenced sends nothing more
+
+
+class SparkJobs:
+    """Runs tasks that send to destinations; from several threads.
+
+    Args:
+        lookahead: is told how long jobs take to be ready to send.
+    """
+
+    def __init__(self, spark: SparkSession, settings: Settings, tables: Tables, lookahead: Lookahead) -> None:
+        self._spark = spark
+        self._settings_json = settings.model_dump_json()
+        self._tables = tables
+        self._lookahead = lookahead
+
+    def use_pool(self) -> None:
+        """Has the jobs of the calling thread run in the pool for releases, and not behind the batches."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
+
+    def check_epoch(self) -> float:
+        """Checks that this job may still send; returns when it was checked, seconds since the epoch.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        at = time.time()
+        try:
+            self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
+        except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
+            _log.debug("the warehouse's epoch: %s", error)
+        return at
+
+    def run(self, assignments: Sequence[Assignment], tasks: int, attempt: Attempt, checked_at: float) -> list[Sent]:
+        """Sends assignments, and returns the report of each task.
+
+        Args:
+            tasks: how many of them, side by side.
+            checked_at: as `check_epoch` returned it.
+        """
+        started = time.time_ns() // 1_000_000
+        sent: list[Sent] = (
+            self._spark.sparkContext.parallelize(assignments, tasks)
+            .mapPartitions(
+                functools.partial(
+                    send_releases, self._settings_json, attempt, epoch=self._tables.epoch, checked_at=checked_at
+                )
+            )
+            .collect()
+        )
+        ready = [one.ready_at for one in sent if one.ready_at]
+        if ready and not any(one.failed for one in sent):
+            self._lookahead.note_job(max(ready) - started)
+        return sent
+
+    def probe(self, topic: str) -> str:
+        """Tries to get a producer for a topic, in a task; returns why it fails, or an empty text."""
+        self.use_pool()
+        probed: list[str] = (
+            self._spark.sparkContext.parallelize([topic], 1)
+            .mapPartitions(functools.partial(can_write, self._settings_json))
+            .collect()
+        )
+        return probed[0]

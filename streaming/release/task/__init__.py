@@ -1,0 +1,1 @@
+"""What runs in Spark's tasks: a release is planned and sent, each message at its time."""

@@ -1,0 +1,170 @@
+"""Where the messages of a release go: to the destinations that the settings have now for their subscriptions."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import pulsar
+
+from conf.settings import Settings, dead_letter_topic, rejects_topic
+from streaming.checkpoint.offset import UNKNOWN
+from streaming.release.attempt import Attempt, Failed
+from streaming.release.naming import Target
+from streaming.release.task.producer_line import REFUSALS
+from tracker.backoff import DEFAULT_BACKOFF
+from tracker.dead_letter_targets import dead_letters_of
+
+_log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+
+
+class Destination(NamedTuple):
+    """Where a message goes."""
+
+    subscription: str | None  # None: to the rejects topic
+    topic: str  # without a partition's number
+    target: Target
+    is_dead: bool  # the topic is that of the subscription's dead letters
+    partitions: int  # 0: the topic is not partitioned
+
+
+class _Route(NamedTuple):
+    """Where the messages of a subscription go, or those that are rejected."""
+
+    subscription: str | None  # None: what is rejected
+    destination: str | None  # None: nowhere, the settings no longer have the subscription
+    is_new: bool = False  # the settings had another destination when the message was handed out
+
+
+class Destinations:
+    """Finds where messages go, and notes what is left out.
+
+    Args:
+        settings: their routes say where subscriptions' messages go now.
+        sending: what the offset said when the messages were handed out: routes, partitions, and retries.
+        attempt: to which destinations nothing is sent this time.
+        partitions_now: looks up how many partitions a topic has, 0: it is not partitioned; returns the exception where
+            that fails. Called where the settings have another destination than the offset, or the offset does not know
+            the number.
+
+    Attributes:
+        skipped: destinations of `Attempt.skipped` for which messages have come.
+        failed: destinations that can't be looked up.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sending: Mapping[str, Any],
+        attempt: Attempt,
+        partitions_now: Callable[[str], int | pulsar.PulsarException],
+    ) -> None:
+        self._routes = _routes(settings, sending.get("routes", {}))
+        self._partitions: dict[str, int] = sending.get("partitions", {})
+        self._most_retries: Mapping[str, Mapping[str, int]] = sending.get("attempts", {})
+        self._attempt = attempt
+        self._partitions_now = partitions_now
+        self._dropped: Counter[tuple[str, str]] = Counter()
+        self.skipped: set[Target] = set()
+        self.failed: dict[Target, Failed] = {}
+
+    def of_message(
+        self, topic: str, subscription_mask: int, is_rejected: bool, attempt: int | None
+    ) -> Iterator[Destination]:
+        """Yields where a message goes now, without what is left out of this attempt.
+
+        Args:
+            topic: its source topic.
+            subscription_mask: the subscriptions to which it goes, as bits.
+            is_rejected: it goes to the rejects topic alone.
+            attempt: of a retry its number; None: it is none.
+        """
+        if is_rejected:
+            routes = [_Route(None, rejects_topic(topic))]
+        else:
+            routes = [route for i, route in enumerate(self._routes.get(topic, ())) if subscription_mask >> i & 1]
+        for route in routes:
+            if (found := self._of_route(topic, route, attempt)) is not None:
+                yield found
+
+    def by_name(self, by_number: Mapping[tuple[str, int], _Value]) -> dict[tuple[str, str | None], _Value]:
+        """Returns values by source topic and subscription, without those of subscriptions that are not known.
+
+        Args:
+            by_number: the same by source topic and subscription's number.
+        """
+        return {
+            (topic, self._routes[topic][number].subscription): value
+            for (topic, number), value in by_number.items()
+            if number < len(self._routes.get(topic, ()))
+        }
+
+    def log_dropped(self) -> None:
+        """Logs how many messages go nowhere, by subscription."""
+        for (topic, name), n in self._dropped.items():
+            _log.warning(
+                "%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name
+            )
+
+    def _of_route(self, topic: str, route: _Route, attempt: int | None) -> Destination | None:
+        subscription, destination, is_new = route
+        if destination is None:
+            self._dropped[topic, str(subscription)] += 1
+            return None
+        is_dead = False
+        if attempt is not None and subscription is not None:
+            is_dead = attempt > self._most_retries.get(topic, {}).get(subscription, DEFAULT_BACKOFF.attempts)
+            destination = dead_letter_topic(destination) if is_dead else destination
+        target = target_of(topic, subscription, is_dead)
+        if target in self._attempt.skipped:
+            self.skipped.add(target)
+            return None
+        if self._attempt.only is not None and target not in self._attempt.only:
+            return None
+        partitions = self._partitions.get(destination, UNKNOWN if is_new or is_dead else 0)
+        if partitions == UNKNOWN:
+            now = self._partitions_now(destination)
+            if isinstance(now, pulsar.PulsarException):
+                self.failed[target] = _not_found(destination, target, now)
+                return None
+            partitions = self._partitions[destination] = now
+        return Destination(subscription, destination, target, is_dead, partitions)
+
+
+def target_of(topic: str, subscription: str | None, is_dead: bool) -> Target:
+    """Returns the target of a source topic's message; None: it is rejected. Dead letters are one of their own."""
+    return topic, dead_letters_of(subscription) if subscription and is_dead else subscription or ""
+
+
+def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[_Route]]:
+    """Returns by source topic where messages go for each of its subscriptions, in the order of their numbers.
+
+    That is where the settings say now; for a route that they no longer have, where it was when they were handed out.
+
+    Args:
+        settings: the settings now.
+        recorded: by source topic the subscriptions' names and destinations when the messages were handed out.
+    """
+    by_number: dict[str, list[_Route]] = {
+        topic: [_Route(name, destination) for name, destination in subscriptions]
+        for topic, subscriptions in recorded.items()
+    }
+    for route in settings.routes:
+        now = {s.name: s.destination for s in route.subscriptions}
+        if route.source in by_number:
+            by_number[route.source] = [
+                _Route(name, now.get(name), now.get(name) != before)
+                for name, before, _ in by_number[route.source]
+                if name is not None
+            ]
+        else:
+            by_number[route.source] = [_Route(name, destination) for name, destination in now.items()]
+    return by_number
+
+
+def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> Failed:
+    return Failed(destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None)

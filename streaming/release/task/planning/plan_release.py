@@ -1,0 +1,153 @@
+"""Plans which row of a release goes where, when, under which producer name and sequence id, and in which batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pulsar
+
+from conf.settings import Settings
+from streaming.release.attempt import Assignment, Attempt
+from streaming.release.naming import producer_name, schema_suffix
+from streaming.release.sequence_ids import sequence_id_of
+from streaming.release.task.planning.batches import BATCH_BYTES, cut_batches, may_be_batched, size_of
+from streaming.release.task.planning.destinations import Destination, Destinations
+from streaming.release.task.planning.partitions import partition_of
+from streaming.release.task.planning.send_plan import Plan, PlannedSend
+from streaming.release.task.planning.sending_order import rank_of
+from streaming.release.task.shared_paces import RateLimit
+from tracker.in_flight import IN_ORDER, PLACE, SENDING
+from tracker.key_order import order_keys
+from tracker.messages import MESSAGES
+from tracker.packing import unpack
+from tracker.shaping.spans import SHAPED
+
+
+def plan_release(
+    settings: Settings,
+    assignment: Assignment,
+    attempt: Attempt,
+    partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
+) -> Plan:
+    """Plans which rows of an assignment go where, when, and under which producer name and sequence id.
+
+    What a row's sequence id and batch are depends on the release alone, so they are the same in each attempt.
+
+    Args:
+        settings: their routes say where subscriptions' messages go now.
+        assignment: the rows, with what the offset says of lanes, partitions and routes in the table's metadata.
+        attempt: what is left out this time.
+        partitions_now: as of `Destinations`.
+    """
+    release = _Release(assignment)
+    columns, sending = release.columns, release.sending
+    destinations = Destinations(settings, sending, attempt, partitions_now)
+    shaped = sending.get(SHAPED, {})
+    rates = {
+        (topic, int(n)): RateLimit(*rate) for topic, of in shaped.get("rates", {}).items() for n, rate in of.items()
+    }
+    limits = destinations.by_name(rates)
+    sends = []
+    addressed = (columns[name] for name in ("topic", "subscription_mask", "reason", "attempt"))
+    for row, (topic, mask, reason, retry) in enumerate(zip(*addressed, strict=True)):
+        for destination in destinations.of_message(topic, mask, reason is not None, retry):
+            send = release.planned(row, destination)
+            if (assignment.tick, send.topic, send.producer) not in attempt.done:
+                sends.append(send)
+    destinations.log_dropped()
+    if release.batch_millis:
+        cut_batches(sends, columns, release.batch_millis, limits)
+    if attempt.put_off:
+        _put_off(sends, columns["topic"], destinations.by_name(attempt.put_off), shaped.get("now", 0))
+    return Plan(
+        tick=assignment.tick,
+        kind=assignment.kind,
+        rows=release.rows,
+        columns=columns,
+        sends=sends,
+        skipped=destinations.skipped,
+        failed=tuple(destinations.failed.values()),
+        has_held=any(time is not None for time in columns["was_due"]),
+        limits=limits,
+    )
+
+
+class _Release:
+    """The rows of an assignment, with what the offset said of how they are sent.
+
+    Attributes:
+        rows: as they were packed.
+        columns: of MESSAGES, by name.
+        sending: what the offset said of lanes, partitions and routes when they were handed out.
+        batch_millis: messages that are due within so many ms may go as a batch, 0: none does.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self.rows = rows = unpack(assignment.body)
+        self.sending: dict[str, Any] = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
+        self.batch_millis: int = self.sending.get("batch_millis", 0)
+        # An earlier release packed fewer columns.
+        self.columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
+        self.columns |= {name: rows[name].to_pylist() for name in rows.column_names}
+        self._lane = assignment.lane(self.sending.get("lanes", 1), self.sending.get("lane_set", 0))
+        self._places = self.columns.get(PLACE) or range(rows.num_rows)
+        self._producers: dict[tuple[str, str | None, bool, bytes | None], str] = {}  # the names of producers so far
+        self._keys = order_keys(rows).to_pylist() if assignment.kind & IN_ORDER else None
+
+    def planned(self, row: int, there: Destination) -> PlannedSend:
+        """Plans what is sent of a row to a destination, as a message by itself."""
+        columns, keys, subscription = self.columns, self._keys, there.subscription
+        due, was_due = columns["deliver_at"][row], columns["was_due"][row]
+        was_at = due if was_due is None else was_due
+        sequence_id = sequence_id_of(self._assignment.tick, self._places[row])
+        # Dead letters are acknowledged one by one, as they are re-driven.
+        may_be = self.batch_millis > 0 and subscription is not None and not there.is_dead
+        is_batched = may_be and may_be_batched(columns, row)
+        send = PlannedSend(
+            due=due,
+            sequence_id=sequence_id,
+            topic=self._partition(row, there) if there.partitions else there.topic,
+            producer=self._producer(row, subscription, is_batched),
+            row=row,
+            subscription=subscription,
+            is_batched=is_batched,
+            at=due,
+            was_at=was_at,
+            first_id=sequence_id,
+            is_large=not is_batched and size_of(columns, row) >= BATCH_BYTES,
+            is_dead=there.is_dead,
+        )
+        if keys is not None and not there.is_dead:
+            send.key, send.rank = (columns["topic"][row], subscription, keys[row]), rank_of(columns, row, was_at)
+        return send
+
+    def _partition(self, row: int, there: Destination) -> str:
+        """Returns the partition of a destination that a row goes to."""
+        return f"{there.topic}-partition-{partition_of(self.columns, row, there.partitions, self._keys)}"
+
+    def _producer(self, row: int, subscription: str | None, is_batched: bool) -> str:
+        """Returns the name under which a row is sent, as long as the producer has its own."""
+        version = self.columns["schema_version"][row] if subscription is not None else None
+        named = (self.columns["topic"][row], subscription, is_batched, version)
+        if named not in self._producers:
+            app_id, shard = self._assignment.app_id, self._assignment.shard
+            name = producer_name(app_id, named[0], subscription, shard, self._lane, is_batched)
+            self._producers[named] = name if version is None else name + schema_suffix(named[0], version)
+        return self._producers[named]
+
+
+def _put_off(
+    sends: list[PlannedSend], topics: list[str], by: Mapping[tuple[str, str | None], int], handed_out: int
+) -> None:
+    """Has messages sent later than they are due, by topic and subscription; what was overdue counts from `handed_out`.
+
+    Args:
+        by: ms.
+        handed_out: ms since the epoch.
+    """
+    for send in sends:
+        if send.subscription is not None and (millis := by.get((topics[send.row], send.subscription))):
+            send.at = max(send.at, handed_out) + millis

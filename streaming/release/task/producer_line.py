@@ -1,0 +1,316 @@
+"""The messages of one producer in a task: they are handed to it, and either all arrive or the line has failed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pulsar
+
+from broker.client import close_quietly
+from conf.errors import DelayLakeError
+from streaming.release.sequence_ids import last_sequence_id, tick_of
+from streaming.release.task.shared_paces import Pace
+from warehouse.delivery_key import Key
+
+_log = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 0.02  # between two looks at whether a producer is connected again
+_BUSY_SECONDS = 0.1  # between two attempts to get a producer
+
+# The answers of a broker that will not take messages: to wait for it is of no use.
+REFUSALS = (
+    pulsar.TopicTerminated,
+    pulsar.ProducerBlockedQuotaExceededError,
+    pulsar.ProducerBlockedQuotaExceededException,
+    pulsar.AuthenticationError,
+    pulsar.AuthorizationError,
+    pulsar.IncompatibleSchema,
+    pulsar.TopicNotFound,
+    pulsar.InvalidTopicName,
+    pulsar.NotAllowedError,
+    pulsar.ProducerFenced,
+    pulsar.UnsupportedVersionError,
+)
+
+
+class Send(Protocol):
+    """A message and when it is to be handed over."""
+
+    at: int  # ms since the epoch
+    sequence_id: int
+    first_id: int  # the sequence id of its batch's first message
+    is_batched: bool
+    is_last: bool  # of its batch
+    is_large: bool  # the client may refuse it
+    pace: Pace | None  # where it takes places before it is handed over, for all of its batch; None: it needs none
+    n_places: int
+    line: Line
+
+
+class NotOpenError(DelayLakeError):
+    """A message was handed to a line that has no producer yet."""
+
+
+@dataclass(eq=False)
+class Line:
+    """The messages of one producer in a task, in order: all of them arrive, or the line has failed.
+
+    Nothing more is handed over after a failure, so that what has arrived are the first of them.
+
+    Attributes:
+        topic: the destination, or its partition.
+        key: the producer's name, as it is in the plan.
+        create: makes the producer; may wait for the broker.
+        patience_seconds: how long a broker that does not answer is waited for.
+        last_id: the sequence id of the last batch's first message.
+        most_id: the highest sequence id that the job can have used under this name.
+        ids: the sequence ids of its messages, ascending. The job has used no other ones of their ticks.
+        is_first_attempt: whether nothing of it can have been sent before.
+        before: the last sequence id that has arrived, -1: none; from when the producer is made, by what the broker
+            knows, too. What comes up to it is not sent again.
+        target: source topic and subscription of its messages.
+    """
+
+    topic: str
+    key: str
+    create: Callable[[], pulsar.Producer]
+    patience_seconds: float
+    last_id: int = 0
+    most_id: int = 0
+    ids: list[int] = field(default_factory=list)
+    is_first_attempt: bool = False
+    producer: pulsar.Producer | None = None
+    before: int = -1
+    opened_at: int = 0  # ms since the epoch
+    error: str = ""  # why it has failed; empty: it has not
+    is_refused: bool = False  # the broker has said no, rather than nothing
+    is_behind: bool = False  # a message of another line, for which this one waits, has failed
+    foreign_id: int | None = None  # a sequence id published under this name that is not the job's
+    target: tuple[str, str] = ("", "")
+    find: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
+    found: frozenset[Key] = frozenset()  # the keys of these, as `find` reads them
+    waiting: deque[int] = field(default_factory=deque)  # places in `sends` of messages due, and not handed over yet
+    wake: threading.Event = field(default_factory=threading.Event)
+    others: Sequence[Line] = ()  # to the same topic: nothing goes before all are open, so that it goes in order
+    _handed: int = -1
+    _arrived: int = -1
+    _flushed_at: float = 0.0
+    _needs_flush: bool = False
+    _is_interrupted: bool = False
+    _progress_at: float = field(default_factory=time.monotonic)
+    _last_seen: int = -2
+    _is_closed: bool = False
+    _is_repeated: bool = False
+    _is_in_batch: bool = False  # a batch has been begun, and is not cut yet
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the line has failed: it takes no more messages."""
+        return bool(self.error)
+
+    @property
+    def arrived_to(self) -> int:
+        """The last sequence id that has arrived, as far as the broker has said; -1: none."""
+        if self.foreign_id is not None:
+            return -1
+        return self.before if self.producer is None else max(self.before, self.producer.last_sequence_id())
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether messages may be handed over now: it has its producer, and each of `others` has one or has failed."""
+        if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
+            return False
+        if self.others and all(line.producer is not None or line.error for line in self.others):
+            self.others = ()
+        return not self.others
+
+    def open(self) -> None:
+        """Begins to make the producer, in a thread of its own."""
+        threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True).start()
+
+    def _open(self) -> None:
+        deadline = time.monotonic() + self.patience_seconds
+        while not self._is_closed:
+            try:
+                if self.find is not None:
+                    self.found = self.find()
+                producer = self.create()
+                before = producer.last_sequence_id()
+            except Exception as error:
+                if isinstance(error, REFUSALS) or time.monotonic() > deadline:
+                    self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
+                    return
+                time.sleep(_BUSY_SECONDS)
+                continue
+            if self._is_foreign(before) or (self.is_first_attempt and bool(self.ids) and before >= self.ids[0]):
+                close_quietly(producer)
+                self._found_foreign(before)
+                return
+            self.before = max(self.before, before)
+            self.opened_at = time.time_ns() // 1_000_000
+            self._progress_at = time.monotonic()
+            self.producer = producer
+            if self._is_closed:
+                close_quietly(producer)
+            self.wake.set()
+            return
+
+    def fail(self, error: str, is_refused: bool = False) -> None:
+        """Ends the line with an error, unless it has failed already.
+
+        Args:
+            error: why, not empty.
+            is_refused: whether the broker has said no, rather than nothing.
+        """
+        if not self.error:
+            self.is_refused = is_refused
+            self.error = error
+        self.wake.set()
+
+    def _is_foreign(self, sequence_id: int) -> bool:
+        """Whether a producer's last sequence id can't be one that the job has used."""
+        if sequence_id > self.most_id:
+            return True
+        is_of_these_ticks = bool(self.ids) and self.ids[0] <= sequence_id <= last_sequence_id(tick_of(self.ids[-1]))
+        return is_of_these_ticks and sequence_id not in self.ids
+
+    def _found_foreign(self, sequence_id: int) -> None:
+        self.foreign_id = sequence_id
+        self.fail(f"somebody else has published as {self.key}, up to the sequence id {sequence_id}", is_refused=True)
+
+    def hand_over(self, message: Any, send: Send) -> None:
+        """Gives a message to the producer; whether it arrives shows later. `takes_messages` must be true.
+
+        Args:
+            message: a `_pulsar.Message`.
+            send: how it is planned.
+
+        Raises:
+            pulsar.PulsarException: the client does not take this message.
+            NotOpenError: the line has no producer yet.
+        """
+        producer = self._opened()
+        # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the last
+        # message has one, which is told whether the broker took it for a repetition.
+        is_end = send.first_id == self.last_id and send.is_last
+        refused: list[str] = []
+        callback = self._acknowledged if is_end else None
+        if send.is_large:
+            callback = functools.partial(self._large_acknowledged, refused, is_end)
+        try:
+            producer._producer.send_async(message, callback)
+            if refused:
+                raise pulsar.MessageTooBig("the broker takes none of this size")
+            self._handed = send.first_id
+            self._needs_flush = True
+        finally:
+            self._is_in_batch = send.is_batched and not send.is_last
+            if send.is_batched and send.is_last:
+                self._flush()  # cuts the batch, and sends it
+
+    def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
+        """Is called while a message is handed over if it is too large, else when it has arrived."""
+        if getattr(result, "name", str(result)) == "MessageTooBig":
+            refused.append("MessageTooBig")
+        elif is_end:
+            self._acknowledged(result, message_id)
+
+    def _acknowledged(self, result: Any, message_id: Any) -> None:
+        try:
+            self._is_repeated = message_id is not None and message_id.ledger_id() < 0 and self.before < self.last_id
+        except Exception:  # it would end in the client's threads
+            _log.exception("%s", self.topic)
+
+    def _opened(self) -> pulsar.Producer:
+        """Returns the producer."""
+        if self.producer is None:
+            raise NotOpenError(f"{self.topic}: the producer {self.key} is not open yet")
+        return self.producer
+
+    def _flush(self) -> None:
+        producer = self._opened()
+        self._needs_flush = False
+        self._flushed_at = time.monotonic()
+        try:
+            producer._producer.flush_async(functools.partial(self._flushed, self._handed))
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+
+    def _flushed(self, handed: int, result: Any) -> None:
+        """Is called in the client's thread with what became of all that had been handed over.
+
+        Args:
+            handed: `first_id` of the last message then.
+        """
+        try:
+            name = getattr(result, "name", str(result))
+            if name == "Ok":
+                self._is_interrupted = False
+                if (last := self._opened().last_sequence_id()) >= handed:
+                    self._arrived = max(self._arrived, handed)
+                else:
+                    # The client has dropped messages, and what is sent after them would hide that.
+                    self.fail(f"the broker has {last} of {handed}")
+            elif name == "AlreadyClosed":
+                self._is_interrupted = True  # closed for good, or about to connect again
+            else:
+                self.fail(name, name in {refusal.__name__ for refusal in REFUSALS})
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+        self.wake.set()
+
+    def look_after(self) -> None:
+        """Asks whether what was handed over has arrived, and gives up on a broker that is silent for too long."""
+        now = time.monotonic()
+        if self.error or self.producer is None:
+            return  # making the producer has a deadline of its own
+        if self._is_in_batch:
+            return  # a flush would cut it here, and when it is sent again elsewhere
+        if self._needs_flush or (self._is_interrupted and now - self._flushed_at > _FLUSH_SECONDS):
+            self._flush()
+        seen = self.producer.last_sequence_id()
+        if seen != self._last_seen or (self._arrived >= self._handed and not self._is_interrupted):
+            self._last_seen, self._progress_at = seen, now
+        elif now - self._progress_at > self.patience_seconds:
+            self.fail(f"the broker has not answered for {self.patience_seconds:.0f} s")
+
+    def has_arrived(self) -> bool:
+        """Whether everything that was handed over is at the broker."""
+        return self._arrived >= self._handed and not self._needs_flush and not self._is_interrupted
+
+    def close(self) -> None:
+        """Closes the producer; of one that has failed in the background, since that may take long."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.producer is None:
+            return  # the thread that makes it closes it
+        if self.error:
+            threading.Thread(target=close_quietly, args=(self.producer,), daemon=True).start()
+        else:
+            close_quietly(self.producer)
+
+    def check_repeated(self) -> None:
+        """Asks for the last sequence id again where the broker dropped the last message as a repetition; may fail it.
+
+        The message was new to this attempt. So the connection was lost before the answer came, and the client sent it
+        again; or somebody else has published under this name in the meantime, and then the line fails.
+        """
+        if not self._is_repeated or self.error:
+            return
+        try:
+            producer = self.create()
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
+            return
+        last = producer.last_sequence_id()
+        close_quietly(producer)
+        if self._is_foreign(last):
+            self._found_foreign(last)

@@ -1,0 +1,205 @@
+"""Sends releases in Spark tasks: each message at its time."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pulsar
+from pyspark import TaskContext
+
+from conf.settings import Settings
+from streaming.release import outgoing
+from streaming.release.attempt import Assignment, Attempt, Failed, Sent
+from streaming.release.naming import max_size_bytes
+from streaming.release.task import process_clients
+from streaming.release.task.deliveries import delivery_rows, traced_delivery
+from streaming.release.task.planning.plan_release import plan_release
+from streaming.release.task.planning.send_plan import Plan, PlannedSend
+from streaming.release.task.planning.sending_order import arriving_before, by_time
+from streaming.release.task.producer_line import Line
+from streaming.release.task.producers import lines_of
+from streaming.release.task.refused import packed_by_release, send_to_rejects_topics
+from streaming.release.task.send_on_time import send_on_time
+from streaming.release.task.shared_paces import Pace, Paces
+from streaming.release.task.traces import are_traced, trace
+from streaming.release.task.turn_file import wait_for_turn
+from tracker.packing import pack
+from warehouse.delivery_key import key_of_row
+from warehouse.delta.epoch import PauseWatch
+from warehouse.delta.tables import Tables
+
+_log = logging.getLogger(__name__)
+
+
+def send_releases(
+    settings_json: str,
+    attempt: Attempt,
+    assignments: Iterable[Assignment],
+    epoch: int | None = None,
+    checked_at: float | None = None,
+) -> Iterator[Sent]:
+    """Sends assignments together, by time, and yields a report when each producer has succeeded or failed.
+
+    Args:
+        settings_json: the settings as JSON.
+        attempt: what is left out this time.
+        assignments: of one release or of several, of any shards.
+        epoch: of the warehouse, in which alone the task may send; None: in any.
+        checked_at: when the driver last checked that, seconds since the epoch; None: now.
+
+    Yields:
+        one report; none without assignments.
+
+    Raises:
+        FencedError: the process stood still for a while, and somebody else has taken the warehouse over.
+    """
+    settings = Settings(**json.loads(settings_json))
+    watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
+    if _is_repeated_task():
+        attempt = replace(attempt, is_first=False)
+    partitions_now = functools.cache(functools.partial(_partitions_now, settings))
+    plans = [plan_release(settings, assignment, attempt, partitions_now) for assignment in assignments]
+    if plans:
+        yield _send(settings, attempt, plans, watch)
+
+
+def _is_repeated_task() -> bool:
+    """Whether Spark repeats this task by itself, because a worker or an executor was lost."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
+
+
+def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarException:
+    """Returns how many partitions a topic has, 0: it is not partitioned; or why the broker does not say."""
+    try:
+        partitions = process_clients.pulsar_client(settings).get_topic_partitions(topic)
+    except pulsar.PulsarException as error:
+        return error
+    return 0 if partitions == [topic] else len(partitions)
+
+
+def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseWatch) -> Sent:
+    pending = by_time(plans)
+    lines = lines_of(settings, attempt, pending)
+    if attempt.pace_file:
+        _set_paces(_paces(attempt.pace_file), pending)
+    refused: dict[int, str] = {}  # by place in `pending` why the client does not take a message
+    try:
+        sent_at = _hand_over(settings, attempt.turn_file, pending, lines, refused.__setitem__, watch)
+    except BaseException:
+        process_clients.forget_clients()
+        raise
+    finally:
+        for line in lines:
+            line.close()
+    for line in lines:
+        line.check_repeated()
+    failed = (*(one for plan in plans for one in plan.failed), *(_failed(line) for line in lines if line.has_failed))
+    if any(not one.is_refused for one in failed):
+        process_clients.forget_clients()  # one may hang
+    arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
+    taken = [i for i in arrived if i not in refused] if refused else arrived
+    not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
+    send_to_rejects_topics(settings, not_taken)
+    _trace((*pending[i], sent_at[i]) for i in taken)
+    return Sent(
+        deliveries=pack(delivery_rows([pending[i] for i in taken], [sent_at[i] for i in taken])),
+        ready_at=max((line.opened_at for line in lines), default=0),
+        done=tuple({(pending[i][1].tick, pending[i][0].topic, pending[i][0].producer) for i in arrived}),
+        failed=failed,
+        skipped=frozenset(target for plan in plans for target in plan.skipped),
+        refused=packed_by_release(not_taken),
+    )
+
+
+def _hand_over(
+    settings: Settings,
+    turn_file: str,
+    pending: list[tuple[PlannedSend, Plan]],
+    lines: list[Line],
+    on_refused: Callable[[int, str], None],
+    watch: PauseWatch,
+) -> list[int]:
+    """Opens the lines, waits for the job's turn, and sends each message at its time; returns as `send_on_time`."""
+
+    def build(i: int) -> Any | None:
+        send, plan = pending[i]
+        if send.first_id <= send.line.before:
+            return None  # it has arrived
+        if send.line.found and key_of_row(plan.columns, send.row, send.subscription is None) in send.line.found:
+            return None  # under another name
+        return _message(settings, send, plan)
+
+    for line in lines:
+        line.open()
+    behind = wait_for_turn(turn_file, watch.check)
+    for line in lines:
+        if line.target in behind:
+            line.fail("what comes before has not arrived", is_refused=True)
+    wake = lines[0].wake if lines else threading.Event()
+    return send_on_time([send for send, _ in pending], build, on_refused, wake, watch, arriving_before(pending))
+
+
+def _failed(line: Line) -> Failed:
+    return Failed(
+        topic=line.topic,
+        producer=line.key,
+        target=line.target,
+        reason=line.error,
+        is_refused=line.is_refused,
+        foreign_id=line.foreign_id,
+        arrived_to=line.arrived_to,
+        is_behind=line.is_behind,
+    )
+
+
+def _trace(sent: Iterable[tuple[PlannedSend, Plan, int]]) -> None:
+    """Makes the spans of messages, with when they were sent; those of the rejects topic have none."""
+    if are_traced():
+        try:
+            trace(traced_delivery(*one) for one in sent if one[0].subscription is not None)
+        except Exception as error:  # what was sent is not sent again for that
+            _log.warning("no spans of a release: %s", error)
+
+
+def _set_paces(paces: Paces, pending: list[tuple[PlannedSend, Plan]]) -> None:
+    """Sets in the first message of each batch where it takes places, as far as the messages have a rate."""
+    of_name: dict[tuple[str, ...], Pace] = {}
+    for send, plan in pending:
+        topic = plan.columns["topic"][send.row]
+        limit = plan.limits.get((topic, send.subscription))
+        # Dead letters go elsewhere, at the places that they have been given.
+        if limit is not None and not send.is_dead and send.first_id == send.sequence_id:
+            key = (plan.columns["key"][send.row] or "") if limit.is_per_key else ""
+            name = (topic, str(send.subscription), key)
+            if name not in of_name:
+                of_name[name] = Pace(paces, limit, *name)
+            send.pace = of_name[name]
+
+
+@functools.lru_cache(maxsize=1)
+def _paces(file: str) -> Paces:
+    """Returns the rates' buckets: the file stays open in this process, for its next tasks."""
+    return Paces(Path(file))
+
+
+def _check_epoch(settings: Settings, epoch: int | None) -> None:
+    tables = Tables(settings.warehouse)
+    tables.join(epoch)
+    tables.check_epoch()
+
+
+def _message(settings: Settings, send: PlannedSend, plan: Plan) -> Any:
+    if send.subscription is None:
+        max_size = max_size_bytes(settings, plan.columns["topic"][send.row])
+        return outgoing.rejected(plan.columns, send.row, send.sequence_id, max_size)
+    return outgoing.delivered(
+        plan.columns, send.row, send.due, send.sequence_id, send.subscription if send.is_dead else None
+    )

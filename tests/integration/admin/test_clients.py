@@ -1,0 +1,385 @@
+"""The Python client, the examples and what the docs show of it, with a running job, API and broker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import delayed_tasks
+import fastapi_reminders
+import httpx
+import pulsar
+import pytest
+from delaylake import Client, Invalid, MessageId, NotAllowed, NotFound, Outcome, Schedule, TooLate
+from delaylake.times import moment
+
+from broker.jvm.jars import jars as broker_jars
+from broker.standalone import EmbeddedBroker
+from tests.conftest import RUN_SECONDS
+from tests.support.harness import Api, Collector, Job, now, wait_until
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 150.0  # for each call, on whatever machine
+SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
+
+
+@dataclass(frozen=True)
+class World:
+    job: Job
+    api: Api
+    broker: str
+    topic: str  # of it and of what begins so with `_reminders`, `_tasks` and `_java` there is a route
+
+    def client(self, **more: Any) -> Client:
+        return Client(self.api.url, broker=self.broker, timeout_seconds=SECONDS, **more)
+
+
+@pytest.fixture(scope="module")
+def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
+    routes = [
+        {"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ("", "_reminders", "_tasks", "_java")
+    ]
+    tracker = {"max_seal_interval_millis": 1500}
+    job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
+    api = Api(job.file)
+    try:
+        job.start()
+        yield World(job, api, broker.settings.service_url, topic)
+        assert job.terminate() == 0
+    finally:
+        api.stop()
+        job.stop()
+
+
+def shown(file: Path, world: World) -> list[str]:
+    """The Python of a document, for this world's addresses and topic."""
+    own = {
+        '"http://127.0.0.1:8081"': repr(world.api.url),
+        '"pulsar://localhost:6650"': f"{world.broker!r}, timeout_seconds={SECONDS}",
+        '"orders"': repr(world.topic),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", file.read_text(), re.S)
+    for there, here in own.items():
+        assert all(there in block for block in blocks), there
+        blocks = [block.replace(there, here) for block in blocks]
+    return blocks
+
+
+def test_what_the_documents_show_is_done(world: World, collector: Collector) -> None:
+    collector.collect(f"{world.topic}-billing")
+    blocks = shown(ROOT / "docs/clients.md", world) + shown(ROOT / "clients/python/README.md", world)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, {})
+    wait_until(lambda: collector.received[f"{world.topic}-billing"], 20, f"delivered\n{world.job.log}")
+    [message] = collector.received[f"{world.topic}-billing"]
+    assert (message.payload, message.key) == (b"ship it", "customer-7")
+
+
+def test_each_command_over_http(world: World, collector: Collector) -> None:
+    later, at_last = datetime.now(UTC) + timedelta(hours=1), f"{world.topic}-audit"
+    collector.collect(at_last)
+    with world.client() as lake:
+
+        def send(text: str) -> MessageId:
+            return lake.schedule(world.topic, text, at=later, key="here", properties={"region": "eu"})
+
+        ids = {text: send(text) for text in ("cancelled", "skipped", "moved", "restored", "at once")}
+        both = Counter(["billing", "audit"])
+
+        def done(outcomes: list[Any]) -> Counter[str]:
+            assert {one.result for one in outcomes} <= {"APPLIED", "ALREADY_APPLIED"}, outcomes
+            return Counter(one.subscription for one in outcomes if one.subscription != "*")
+
+        key = uuid.uuid4().hex
+        for _ in range(2):
+            assert done(lake.cancel(world.topic, ids["cancelled"], request_id=key)) == both
+        with pytest.raises(Invalid):
+            lake.cancel(world.topic, ids["skipped"], request_id=key)
+        with pytest.raises(NotAllowed) as refused:
+            lake.skip(world.topic, ids["skipped"])
+        results = {one.subscription: one.result for one in refused.value.outcomes}
+        assert (results["billing"], results["audit"]) == ("APPLIED", "NOT_ALLOWED")
+        assert done(lake.cancel(world.topic, str(ids["restored"]), deliver_at=later)) == both
+        assert done(lake.restore(world.topic, ids["restored"], subscription="audit")) == Counter(["audit"])
+        moved = later + timedelta(minutes=1)
+        assert done(lake.reschedule(world.topic, ids["moved"], at=moved)) == both
+        assert done(lake.deliver_now(world.topic, ids["at once"])) == both
+        wait_until(lambda: b"at once" in [m.payload for m in collector.received[at_last]], 20, world.job.log)
+        with pytest.raises(TooLate):
+            lake.cancel(world.topic, ids["at once"])
+        with pytest.raises(NotFound):
+            lake.skip(world.topic, "999999:0", subscription="billing")
+
+        def state(text: str) -> tuple[set[str], set[str]] | None:
+            try:
+                found = lake.get(world.topic, ids[text])
+            except NotFound:
+                return None
+            return set(found.waiting_for), set(found.cancelled_for)
+
+        wait_until(lambda: state("restored") == ({"audit"}, {"billing"}), 20, "restored for one")
+        assert state("cancelled") == (set(), {"billing", "audit"})
+        assert state("skipped") == ({"audit"}, {"billing"})
+        wait_until(lambda: lake.get(world.topic, ids["moved"]).message.deliver_at == _in_millis(moved), 20, "moved")
+
+        def listed(**more: Any) -> set[MessageId]:
+            return {one.id for one in lake.pending(world.topic, key="here", properties={"region": "eu"}, **more)}
+
+        assert listed(subscription="audit") == {ids["skipped"], ids["moved"], ids["restored"]}
+        assert listed(due_from=moved - timedelta(seconds=1)) == {ids["moved"]}
+        assert listed(state="cancelled", subscription="audit") == {ids["cancelled"]}
+
+
+def _in_millis(time: datetime) -> datetime:
+    rounded = -(-time.microsecond // 1000) * 1000
+    return time.replace(microsecond=0) + timedelta(microseconds=rounded)
+
+
+def test_commands_over_the_control_topic(world: World) -> None:
+    control = world.job.settings.control
+    lake = Client(
+        broker=world.broker,
+        timeout_seconds=SECONDS,
+        control_topic=control.topic,
+        outcome_topic=control.outcome_topic,
+    )
+    there: dict[str, Any] = {"subscription": "billing"}
+    with lake:
+        message = lake.schedule(world.topic, b"by hand", after=timedelta(hours=1))
+        key = uuid.uuid4().hex
+        for _ in range(2):
+            [skipped] = lake.skip(world.topic, message, request_id=key, **there)
+            assert (skipped.result, skipped.message) == ("APPLIED", message)
+        with pytest.raises(Invalid):
+            lake.deliver_now(world.topic, message, **there)
+        assert [one.result for one in lake.restore(world.topic, message, **there)] == ["APPLIED"]
+        assert lake.reschedule(world.topic, message, after=timedelta(hours=2), **there)
+        assert lake.deliver_now(world.topic, message, **there)
+        with pytest.raises(TooLate):
+            lake.cancel(world.topic, message, **there)
+        with pytest.raises(NotAllowed):
+            lake.skip(world.topic, message, subscription="audit")
+        assert [one.result for one in lake.cancel(world.topic, message, subscription="audit")] == ["APPLIED"]
+
+
+@pytest.mark.parametrize("way", ["the API", "the control topic"])
+def test_messages_by_schedule_key(world: World, way: str) -> None:
+    control, key = world.job.settings.control, f"order-7 over {way}"
+    lake = Client(
+        world.api.url if way == "the API" else None,
+        broker=world.broker,
+        timeout_seconds=SECONDS,
+        control_topic=control.topic,
+        outcome_topic=control.outcome_topic,
+    )
+    later = datetime.now(UTC) + timedelta(hours=1)
+    there: dict[str, Any] = {"subscription": "billing"}
+
+    def is_seen(message: MessageId, waits: bool) -> bool:
+        with world.client() as reader:
+            listed = {one.id for one in reader.pending(world.topic, subscription="billing")}
+        return (message in listed) == waits
+
+    def result(outcomes: list[Outcome], message: MessageId) -> str:
+        [one] = outcomes
+        assert (one.subscription, one.message.ledger_id) == ("billing", message.ledger_id)
+        assert one.message.entry_id == message.entry_id
+        return one.result
+
+    with lake:
+        first = lake.schedule(world.topic, b"first", at=later, schedule_key=key)
+        wait_until(lambda: is_seen(first, waits=True), 30, f"the first waits\n{world.job.log}")
+        second = lake.schedule(world.topic, b"second", at=later, schedule_key=key)
+        wait_until(lambda: is_seen(second, waits=True), 30, f"the second waits\n{world.job.log}")
+        wait_until(lambda: is_seen(first, waits=False), 30, f"the first is superseded\n{world.job.log}")
+        kept = lake.schedule(world.topic, b"kept out", at=later, schedule_key=key, schedule_mode="keep")
+        limit = timedelta(hours=2)
+        put_off: dict[str, Any] = {"schedule_key": f"{key} put off", "schedule_mode": "debounce", "debounce_max": limit}
+        put = lake.schedule(world.topic, b"put off", at=later + timedelta(days=1), **put_off)
+        wait_until(lambda: is_seen(put, waits=True), 30, f"the one that is put off waits\n{world.job.log}")
+        with world.client() as reader:
+            due = reader.get(world.topic, put).message.deliver_at
+        assert due is not None
+        assert due < datetime.now(UTC) + limit
+
+        moved = later + timedelta(hours=1)
+        assert result(lake.reschedule(world.topic, schedule_key=key, at=moved, **there), second) == "APPLIED"
+        request_id = uuid.uuid4().hex
+        for _ in range(2):
+            by_key = lake.cancel(world.topic, schedule_key=key, request_id=request_id, **there)
+            assert result(by_key, second) == "APPLIED"
+        with pytest.raises(Invalid):
+            lake.cancel(world.topic, schedule_key=f"{key} put off", request_id=request_id, **there)
+        assert result(lake.restore(world.topic, second, **there), second) == "APPLIED"
+        assert result(lake.skip(world.topic, schedule_key=key, **there), second) == "APPLIED"
+        for command in (lake.cancel, lake.skip, lake.deliver_now):
+            with pytest.raises(NotFound):
+                command(world.topic, schedule_key=f"{key}, of nobody", **there)
+        with pytest.raises(NotAllowed):
+            lake.skip(world.topic, schedule_key=f"{key} put off", subscription="audit")
+
+        last = lake.schedule(world.topic, b"last", at=later, schedule_key=key)
+        wait_until(lambda: is_seen(last, waits=True), 30, f"the last waits\n{world.job.log}")
+        assert not is_seen(kept, waits=True)
+        assert result(lake.deliver_now(world.topic, schedule_key=key, **there), last) == "APPLIED"
+        with pytest.raises(TooLate):
+            lake.cancel(world.topic, last, **there)
+        if way == "the API":
+            everywhere = lake.cancel(world.topic, schedule_key=f"{key} put off")
+            assert {one.subscription: one.result for one in everywhere} == dict.fromkeys(
+                ("*", "billing", "audit"), "APPLIED"
+            )
+
+
+def test_recurring_messages(world: World) -> None:
+    control = world.job.settings.control
+    topics: dict[str, Any] = {"control_topic": control.topic, "outcome_topic": control.outcome_topic}
+    first_at = datetime.now(UTC) + timedelta(seconds=1)
+    with world.client() as lake, Client(broker=world.broker, timeout_seconds=SECONDS, **topics) as direct:
+        message = lake.schedule(world.topic, b"every day", at=first_at, repeat="@every 1d", schedule_key="daily")
+
+        def listed(**more: Any) -> Schedule | None:
+            return next((one for one in lake.schedules(world.topic, **more) if one.id == message), None)
+
+        def numbers() -> dict[str, int | None]:
+            found = listed()
+            return {one.subscription: one.next_occurrence for one in found.subscriptions} if found else {}
+
+        wait_until(lambda: numbers() == {"billing": 2, "audit": 2}, 30, f"the schedule has begun\n{world.job.log}")
+        request_id = uuid.uuid4().hex
+        for _ in range(2):
+            skipped = lake.skip_next(world.topic, message, request_id=request_id)
+            assert {one.subscription: one.result for one in skipped} == {"billing": "APPLIED", "audit": "APPLIED"}
+        assert [one.result for one in direct.skip_next(world.topic, message, subscription="billing")] == ["APPLIED"]
+        everywhere = lake.skip_next(world.topic, message, subscription="*")
+        assert {one.subscription: one.result for one in everywhere} == {"billing": "APPLIED", "audit": "APPLIED"}
+        wait_until(lambda: numbers() == {"billing": 5, "audit": 4}, 30, f"some are skipped\n{world.job.log}")
+        found = listed(subscription="billing")
+        assert found is not None
+        assert (found.repeat, found.schedule_key, found.state) == ("@every 1d", "daily", "waiting")
+        assert found.first_deliver_at == _in_millis(first_at)
+        assert found.next_deliver_at == found.first_deliver_at + timedelta(days=4)
+        for call, state in ((lake.pause_schedule, "paused"), (lake.resume_schedule, "waiting")):
+            told = call(world.topic, message, subscription="audit")
+            assert [one.result for one in told] == ["APPLIED"]
+            wait_until(lambda: (one := listed(subscription="audit")) and one.state == state, 30, state)  # noqa: B023
+        # Who asks again is told the same, although the tables have moved on.
+        once, again = uuid.uuid4().hex, uuid.uuid4().hex
+        for request_id, result in ((once, "APPLIED"), (once, "APPLIED"), (again, "ALREADY_APPLIED")):
+            ended = lake.end_schedule(world.topic, found.id, request_id=request_id)
+            assert {one.subscription: one.result for one in ended} == {"billing": result, "audit": result}
+            wait_until(lambda: listed() is None, 30, f"it has ended\n{world.job.log}")
+        # No later subscription gets what has begun.
+        cancelled = lake.cancel(world.topic, message, deliver_at=first_at)
+        assert {one.subscription: one.result for one in cancelled} == dict.fromkeys(
+            ("*", "billing", "audit"), "ALREADY_APPLIED"
+        )
+        over = listed(with_ended=True)
+        assert over is not None
+        assert over.state == "cancelled"
+        with pytest.raises(Invalid):
+            lake.skip_next(world.topic, message)
+
+
+def test_the_reminders_of_the_example(
+    world: World, monkeypatch: pytest.MonkeyPatch, pulsar_client: pulsar.Client
+) -> None:
+    monkeypatch.setattr(fastapi_reminders, "TOPIC", f"{world.topic}_reminders")
+    monkeypatch.setenv("DELAYLAKE_URL", world.api.url)
+    monkeypatch.setenv("PULSAR_URL", world.broker)
+    app = fastapi_reminders.app
+    later = {"at": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+
+    async def use() -> None:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as http,
+        ):
+            ids = []
+            for text in ("call mother", "water the plants"):
+                made = await http.post("/reminders", params={"text": text, **later})
+                assert made.status_code == 201, made.text
+                ids.append(made.json()["id"])
+            assert (await http.delete(f"/reminders/{ids[0]}", params=later)).status_code == 204
+            soon = {"at": datetime.now(UTC).isoformat()}
+            assert (await http.put(f"/reminders/{ids[1]}", params=soon)).status_code == 200
+            consumer = pulsar_client.subscribe(
+                f"{world.topic}_reminders-billing", "phone", initial_position=pulsar.InitialPosition.Earliest
+            )
+            got = await asyncio.to_thread(consumer.receive, int(SECONDS * 1000))
+            assert got.data() == b"water the plants"
+            assert (await http.delete(f"/reminders/{ids[1]}", params=later)).status_code == 409
+            assert (await http.delete("/reminders/nonsense", params=later)).status_code == 404
+            assert (await http.delete(f"/reminders/{ids[1]}", params={"at": "2030-01-31T12:00"})).status_code == 422
+
+    asyncio.run(use())
+
+
+def test_the_tasks_of_the_example(world: World, pulsar_client: pulsar.Client) -> None:
+    called = []
+    with world.client() as lake:
+        tasks = delayed_tasks.Tasks(lake, f"{world.topic}_tasks")
+
+        @tasks.task
+        def greet(name: str) -> None:
+            called.append(name)
+
+        revoked = greet.apply_async(("nobody",), countdown=3600)
+        greet.apply_async(("world",), countdown=1)
+        greet.apply_async(("past",), eta=datetime.now(UTC) - timedelta(days=1))
+        revoked.revoke()
+        consumer = pulsar_client.subscribe(
+            f"{world.topic}_tasks-billing", "workers", initial_position=pulsar.InitialPosition.Earliest
+        )
+        for _ in range(2):
+            tasks.work(consumer)
+    assert sorted(called) == ["past", "world"]
+
+
+def test_a_java_producer_changes_one_line(world: World, pulsar_client: pulsar.Client, tmp_path: Path) -> None:
+    topic = f"{world.topic}_java"
+    shared = pulsar_client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared)
+    jars = f"{broker_jars('broker')}/*"
+    source, program = ROOT / "clients/java/DeliverAtInterceptor.java", ROOT / "tests/java/Intercepted.java"
+    subprocess.run(
+        ["javac", "-proc:none", "-d", str(tmp_path), "-cp", jars, str(source)], check=True, timeout=RUN_SECONDS
+    )
+    before = now()
+    due = before + int(SECONDS * 1000)
+    command = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{tmp_path}:{jars}",
+        str(program),
+        world.broker,
+        topic,
+        str(due),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=RUN_SECONDS)
+
+    # The broker would keep from a Shared subscription what it delays itself.
+    got: dict[str, dict[str, str]] = {}
+    for _ in range(6):
+        message = shared.receive(int(SECONDS * 1000))
+        got[message.data().decode()] = message.properties()
+    assert got["at"] == {"region": "eu", "deliverAt": str(due)}
+    assert before + 3_600_000 <= int(got["after"]["deliverAt"]) <= now() + 3_600_000
+    assert (got["both"], got["none"]) == ({"deliverAt": str(due + 1)}, {})
+    assert got["batched 1"] == got["batched 2"] == {"deliverAt": str(due)}
+    assert "native" not in got
+    with world.client() as lake:
+        wait_until(
+            lambda: {one.deliver_at for one in lake.pending(topic)} >= {moment(due), moment(due + 1)}, 20, "seen"
+        )

@@ -1,0 +1,290 @@
+"""The ways in which a broker refuses what is sent to a destination: each alone, with its name, until it is lifted."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import httpx
+import pulsar
+import pyarrow as pa
+import pytest
+
+from broker.client import connect
+from broker.standalone import EmbeddedBroker
+from conf.settings import Settings
+from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.task.can_write import can_write
+from streaming.release.task.sender import send_releases
+from tests.support.harness import now, wait_until
+from tests.support.messages import messages, release_rows
+from tests.support.tokens import SECRET, token
+from tracker.commands.holding.giving_up import NOT_DELIVERED
+from tracker.messages import with_columns
+from tracker.packing import pack, unpack
+
+ROWS = 20
+NAMESPACE = "namespaces/public/default"
+
+
+@dataclass
+class Cluster:
+    """A broker on which the job may do only what it was granted."""
+
+    settings: Settings
+    admin: httpx.Client
+    client: pulsar.Client
+
+    def path(self, topic: str) -> str:
+        return topic.replace("://", "/")
+
+    def make(self, topic: str) -> str:
+        self.admin.put(self.path(topic)).raise_for_status()
+        self.grant(topic)
+        return topic
+
+    def grant(self, topic: str) -> None:
+        self.admin.post(f"{self.path(topic)}/permissions/job", json=["produce", "consume"]).raise_for_status()
+
+    def refuse(self, topic: str) -> None:
+        self.admin.delete(f"{self.path(topic)}/permissions/job").raise_for_status()
+
+    def terminate(self, topic: str) -> None:
+        self.admin.post(f"{self.path(topic)}/terminate").raise_for_status()
+
+    def make_anew(self, topic: str) -> None:
+        self.admin.delete(self.path(topic), params={"force": "true"}).raise_for_status()
+        self.make(topic)
+
+    def limit(self, topic: str) -> None:
+        self.admin.put(f"{self.path(topic)}/subscription/slow").raise_for_status()
+        producer = self.client.create_producer(topic)
+        producer.send(b"before")
+        producer.close()
+        quota = {"limitSize": 1, "limitTime": -1, "policy": "producer_exception"}
+        self.admin.post(f"{NAMESPACE}/backlogQuota", json=quota).raise_for_status()
+
+    def lift_limit(self, topic: str) -> None:
+        self.admin.delete(f"{NAMESPACE}/backlogQuota").raise_for_status()
+        self.admin.post(f"{self.path(topic)}/subscription/slow/skip_all").raise_for_status()
+
+    def want_schema(self, topic: str) -> None:
+        schema = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+        body = {"type": "AVRO", "schema": json.dumps(schema), "properties": {}}
+        path = self.path(topic).removeprefix("persistent/")
+        self.admin.post(f"schemas/{path}/schema", json=body).raise_for_status()
+        self.admin.post(f"{NAMESPACE}/schemaValidationEnforced", json=True).raise_for_status()
+
+    def want_no_schema(self, topic: str) -> None:
+        self.admin.post(f"{NAMESPACE}/schemaValidationEnforced", json=False).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("refusing")
+    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+    broker = EmbeddedBroker(
+        folder,
+        {
+            "authenticationEnabled": "true",
+            "authorizationEnabled": "true",
+            "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+            "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
+            "superUserRoles": "admin",
+            "brokerClientAuthenticationPlugin": plugin,
+            "brokerClientAuthenticationParameters": f"token:{token('admin')}",
+        },
+    )
+    files = {}
+    for role in ("admin", "job"):
+        files[role] = folder / f"{role}.token"
+        files[role].write_text(token(role))
+    try:
+        broker.start(port=0, http_port=0, wait=False)
+        of_admin = broker.settings.model_copy(update={"token_file": files["admin"]})
+        headers = {"Authorization": f"Bearer {token('admin')}"}
+        admin = httpx.Client(base_url=f"{of_admin.admin_url}/admin/v2/", timeout=60, headers=headers)
+
+        def is_ready() -> bool:
+            try:
+                return admin.get("brokers/health").is_success and admin.get(NAMESPACE).is_success
+            except httpx.TransportError:
+                return False
+
+        wait_until(is_ready, 60, "the broker is ready")
+        client = connect(of_admin)
+        of_job = broker.settings.model_copy(update={"token_file": files["job"]})
+        yield Cluster(Settings(pulsar=of_job, warehouse=f"file:{folder}/warehouse"), admin, client)
+        client.close()
+        admin.close()
+    finally:
+        broker.kill()
+
+
+def release(
+    topic: str, payloads: list[bytes], partitions: dict[str, int] | None = None, due: list[int] | None = None
+) -> Assignment:
+    times = due or [now()] * len(payloads)
+    rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic)
+    rows = with_columns(rows, payload=pa.array(payloads))
+    sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
+    return Assignment("app", 0, 1, True, pack(release_rows(rows, 3, json.dumps(sending))))
+
+
+def send(settings: Settings, attempt: Attempt, what: Assignment) -> Sent:
+    return next(send_releases(settings.model_dump_json(), attempt, [what]))
+
+
+def delivered(sent: Sent) -> dict[str, int]:
+    names = unpack(sent.deliveries)["subscription"].to_pylist()
+    return {name: names.count(name) for name in set(names)}
+
+
+def received(client: pulsar.Client, topic: str) -> list[bytes]:
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = []
+    while reader.has_message_available():
+        found.append(reader.read_next(60_000).data())
+    with contextlib.suppress(pulsar.NotConnected):  # a topic that is terminated may be unloaded just now
+        reader.close()
+    return found
+
+
+Change = Callable[[Cluster, str], None]
+
+
+@pytest.mark.parametrize(
+    ("refuse", "lift", "reason"),
+    [
+        (Cluster.terminate, Cluster.make_anew, "TopicTerminated"),
+        (Cluster.limit, Cluster.lift_limit, "QuotaExceeded"),
+        (Cluster.refuse, Cluster.grant, "Authorization"),
+        (Cluster.want_schema, Cluster.want_no_schema, "IncompatibleSchema"),
+    ],
+    ids=["terminated", "quota", "no-rights", "schema"],
+)
+def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_up_for(
+    cluster: Cluster, topic: str, refuse: Change, lift: Change, reason: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
+    )
+    refused, well = cluster.make(f"{topic}-a"), cluster.make(f"{topic}-b")
+    what = release(topic, [f"{i}".encode() for i in range(ROWS)])
+    refuse(cluster, refused)
+    try:
+        # A change of policies takes the broker some moments.
+        wait_until(lambda: reason in next(can_write(settings.model_dump_json(), [refused])), 30, "it is refused")
+        sent = send(settings, Attempt(), what)
+        assert delivered(sent) == {"b": ROWS}
+        assert {(one.target, one.is_refused) for one in sent.failed} == {((topic, "a"), True)}
+        assert all(reason in one.reason for one in sent.failed), sent.failed
+    finally:
+        lift(cluster, refused)
+    wait_until(lambda: not next(can_write(settings.model_dump_json(), [refused])), 10, "it can be written again")
+    again = send(settings, Attempt(only=frozenset({(topic, "a")}), done=frozenset(sent.done)), what)
+    assert (delivered(again), again.failed) == ({"a": ROWS}, ())
+    for destination in (refused, well):
+        found = [payload for payload in received(cluster.client, destination) if payload != b"before"]
+        assert found == [f"{i}".encode() for i in range(ROWS)]
+
+
+def test_dead_letters_are_refused_alone_and_are_kept_when_they_have_arrived(cluster: Cluster, topic: str) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
+    )
+    for name in "ab":
+        cluster.make(f"{topic}-{name}")
+    dead = {name: cluster.make(f"{topic}-{name}-dlq") for name in "ab"}
+    what = release(topic, [f"{i}".encode() for i in range(4)])
+    attempts = {"attempt": pa.array([None, 6, 6, 1], pa.int32())}
+    what = replace(what, body=pack(with_columns(unpack(what.body), **attempts)))
+    cluster.terminate(dead["a"])
+    sent = send(settings, Attempt(), what)
+    assert delivered(sent) == {"a": 2, "b": 4}
+    assert {(one.target, one.reason.partition(":")[0]) for one in sent.failed} == {
+        ((topic, "a dlq"), "TopicTerminated")
+    }
+    cluster.make_anew(dead["a"])
+    again = send(settings, Attempt(only=frozenset({(topic, "a dlq")}), done=frozenset(sent.done)), what)
+    assert (delivered(again), again.failed) == ({"a": 2}, ())
+    for name in "ab":
+        assert received(cluster.client, f"{topic}-{name}") == [b"0", b"3"]
+        stats = cluster.admin.get(f"{cluster.path(dead[name])}/stats").json()["subscriptions"]
+        assert {name: one["msgBacklog"] for name, one in stats.items()} == {"delaylake-redrive": 2}
+
+
+def test_a_destination_that_is_terminated_amid_a_release_and_made_anew_gets_the_rest_only(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
+    )
+    refused, well = cluster.make(f"{topic}-a"), cluster.make(f"{topic}-b")
+    begin = now() + 1_000
+    what = release(topic, [f"{i}".encode() for i in range(ROWS)], due=[begin + 50 * i for i in range(ROWS)])
+    terminate = threading.Timer((begin + 25 * ROWS - now()) / 1000, cluster.terminate, [refused])
+    terminate.start()
+    sent = send(settings, Attempt(patience_seconds=2), what)
+    terminate.join()
+    assert delivered(sent) == {"b": ROWS}
+    first = received(cluster.client, refused)
+    assert 0 < len(first) < ROWS
+    cluster.make_anew(refused)
+    arrived_to = {(one.topic, one.producer): one.arrived_to for one in sent.failed}
+    again = send(
+        settings, Attempt(only=frozenset({(topic, "a")}), done=frozenset(sent.done), arrived_to=arrived_to), what
+    )
+    assert (delivered(again), again.failed) == ({"a": ROWS}, ())
+    assert first + received(cluster.client, refused) == [f"{i}".encode() for i in range(ROWS)]
+    assert received(cluster.client, well) == [f"{i}".encode() for i in range(ROWS)]
+
+
+def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other_gets_nothing_twice(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
+    )
+    there, _ = f"{topic}-a", cluster.make(f"{topic}-b")
+    cluster.admin.put(f"{cluster.path(there)}/partitions", json=2).raise_for_status()
+    cluster.grant(there)
+    well, refused = (f"{there}-partition-{i}" for i in range(2))
+    what = release(topic, [f"{i}".encode() for i in range(ROWS)], {there: 2})
+    cluster.terminate(refused)
+    sent = send(settings, Attempt(), what)
+    assert {(one.topic, one.target, one.is_refused) for one in sent.failed} == {(refused, (topic, "a"), True)}
+    first = set(received(cluster.client, well))
+    assert delivered(sent) == {"a": len(first), "b": ROWS}
+    assert 0 < len(first) < ROWS
+
+    cluster.admin.delete(cluster.path(refused), params={"force": "true"}).raise_for_status()
+    again = send(settings, Attempt(only=frozenset({(topic, "a")}), done=frozenset(sent.done)), what)
+    assert (delivered(again), again.failed) == ({"a": ROWS - len(first)}, ())
+    assert len(received(cluster.client, well)) == len(first)
+    assert {*received(cluster.client, refused)} == {f"{i}".encode() for i in range(ROWS)} - first
+
+
+def test_a_message_that_is_too_large_for_the_broker_goes_to_the_rejects_topic_once_and_the_others_arrive(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
+    )
+    for name in ("a", "b", "rejects"):
+        cluster.make(f"{topic}-{name}")
+    what = release(topic, [b"x" * (6 << 20) if i == 3 else f"{i}".encode() for i in range(ROWS)])
+    for _ in range(2):  # as after a crash before it was written down
+        sent = send(settings, Attempt(), what)
+        assert sent.failed == ()
+        assert delivered(sent) == {"a": ROWS - 1, "b": ROWS - 1}
+        reasons = sorted(unpack(sent.refused[1, True])["reason"].to_pylist())
+        assert [text.partition(":")[0] for text in reasons] == [f"{NOT_DELIVERED}a", f"{NOT_DELIVERED}b"]
+        assert all("MessageTooBig" in text for text in reasons)
+    for name in ("a", "b"):
+        assert received(cluster.client, f"{topic}-{name}") == [f"{i}".encode() for i in range(ROWS) if i != 3]
+    assert len(received(cluster.client, f"{topic}-rejects")) == 2

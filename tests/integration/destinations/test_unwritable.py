@@ -1,0 +1,133 @@
+"""A destination that can't be written holds up no other, is named, and gets its messages when it is back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pulsar
+
+from broker.standalone import EmbeddedBroker
+from tests.support.harness import PATIENCE, Collector, Job, check_exactly_once, http, now, wait_until
+from warehouse.audit.accounts import run_audit
+
+MESSAGES = 700
+
+
+def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once_and_in_order_when_it_is_there_again(
+    broker: EmbeddedBroker,
+    pulsar_client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    collector: Collector,
+) -> None:
+    stuck, well = f"{topic}_stuck", f"{topic}_well"
+    stuck_to, well_to = f"{stuck}-a", f"{well}-a"
+    routes = [{"source": source, "subscriptions": [{"name": "a"}]} for source in (stuck, well)]
+    job = Job(
+        tmp_path,
+        broker.settings,
+        routes,
+        tracker={"shards": 2},
+        release={"max_in_flight_messages": 200, "retry_max_millis": 2_000},
+    )
+    path = f"{broker.settings.admin_url}/admin/v2/{stuck_to.replace('://', '/')}"
+    http.put(path).raise_for_status()
+    http.put(f"{path}/subscription/keeps-it").raise_for_status()  # else the broker deletes it after a minute
+    http.post(f"{path}/terminate").raise_for_status()
+    collector.collect(well_to)
+
+    def status() -> tuple[int, str]:
+        done = job.command("status")
+        return done.returncode, done.stdout + done.stderr
+
+    def names_it() -> bool:
+        code, text = status()
+        return code == 1 and stuck_to in text and well_to not in text
+
+    try:
+        job.start()
+        sent: dict[str, dict[str, int]] = {stuck: {}, well: {}}
+        producers = {source: pulsar_client.create_producer(source, block_if_queue_full=True) for source in sent}
+        begin = now() + 3_000
+        for i in range(MESSAGES):
+            for source, producer in producers.items():
+                sent[source][f"{i}"] = due = begin + i * 10
+                producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
+        for producer in producers.values():
+            producer.flush()
+
+        last = begin + MESSAGES * 10
+        wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (last - now()) / 1000 / PATIENCE + 6, job.log)
+        check_exactly_once(sent[well], collector.received[well_to])
+        late = sorted(m.published_at - sent[well][m.payload.decode()] for m in collector.received[well_to])
+        assert late[len(late) * 9 // 10] < 5_000 * job.pace, late[-20:]
+        wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
+
+        # What is kept for it outlives the job.
+        job.kill9()
+        job.start()
+        wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
+        http.delete(path, params={"force": "true"}).raise_for_status()
+        collector.collect(stuck_to)
+        wait_until(lambda: collector.received[stuck_to], 20, job.log)
+        job.kill9()
+        job.start()
+        wait_until(lambda: len(collector.received[stuck_to]) >= MESSAGES, 20, job.log)
+        check_exactly_once(sent[stuck], collector.received[stuck_to])
+        wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+    found = run_audit(job.settings)
+    assert found.is_clean, found
+    in_order = [int(m.payload) for m in collector.received[stuck_to]]
+    assert in_order == sorted(in_order)
+
+
+def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_also_where_rejects_can_not_be_written(
+    broker: EmbeddedBroker,
+    pulsar_client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    collector: Collector,
+) -> None:
+    job = Job(
+        tmp_path,
+        broker.settings,
+        [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}],
+        release={"unwritable": "reject", "unwritable_after_millis": 4_000, "retry_max_millis": 1_000},
+    )
+    paths = [f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}-{name}" for name in ("a", "rejects")]
+    for path in paths:
+        http.put(path).raise_for_status()
+        http.put(f"{path}/subscription/keeps-it").raise_for_status()
+        http.post(f"{path}/terminate").raise_for_status()
+    collector.collect(f"{topic}-b")
+    try:
+        job.start()
+        producer = pulsar_client.create_producer(topic)
+        begin, sent = now() + 2_000, {}
+        for i in range(300):
+            sent[f"{i}"] = due = begin + i * 20
+            producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
+        producer.flush()
+        wait_until(lambda: len(collector.received[f"{topic}-b"]) >= 300, 20, job.log)
+        job.kill9()
+        job.start()
+        # Until then the table alone has what is rejected.
+        http.delete(paths[1], params={"force": "true"}).raise_for_status()
+        collector.collect(f"{topic}-rejects")
+        for name in ("b", "rejects"):
+            wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 300, 20, f"{name}\n{job.log}")  # type: ignore[misc]
+            check_exactly_once(sent, collector.received[f"{topic}-{name}"])
+        reasons = {m.properties["delaylake.reason"] for m in collector.received[f"{topic}-rejects"]}
+        assert len(reasons) == 1
+        assert reasons.pop().startswith(f"not delivered to a: {topic}-a can't be written: TopicTerminated")
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+    found = run_audit(job.settings)
+    assert found.is_clean, found
+    counts = {row["subscription"]: row for row in found.counts}
+    assert (counts["a"]["taken_back"], counts["a"]["delivered"], counts["b"]["delivered"]) == (300, 0, 300)
+    assert len(job.rows("rejects")) == 300

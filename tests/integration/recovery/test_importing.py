@@ -1,0 +1,94 @@
+"""`delaylake import`: messages from files and from another topic, delivered as if they had come in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from broker.standalone import EmbeddedBroker
+from tests.conftest import PROGRAM, RUN_SECONDS
+from tests.support import java_client
+from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.support.java_client import make_key
+from tracker.messages import FIRST_IMPORTED_LEDGER
+from warehouse.audit.accounts import run_audit
+
+
+def run_import(job: Job, *arguments: str, status: int = 0) -> dict[str, Any]:
+    command = [str(PROGRAM), "--config", str(job.file), "import", *arguments, "--output", "json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == status, done.stderr
+    if status:
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        return {}
+    counts: dict[str, Any] = json.loads(done.stdout)
+    return counts
+
+
+def test_files_and_a_topic_are_delivered_once_with_all_that_they_have(
+    tmp_path: Path, broker: EmbeddedBroker, pulsar_client: pulsar.Client, collector: Collector, topic: str
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    old = f"{topic}-old"
+    due = {f"file {i}": now() + 25_000 + 5 * i for i in range(2_000)} | {"overdue": now() - 60_000}
+    file = tmp_path / "orders.parquet"
+    rows = {
+        "deliver_at": pa.array([*due.values(), -1], pa.timestamp("ms")),
+        "payload": [*due, "never"],
+        "key": ["k"] * len(due) + [None],
+        "properties": pa.array([[("colour", "red")]] * len(due) + [None], pa.map_(pa.string(), pa.string())),
+        "event_time": pa.array([77] * len(due) + [None], pa.int64()),
+    }
+    pq.write_table(pa.table(rows), file)
+    producer = pulsar_client.create_producer(old, batching_enabled=True, batching_max_messages=7)
+    make_key(tmp_path, "strangers")
+    encrypted = {"topic": old, "encrypted": {"key": (tmp_path / "strangers.pem").as_uri()}}
+    # What the import can't decrypt: the first ones, some in the middle, and the last.
+    for part in range(3):
+        java_client.produce(broker.settings.service_url, [{**encrypted, "name": f"encrypted {part}"}])
+        for i in range(150 * part, min(150 * (part + 1), 300)):
+            due[f"topic {i}"] = now() + 25_000
+            producer.send_async(f"topic {i}".encode(), None, properties={"deliverAt": str(due[f"topic {i}"])})
+        producer.flush()
+
+    counts = {"messages": 2_305, "rejected": 4, "already_there": 0, "pending": 2_301, "warnings": []}
+    assert run_import(job, topic, str(file), "--from-topic", old) == counts
+    job.start()
+    try:
+        # A message of the source topic itself, which goes on where it is.
+        due["own"] = now() + 3_000
+        own = pulsar_client.create_producer(topic)
+        own.send(b"own", properties={"deliverAt": str(due["own"])})
+        received = collector.collect(f"{topic}-a").received[f"{topic}-a"]
+        wait_until(lambda: len(received) >= len(due), 60, f"{len(due)} messages")
+        check_exactly_once(due, received)
+        of_file = next(message for message in received if message.payload == b"file 7")
+        assert (of_file.key, of_file.event_time, of_file.properties["colour"]) == ("k", 77, "red")
+        ledger = int(of_file.properties["delaylake.messageId"].split(":")[0])
+        assert ledger >= FIRST_IMPORTED_LEDGER
+        reasons = Counter(row["reason"] for row in job.rows("rejects", "SELECT reason FROM {table}"))
+        not_seen = (
+            "not seen: encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
+        )
+        assert reasons == {"deliver_at is negative": 1, not_seen: 3}
+        run_import(job, topic, str(file), status=1)  # the job runs
+        wait_until(lambda: run_audit(job.settings).taken_in == 2_303, 20, "the own message is written down")
+    finally:
+        job.terminate()
+        job.stop()
+
+    # The same again does nothing, and what has come to the other topic meanwhile is added.
+    producer.send(b"later", properties={"deliverAt": str(now() + 20_000)})
+    run_import(job, topic, str(file), status=1)  # there is a checkpoint
+    again = run_import(job, topic, str(file), "--from-topic", old, "--discard-checkpoint")
+    assert again == {"messages": 1, "rejected": 0, "already_there": 2_002, "pending": 1, "warnings": []}
+    audit = run_audit(job.settings)
+    assert (audit.taken_in, audit.rejected) == (2_304, 1)
+    assert {name: found["count"] for name, found in audit.findings.items()} == {"not_seen": 3}

@@ -1,0 +1,409 @@
+"""Messages that are passed over are found and named: receivers and their watch on a real broker, without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pulsar
+import pyarrow as pa
+import pytest
+
+from broker.client import connect, subscribe
+from broker.jvm.jars import jars
+from broker.position import START, Position, SourceTopic
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.topic_questions import TopicQuestions
+from broker.standalone import EmbeddedBroker
+from conf.settings import Settings
+from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.watch.source_watch import SourceWatch
+from streaming.source.watch.standing import STANDING_MILLIS
+from tests.support import java_client
+from tests.support.harness import now, wait_until
+from tests.support.java_client import make_key
+from warehouse.audit.accounts import Audit, run_audit
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import positions
+from warehouse.schemas import SCHEMAS
+
+SUBSCRIPTION = "delaylake"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One with transactions, and with ledgers that are short enough for a test to fill."""
+    conf = {
+        "transactionCoordinatorEnabled": "true",
+        "managedLedgerMaxEntriesPerLedger": "5",
+        "managedLedgerMinLedgerRolloverTimeMinutes": "0",
+    }
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), conf)
+    try:
+        broker.start(port=0, http_port=0)
+        yield broker
+    finally:
+        broker.kill()
+
+
+@pytest.fixture(scope="module")
+def client(broker: EmbeddedBroker) -> Iterator[pulsar.Client]:
+    client = connect(broker.settings)
+    yield client
+    client.close()
+
+
+class Watched:
+    """A source topic with its receiver and its watch, which looks when it is told to."""
+
+    def __init__(self, broker: EmbeddedBroker, client: pulsar.Client, topic: str, folder: Path) -> None:
+        self.topic = topic
+        self.why: str | None = None
+        self.troubles = Troubles()
+        warehouse = str(folder / "warehouse")
+        self.settings = Settings(
+            pulsar=broker.settings,
+            warehouse=warehouse,
+            checkpoint=f"file:{folder}/checkpoint",
+            control={"topic": f"{topic}_control"},  # type: ignore[arg-type]
+            routes=[{"source": topic, "subscriptions": [{"name": "a"}]}],  # type: ignore[arg-type]
+        )
+        self.tables = Tables(warehouse)
+        self.tables.create()
+        self.receivers: list[Receiver] = []
+        self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
+        self.client = client
+        self.admin = AdminClient(broker.settings)
+        self.producer = client.create_producer(topic, batching_enabled=False)
+        self.http = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/")
+        self.subscribe().close()
+
+    def subscribe(self) -> pulsar.Consumer:
+        return subscribe(self.client, self.topic, SUBSCRIPTION, None)
+
+    def send(self, *texts: str) -> list[Position]:
+        sent = [self.producer.send(text.encode()) for text in texts]
+        return [Position(id.ledger_id(), id.entry_id()) for id in sent]
+
+    def post(self, path: str) -> None:
+        answer = self.http.post(f"subscription/{SUBSCRIPTION}/{path}")
+        assert answer.status_code == 204, answer.text
+
+    def receive(self, after: Position = START, subscribe: Callable[[], Any] | None = None) -> Receiver:
+        """Begins to receive, as the job does at its start."""
+        source = SourceTopic(self.topic, self.topic, -1)
+        follow, side = self.watch.follow(source, after), TopicQuestions(self.admin, SUBSCRIPTION)
+        limits = Limits(0, 5_000_000, 10_000, 10_000_000)
+
+        def open_consumer() -> pulsar.Consumer:
+            self.watch.begin(source)
+            return (subscribe or self.subscribe)()
+
+        receiver = Receiver(
+            source,
+            open_consumer,
+            after=after,
+            limits=limits,
+            broker=side,
+            details=None,
+            on_received=lambda: None,
+            on_rows=follow,
+            on_passed=partial(self.watch.passed, source),
+        )
+        receiver.start()
+        self.receivers = [receiver]
+        return receiver
+
+    def receive_to(self, end: Position, after: Position = START) -> Receiver:
+        receiver = self.receive(after)
+        assert receiver.wait_for(end, 100)
+        return receiver
+
+    def book(self, receiver: Receiver, after: Position, last: Position) -> None:
+        """Delivers and books entries, as the job does, and acknowledges them."""
+        messages = receiver.rows(after, last)
+        n = messages.num_rows
+        own = {"subscription": ["a"] * n, "position": positions(messages), "sent_at": messages["deliver_at"]}
+        for name in ("deliveries", "entries"):
+            fields = [
+                (f, own.get(f.name, messages[f.name] if f.name in messages.column_names else None))
+                for f in SCHEMAS[name]
+            ]
+            columns = [
+                pa.nulls(n, f.type) if c is None else pa.chunked_array([c], f.type) if isinstance(c, list) else c
+                for f, c in fields
+            ]
+            self.tables.append(name, pa.table(columns, schema=SCHEMAS[name]), {})
+        receiver.acknowledge(last)
+
+    def audit(self) -> tuple[Audit, tuple[int, int, int, int, int]]:
+        """The audit, and what it compared: entries of the broker, durable, not durable, no messages, not seen."""
+        audit = run_audit(self.settings)
+        assert audit.comparison.problem is None
+        [t] = audit.comparison.topics
+        assert t.not_known == t.trimmed == 0
+        return audit, (t.entries, t.durable, t.not_durable, t.no_message, t.not_seen)
+
+    def rejects(self) -> list[tuple[Position, str, bytes | None]]:
+        rows = self.tables.query("rejects", "SELECT * FROM rejects ORDER BY ledger_id, entry_id").to_pylist()
+        assert all(row["topic"] == self.topic and row["publish_time"] for row in rows)
+        return [(Position(row["ledger_id"], row["entry_id"]), row["reason"], row["payload"]) for row in rows]
+
+    def told(self, kind: str) -> list[str]:
+        return [trouble.text for trouble in self.troubles.current() if trouble.kind == kind]
+
+    def close(self) -> None:
+        for receiver in self.receivers:
+            receiver.stop()
+        self.watch.stop()
+        self.admin.close()
+        self.producer.close()
+        self.http.close()
+
+
+@pytest.fixture
+def watched(broker: EmbeddedBroker, client: pulsar.Client, topic: str, tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(broker, client, topic, tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_was_skipped_between_two_entries_is_in_rejects_once_over_ledgers_and_with_its_bytes(
+    watched: Watched,
+) -> None:
+    sent = watched.send(*(f"m{i}" for i in range(14)))
+    assert len({p.ledger_id for p in sent}) == 3
+    watched.post("skip/9")
+    watched.receive_to(sent[-1], after=sent[1])
+    watched.watch.decide_gaps()
+    found = watched.rejects()
+    assert [(p, payload) for p, _, payload in found] == [(sent[i], f"m{i}".encode()) for i in range(2, 9)]
+    assert all(reason.startswith("not seen: skipped, cleared or expired") for _, reason, _ in found)
+    assert watched.told(NOT_SEEN)[0].startswith("7 entries were not seen, see rejects; the last one")
+    assert [t.count for t in watched.troubles.current()] == [7]
+    # A run that begins again before the gap finds the same, and writes nothing twice.
+    watched.receivers[0].stop()
+    watched.receivers[0]._thread.join()
+    watched.receive_to(sent[-1], after=sent[1])
+    watched.watch.decide_gaps()
+    assert watched.rejects() == found
+
+
+def test_what_was_cleared_at_the_end_is_found_by_looking_and_what_waits_is_not(watched: Watched) -> None:
+    first = watched.send("taken in")
+    receiver = watched.receive_to(first[-1])
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert watched.rejects() == []
+    receiver.stop()
+    receiver._thread.join()
+    lost = watched.send("lost 1", "lost 2")
+    watched.post("skip_all")
+    receiver = watched.receive(after=first[-1])
+    wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
+    for _ in range(2):
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+    assert [(p, payload) for p, _, payload in watched.rejects()] == [(lost[0], b"lost 1"), (lost[1], b"lost 2")]
+    # What comes then follows on a gap that is known already.
+    last = watched.send("taken in, too")
+    assert receiver.wait_for(last[0], 100)
+    watched.watch.decide_gaps()
+    assert len(watched.rejects()) == 2
+
+
+def test_the_audit_is_of_what_the_broker_took(watched: Watched) -> None:
+    sent = watched.send(*(f"m{i}" for i in range(7)))
+    receiver = watched.receive_to(sent[-1])
+    watched.book(receiver, START, sent[3])
+    audit, counts = watched.audit()
+    assert (audit.findings, counts) == ({}, (7, 4, 3, 0, 0))
+
+    # Acknowledged by somebody else: by the broker alone it is known that the tables lack something.
+    receiver.stop()
+    receiver._thread.join()
+    watched.post("skip_all")
+    audit, counts = watched.audit()
+    assert counts == (7, 4, 0, 0, 3)
+    lost = [f"{p}:-1:-1" for p in sent[4:]]
+    assert [e["position"] for e in audit.findings["not_seen"]["examples"]] == lost
+    # The job finds the same three, and goes on; they are between durable entries then.
+    receiver = watched.receive(after=sent[3])
+    wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert [f"{p}:-1:-1" for p, _, _ in watched.rejects()] == lost
+    later = watched.send("later")
+    assert receiver.wait_for(later[0], 100)
+    wait_until(lambda: receiver.waiting, 5, "the message in a chunk")
+    watched.book(receiver, sent[3], later[0])
+    audit, counts = watched.audit()
+    assert (counts, list(audit.findings)) == ((8, 5, 0, 0, 3), ["not_seen"])
+    assert (audit.findings["not_seen"]["count"], audit.taken_in) == (3, 5)
+
+
+def test_expired_messages_are_found(watched: Watched) -> None:
+    first = watched.send("first")
+    old = watched.send("old 1", "old 2")
+    wait_until(lambda: time.time_ns() // 1_000_000 > now() - 1, 1, "the clock")
+    deadline = time.monotonic() + 2.5
+    wait_until(lambda: time.monotonic() > deadline, 5, "the messages' age")
+    watched.post("expireMessages/2")
+    wait_until(lambda: not watched.admin.backlog(watched.topic, SUBSCRIPTION), 20, "they have expired")
+    last = watched.send("new")
+    watched.receive_to(last[0], after=first[0])
+    watched.watch.decide_gaps()
+    assert [p for p, _, _ in watched.rejects()] == old
+
+
+def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: EmbeddedBroker, watched: Watched) -> None:
+    program = [
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{jars('broker')}/*",
+        str(Path(__file__).with_name("Transactions.java")),
+    ]
+    words = ["a", "-b", "c", "-d", "-e", "f", "+chunked"]
+    first = watched.send("first")
+    subprocess.run([*program, broker.settings.service_url, watched.topic, *words], check=True, timeout=120)
+    last = watched.send("last")
+    receiver = watched.receive_to(last[0], after=first[0])
+    rows = receiver.rows(START, last[0])
+    assert rows["payload"].to_pylist() == [b"a", b"c", b"f", b"+chunked", b"last"]
+    assert watched.watch._gaps, "there is nothing to decide"
+    watched.watch.decide_gaps()
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert (watched.rejects(), watched.troubles.current()) == ([], [])
+    watched.book(receiver, START, last[0])
+    audit, (entries, durable, not_durable, no_message, _) = watched.audit()
+    # The first entry of all was not taken in by this receiver: the tables begin after it.
+    assert (audit.findings, durable, not_durable) == ({}, 5, 0)
+    assert no_message == entries - durable > 9
+
+
+def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(
+    broker: EmbeddedBroker, watched: Watched, tmp_path: Path
+) -> None:
+    """In chunks, and in more batches than a consumer has room for."""
+    make_key(tmp_path, "strangers")
+    encrypted = {"topic": watched.topic, "encrypted": {"key": (tmp_path / "strangers.pem").as_uri()}}
+    specs: list[dict[str, Any]] = [
+        {**encrypted, "name": f"chunked {i}", "size": 60_000 + 1_000 * i, "chunk": 10_000 + 400 * i} for i in range(20)
+    ]
+    specs += [{**encrypted, "name": f"batched {i}", "payload": "c2VjcmV0", "batch": 400} for i in range(4_000)]
+    first = watched.send("first")
+    ids = java_client.produce(broker.settings.service_url, specs)
+    entries = {tuple(map(int, message_id.split(":")[:2])) for message_id in ids.values()}
+    last = watched.send("last")
+    receiver = watched.receive()
+
+    def has_come() -> bool:
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+        return receiver.wait_for(last[0], 0)
+
+    wait_until(has_come, 30, "the last message")
+    assert receiver.rows(START, last[0])["payload"].to_pylist() == [b"first", b"last"]
+    watched.watch.decide_gaps()
+    found = watched.rejects()
+    assert {tuple(position) for position, _, _ in found} == entries
+    assert len(found) == len(entries) > 20 + 5
+    assert first[0] < found[0][0]
+    for _, reason, payload in found:
+        assert reason.startswith("not seen: encrypted, and no key that decrypts it is in the settings")
+        assert payload
+        assert b"secret" not in payload
+
+
+@pytest.mark.parametrize("has_subscription", [False, True])
+def test_what_can_not_be_read_before_a_topics_first_message_is_put_aside(
+    broker: EmbeddedBroker, watched: Watched, tmp_path: Path, has_subscription: bool
+) -> None:
+    """Also where nothing else ever comes."""
+    if has_subscription:
+        watched.send("read by another job, and acknowledged")
+        watched.post("skip_all")
+    else:
+        assert watched.http.delete(f"subscription/{SUBSCRIPTION}").status_code == 204
+    make_key(tmp_path, "strangers")
+    encrypted = {"topic": watched.topic, "encrypted": {"key": (tmp_path / "strangers.pem").as_uri()}}
+
+    def produce(*names: str) -> list[Position]:
+        ids = java_client.produce(broker.settings.service_url, [{**encrypted, "name": name} for name in names])
+        return sorted(Position(*map(int, ids[name].split(":")[:2])) for name in names)
+
+    def found() -> list[Position]:
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+        return [position for position, _, _ in watched.rejects()]
+
+    first = produce("a", "b", "c")
+    receiver = watched.receive()
+    wait_until(lambda: found() == first, 30, "the entries that can't be read")
+    assert watched.told(NOT_SEEN)
+    # A second job's watch, whose checkpoint has nothing of the topic either, finds no more than what comes then.
+    receiver.stop()
+    receiver._thread.join()
+    second = produce("d")
+    [plain] = watched.send("plain")
+    assert watched.receive().wait_for(plain, 100)
+    wait_until(lambda: found() == first + second, 30, "the entry before the first that can be read")
+
+
+def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) -> None:
+    [end] = watched.send("waits")
+
+    def broken() -> Any:
+        raise pulsar.AuthorizationError
+
+    receiver = watched.receive(subscribe=broken)
+    wait_until(lambda: receiver.problem is not None, 20, "the problem")
+    began = now()
+    watched.watch.look(began)
+    assert watched.troubles.current() == []
+    watched.watch.look(began + STANDING_MILLIS)
+    [told] = watched.told(STANDING)
+    assert told.startswith("messages wait, and none was taken in: AuthorizationError")
+    receiver.stop()
+
+    # It comes in, but no batch takes it; then one does.
+    receiver = watched.receive_to(end)
+    watched.why = "the senders are behind, with 7 messages in flight"
+    watched.watch.look(began + STANDING_MILLIS)
+    assert watched.told(STANDING) == [f"messages wait, and none was taken in: {watched.why}"]
+    wait_until(lambda: receiver.waiting, 5, "the message in a chunk")
+    receiver.cut(10, 1_000)
+    watched.watch.look(began + 2 * STANDING_MILLIS)
+    assert watched.troubles.current() == []
+    # Taken in, but not acknowledged: that takes until it is durable.
+    watched.watch.look(began + 9 * STANDING_MILLIS)
+    assert watched.troubles.current() == []
+
+
+def test_without_an_answer_of_the_broker_a_gap_waits_and_that_is_told(watched: Watched) -> None:
+    sent = watched.send("a", "b", "c")
+    watched.post("skip/2")
+    watched.receive_to(sent[-1], after=sent[0])
+    url, watched.watch._admin = (
+        watched.watch._admin,
+        AdminClient(watched.settings.pulsar.model_copy(update={"admin_url": "http://127.0.0.1:9"})),
+    )
+    watched.watch.decide_gaps()
+    watched.watch.look(now())
+    assert "why is not known yet: no answer from" in watched.told(NOT_SEEN)[0]
+    assert len(watched.told(NO_ADMIN)) == 1
+    assert watched.rejects() == []
+    watched.watch._admin.close()
+    watched.watch._admin = url
+    watched.watch.decide_gaps()
+    watched.troubles.end(NO_ADMIN, "http://127.0.0.1:9")
+    assert [p for p, _, _ in watched.rejects()] == [sent[1]]
+    assert "1 entry was not seen" in watched.told(NOT_SEEN)[0]

@@ -1,0 +1,81 @@
+"""What any client can send and not every one can read is put aside, and holds up nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import _pulsar
+import pulsar
+
+from broker.standalone import EmbeddedBroker
+from tests.support.harness import Collector, Job, now, wait_until
+
+MEGABYTE = 1024 * 1024
+
+
+def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    collector.collect(f"{topic}-a")
+    public, private = tmp_path / "public.pem", tmp_path / "private.pem"
+    openssl = ["openssl", "genrsa", "-out", str(private), "2048"], ["openssl", "rsa", "-in", str(private), "-pubout"]
+    subprocess.run(openssl[0], check=True, capture_output=True)
+    public.write_bytes(subprocess.run(openssl[1], check=True, capture_output=True).stdout)
+    plain = pulsar_client.create_producer(topic, batching_enabled=False)
+    chunked = pulsar_client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+    encrypted = pulsar_client.create_producer(
+        topic,
+        encryption_key="key",
+        crypto_key_reader=pulsar.CryptoKeyReader(str(public), str(private)),
+        batching_enabled=False,
+    )
+
+    def send(producer: Any, content: bytes, **values: Any) -> None:
+        builder = _pulsar.MessageBuilder()
+        builder.content(content)
+        for name, value in values.items():
+            getattr(builder, name)(*value) if isinstance(value, tuple) else getattr(builder, name)(value)
+        producer._producer.send(builder.build())
+
+    good: list[bytes] = []
+
+    def send_good() -> None:
+        good.append(b"good %d" % len(good))
+        plain.send(good[-1], properties={"deliverAt": str(now() + 2_000)})
+
+    # The last command before the start is none that can be read: it keeps nothing from coming in.
+    control = pulsar_client.create_producer(job.settings.control.topic)
+    send(control, b"no command", partition_key=b"\xff")
+    try:
+        send_good()
+        job.start()
+        large = b"l" * 5_238_000
+        odd: list[tuple[Any, bytes, dict[str, Any], str]] = [
+            (plain, b"key", {"partition_key": b"\xff"}, "what is not UTF-8 can't be read: key"),
+            (plain, b"name", {"property": (b"\xff", b"1")}, "what is not UTF-8 can't be read: properties"),
+            (plain, b"value", {"property": ("a", b"\xfe")}, "what is not UTF-8 can't be read: properties"),
+            (plain, b"event", {"event_timestamp": 2**63}, f"the event time {2**63} is negative or beyond 2^63"),
+            (plain, large, {"partition_key": "k" * 3_500}, "bytes are too many to be delivered"),
+            (chunked, b"c" * (6 * MEGABYTE), {}, "bytes are too many to be delivered"),
+            (encrypted, b"secret", {}, "not seen: encrypted, and no key that decrypts it is in the settings"),
+        ]
+        for producer, content, values, _ in odd:
+            send(producer, content, **values)
+            send_good()
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= len(good), 60, f"all good ones\n{job.log}")
+        rejects = wait_until(
+            lambda: len(found := job.rows("rejects")) == len(odd) + 1 and found, 30, f"all odd ones\n{job.log}"
+        )
+        assert sorted(m.payload for m in collector.received[f"{topic}-a"]) == sorted(good)
+        of_source = sorted((r for r in rejects if r["topic"] == topic), key=lambda r: (r["ledger_id"], r["entry_id"]))
+        for row, (_, content, _, reason) in zip(of_source, odd, strict=True):
+            assert reason in row["reason"]
+            assert row["payload"] == content or (row["payload"] and "encrypted" in reason)
+        [command] = [r for r in rejects if r["topic"] != topic]
+        assert (command["payload"], command["reason"]) == (b"no command", "the bytes are no command")
+        assert job.terminate() == 0
+    finally:
+        job.stop()

@@ -1,0 +1,24 @@
+"""A look whether a broker is there, before a client is connected to it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from broker.client import listens
+from conf.settings import PulsarSettings
+
+
+@pytest.mark.parametrize(("url", "is_there"), [("{open}", True), ("{shut}", False), ("{shut},{open}/", True)])
+def test_one_of_several_hosts_is_enough(url: str, is_there: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as free:
+        open_, shut = (f"127.0.0.1:{one.getsockname()[1]}" for one in (server, free))
+        free.close()
+        settings = PulsarSettings(service_url="pulsar://" + url.format(open=open_, shut=shut))
+        assert listens(settings) is is_there
+
+
+@pytest.mark.parametrize("url", ["pulsar://127.0.0.1:port", "pulsar://[::1", "pulsar://nobody.invalid"])
+def test_a_host_that_is_none_does_not_listen(url: str) -> None:
+    assert not listens(PulsarSettings(service_url=url))

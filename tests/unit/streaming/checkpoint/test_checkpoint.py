@@ -1,0 +1,311 @@
+"""A checkpoint is gone on from only where the tables do not know more than it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from conf.settings import Settings
+from recovery.new_checkpoint import rebuild_checkpoint
+from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
+from streaming.checkpoint.offset import Offset
+from streaming.release.attempt import lane_name
+from streaming.release.naming import lane_names
+from streaming.sinks.batch_sink import BatchSink
+from streaming.start import StartError, begin
+from tests.support.rebuilt import without_destinations
+from tests.unit.warehouse.maintenance.test_maintenance import TOPIC, make, rows
+from tracker.commands.schema import OUTCOME_ROWS
+from tracker.packing import pack
+from tracker.wire.delaylake_pb2 import Result
+from warehouse import durable
+from warehouse.delta.epoch import FencedError
+from warehouse.delta.tables import Tables, WarehouseError
+from warehouse.maintenance.maintain import maintain
+from warehouse.schemas import SCHEMAS
+
+pytestmark = pytest.mark.slow
+
+
+class Start:
+    """A job's start, and what it writes afterwards."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.tables = Tables(settings.warehouse)
+        self.checkpoint = Checkpoint(folder)
+        begin(settings, self.tables, self.checkpoint)
+
+    def batch(self, tick: int, table: str | None = None, lane: str = "") -> None:
+        """Begins a batch, and writes to a table in it."""
+        offsets = self.folder / "query" / "offsets"
+        offsets.mkdir(parents=True, exist_ok=True)
+        (offsets / str(tick)).write_text("v1\n{}\n" + json.dumps(Offset(tick=tick).to_json()))
+        if table is not None:
+            self.tables.append(table, rows(table, [{"ledger_id": tick}]), {self.checkpoint.app_id + lane: tick})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return make(tmp_path)[0]
+
+
+def test_a_job_goes_on_from_its_own_checkpoint(settings: Settings, tmp_path: Path) -> None:
+    job = Start(settings, tmp_path / "c")
+    name = job.checkpoint.app_id
+    job.batch(1, "delayed_index")
+    job.batch(2, "deliveries", ":planned2")
+    job.batch(3)
+    again = Start(settings, tmp_path / "c")
+    assert again.checkpoint.app_id == name
+    assert again.tables.epoch == again.checkpoint.epoch == 2
+    with pytest.raises(FencedError):
+        job.batch(4, "entries")
+
+
+@pytest.mark.parametrize(
+    ("table", "lane"),
+    [
+        ("delayed_index", ""),
+        ("outcomes", ""),
+        ("entries", ""),
+        ("rejects", ""),
+        ("rejects", ":planned0:refused"),
+        ("deliveries", ":short63"),
+        ("deliveries", f":planned5:{TOPIC}:b"),  # what came late, of a destination that could not be written
+        ("deliveries", f":short0:{TOPIC}:"),
+    ],
+)
+def test_a_copy_of_the_checkpoint_is_refused_once_the_tables_have_more(
+    settings: Settings, tmp_path: Path, table: str, lane: str
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    job.batch(1, "delayed_index")
+    shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    job.batch(2, table, lane)
+    with pytest.raises(CheckpointError, match=rf"went back: it ends with tick 1, {table} with 2; run `delaylake rebu"):
+        Start(settings, tmp_path / "copy")
+    job.batch(3, "entries")  # who was there first is not hindered by it
+    Start(settings, tmp_path / "c")
+
+
+def test_a_copy_from_before_the_last_start_is_refused(settings: Settings, tmp_path: Path) -> None:
+    Start(settings, tmp_path / "c").batch(1, "delayed_index")
+    shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    Start(settings, tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"older than the last start .* \(epoch 1, the warehouse has 2\)"):
+        Start(settings, tmp_path / "copy")
+
+
+def test_a_copy_without_any_offset_is_refused(settings: Settings, tmp_path: Path) -> None:
+    job = Start(settings, tmp_path / "c")
+    shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    job.batch(1, "rejects")
+    with pytest.raises(CheckpointError, match="went back"):
+        Start(settings, tmp_path / "copy")
+
+
+def test_a_start_that_is_killed_while_it_takes_over_starts_again(settings: Settings, tmp_path: Path) -> None:
+    Start(settings, tmp_path / "c").batch(1, "delayed_index")
+    for at in range(5):
+        n = 0
+
+        def killed(
+            self: Tables, name: str, epoch: int, at: int = at, begins: Callable[..., Any] = Tables._begin
+        ) -> None:
+            nonlocal n
+            if n == at:
+                raise KeyboardInterrupt
+            n += 1
+            begins(self, name, epoch)
+
+        with mock.patch.object(Tables, "_begin", killed), pytest.raises(KeyboardInterrupt):
+            Start(settings, tmp_path / "c")
+    Start(settings, tmp_path / "c").batch(2, "delayed_index")
+
+
+def test_a_damaged_offset_is_refused_with_what_to_do(settings: Settings, tmp_path: Path) -> None:
+    Start(settings, tmp_path / "c").batch(1)
+    for text in ("", "v1\n", 'v1\n{}\n{"tick'):
+        (tmp_path / "c" / "query" / "offsets" / "2").write_text(text)
+        with pytest.raises(CheckpointError, match=r"offset 2 of .* is damaged .*rebuild --discard-checkpoint"):
+            Start(settings, tmp_path / "c")
+
+
+def test_the_number_of_shards_outlives_a_kill_in_mid_write(settings: Settings, tmp_path: Path) -> None:
+    """As releases before wrote it in place."""
+    Start(settings, tmp_path / "c").batch(1)
+    for shard in range(2):
+        (tmp_path / "c" / "query" / "state" / "0" / str(shard)).mkdir(parents=True)
+    (tmp_path / "c" / "query" / "shards").write_text("")
+    Start(settings, tmp_path / "c")
+    more = settings.model_copy(update={"tracker": settings.tracker.model_copy(update={"shards": 3})})
+    (tmp_path / "c" / "query" / "shards").write_text("")
+    with pytest.raises(StartError, match=r"of 2 shards, and tracker\.shards is 3"):
+        Start(more, tmp_path / "c")
+
+
+def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path: Path) -> None:
+    Start(settings, tmp_path / "c").batch(1)
+    version = tmp_path / "c" / "query" / "version"
+    assert version.read_text() == str(VERSION)
+    version.write_text(str(VERSION + 1))
+    with pytest.raises(CheckpointError, match=r"newer delaylake .* start that one, or run `delaylake rebuild"):
+        Start(settings, tmp_path / "c")
+    version.unlink()  # of 0.1.0
+    with pytest.raises(
+        CheckpointError, match=r"older delaylake .* \(version 1, .* from 2\): run `delaylake rebuild --disc"
+    ):
+        Start(settings, tmp_path / "c")
+    tables = Tables(settings.warehouse)
+    assert tables.newest_epoch() == 1, "it has not taken the warehouse over"
+    with without_destinations():
+        rebuild_checkpoint(settings.model_copy(update={"checkpoint": f"file:{tmp_path}/c"}), discards_checkpoint=True)
+    assert Start(settings, tmp_path / "c").tables.epoch == 3
+
+
+def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
+    lanes = {lane_name(tick, is_planned, n) for tick in range(64) for is_planned in (False, True) for n in (1, 64)}
+    assert lanes <= set(lane_names())
+
+
+def test_an_older_program_refuses_a_newer_warehouse(settings: Settings, tmp_path: Path) -> None:
+    job = Start(settings, tmp_path / "c")
+    with mock.patch("warehouse.delta.tables.VERSION", 3):
+        Start(settings, tmp_path / "c")
+    before = {name: job.tables.version(name) for name in SCHEMAS}
+    words = r"a newer delaylake has written the warehouse .* \(version 3, this one knows 2\): use that one"
+    with pytest.raises(WarehouseError, match=words):
+        Start(settings, tmp_path / "c")
+    with pytest.raises(WarehouseError, match=words):
+        maintain(settings)
+    with pytest.raises(WarehouseError, match=words):
+        rebuild_checkpoint(settings, discards_checkpoint=True)
+    assert {name: job.tables.version(name) for name in SCHEMAS} == before
+    assert (tmp_path / "c" / "query").exists()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files and folders that the system was told to write to the disk."""
+    paths: list[str] = []
+
+    def sync(path: Path) -> None:
+        path.stat()
+        paths.append(path.name)
+
+    monkeypatch.setattr(durable, "_sync", sync)
+    return paths
+
+
+def test_what_spark_writes_is_on_the_disk_once_it_is_relied_on(
+    settings: Settings, tmp_path: Path, synced: list[str]
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    state = tmp_path / "c" / "query" / "state" / "0" / "1"
+    state.mkdir(parents=True)
+    synced.clear()
+    job.batch(3)
+    job.checkpoint.sync_begun(3)
+    assert synced == ["3", "offsets"]
+    (state / "3.changelog").touch()
+    job.checkpoint.sync_done()
+    assert sorted(synced) == ["1", "3", "3", "3.changelog", "offsets", "offsets"]
+    synced.clear()
+    (state / "4.changelog").touch()
+    (state / "3.changelog").unlink()
+    job.checkpoint.sync_soon()
+    job.checkpoint.sync_done()
+    assert sorted(synced) == ["1", "4.changelog"]
+
+
+def test_rows_are_on_the_disk_when_they_count_as_written(settings: Settings, tmp_path: Path, synced: list[str]) -> None:
+    job = Start(settings, tmp_path / "c")
+    synced.clear()
+    job.batch(1, "entries")
+    commit, data = sorted(name for name in synced if "." in name)
+    assert commit == f"{job.tables.version('entries'):020}.json"
+    assert data.endswith(".parquet")
+    assert sorted(name for name in synced if "." not in name) == ["_delta_log", "entries"]
+
+
+class Effects:
+    """A releaser, and a publisher of outcomes, that note what they are given."""
+
+    lookahead_millis = sending = 0
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def submit(self, *_: object) -> None:
+        self._events.append("released")
+
+    def publish(self, *_: object) -> None:
+        self._events.append("told")
+
+
+def one_outcome() -> list[dict[str, object]]:
+    """What the operator puts out in a batch in which a skip is applied."""
+    status: dict[str, object] = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r"}
+    status |= {"unwritable": {}, "paused": {}, "changed": {}}
+    outcome = {"request_id": "r", "topic": TOPIC, "subscription": "b", "partition": -1, "ledger_id": 1, "entry_id": 1}
+    outcome |= {"batch_index": -1, "result": int(Result.APPLIED), "operation": "SKIP"}
+    bodies = {
+        "status": json.dumps(status).encode(),
+        "outcomes": pack(pa.Table.from_pylist([outcome], schema=OUTCOME_ROWS)),
+    }
+    return [{"shard": 0, "kind": kind, "tick": 1, "body": body} for kind, body in bodies.items()]
+
+
+def test_nothing_of_a_batch_is_released_or_told_before_it_is_on_the_disk_nor_by_who_was_overtaken(
+    settings: Settings, tmp_path: Path, synced: list[str]
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    rows = one_outcome()
+    batch, overtaken = mock.Mock(), mock.Mock()
+    batch.toArrow.return_value.to_pylist.return_value = rows
+    effects: Any = Effects(synced)
+    sink = BatchSink(job.tables, effects, effects, job.checkpoint, "r", lambda status: None)
+    job.batch(1)
+    synced.clear()
+    sink(batch, 1)
+    assert synced[:3] == ["1", "offsets", "released"]
+    commit = f"{job.tables.version('outcomes'):020}.json"
+    assert synced.index(commit) < synced.index("told")
+    synced.clear()
+    sink(batch, 1)
+    assert synced[-1] == "told", "the job had ended in between: it is told, and not written down twice"
+    assert commit == f"{job.tables.version('outcomes'):020}.json"
+
+    def overtake() -> mock.Mock:
+        Start(settings, tmp_path / "c")
+        synced.clear()
+        return mock.Mock(to_pylist=lambda: rows)
+
+    overtaken.toArrow = overtake
+    for late in (overtaken, batch):
+        with pytest.raises(FencedError):
+            sink(late, 1)
+        assert not {"released", "told"} & set(synced)
+
+
+def test_who_is_overtaken_while_a_batch_is_carried_out_tells_nothing_of_it(
+    settings: Settings, tmp_path: Path, synced: list[str]
+) -> None:
+    """Stopped after the look at the epoch, and continued when another job has decided otherwise."""
+    job = Start(settings, tmp_path / "c")
+    batch = mock.Mock()
+    batch.toArrow.return_value.to_pylist.return_value = one_outcome()
+    told: Any = Effects(synced)
+    releaser: Any = mock.Mock(submit=lambda *_: Start(settings, tmp_path / "c"))
+    job.batch(1)
+    with pytest.raises(FencedError):
+        BatchSink(job.tables, releaser, told, job.checkpoint, "r", lambda status: None)(batch, 1)
+    assert "told" not in synced

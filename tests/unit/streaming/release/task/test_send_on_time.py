@@ -1,0 +1,377 @@
+"""Several producers in one task: what one of them does never holds up the others, and is not lost nor doubled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulsar
+import pytest
+
+from streaming.release.task.producer_line import Line
+from streaming.release.task.send_on_time import send_on_time
+from streaming.release.task.shared_paces import Pace
+from warehouse.delta.epoch import PauseWatch
+
+PATIENCE_SECONDS = 0.3
+
+
+class Result:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+OK, CLOSED = Result("Ok"), Result("AlreadyClosed")
+
+
+@dataclass
+class Topic:
+    """A topic with deduplication, and what is wrong with it."""
+
+    refuses: type[Exception] | None = None  # what making a producer answers
+    hangs: threading.Event | None = None  # making a producer takes until it is set
+    silent_after: int | None = None  # so many messages are taken, then nothing is answered any more
+    terminated_after: int | None = None  # so many are taken, then the topic is terminated
+    drops: frozenset[int] = frozenset()  # sequence ids that the client drops, as it does when a quota is exceeded
+    too_big: frozenset[int] = frozenset()
+    last_id: int = -1
+    entries: list[int] = field(default_factory=list)
+    steals: int | None = None  # after the first message somebody else publishes with this sequence id
+    full: threading.Event = field(default_factory=threading.Event)  # set when it has 20 messages
+
+    def create(self) -> FakeProducer:
+        if self.hangs is not None and not self.hangs.wait(60):
+            raise AssertionError("nothing has set it")
+        if self.refuses is not None:
+            raise self.refuses("no")
+        return FakeProducer(self)
+
+
+class MessageId:
+    def __init__(self, ledger: int) -> None:
+        self.ledger_id = lambda: ledger
+
+
+class FakeProducer:
+    def __init__(self, topic: Topic) -> None:
+        self.topic, self._last = topic, topic.last_id
+        self._producer = self
+        self.batch: list[tuple[int, Any]] = []
+        self.state = OK
+        self.dropped: Result | None = None
+        self.is_lost = False
+        self.stuck: list[Callable[[Result], None]] = []
+
+    def last_sequence_id(self) -> int:
+        return self._last
+
+    def send_async(self, message: tuple[int, bool], callback: Any) -> None:
+        sequence_id, is_batched = message
+        if sequence_id in self.topic.too_big:  # nobody is told who has not asked
+            if callback is not None:
+                callback(Result("MessageTooBig"), None)
+            return
+        self.batch.append((sequence_id, callback))
+        if not is_batched:
+            self._cut()
+
+    def _cut(self) -> None:
+        topic = self.topic
+        if not self.batch or self.state is not OK or self.is_lost:
+            return
+        first, callback = self.batch[0][0], self.batch[-1][1]
+        ids = [sequence_id for sequence_id, _ in self.batch]
+        self.batch = []
+        if topic.silent_after is not None and len(topic.entries) >= topic.silent_after:
+            return
+        if topic.terminated_after is not None and len(topic.entries) >= topic.terminated_after:
+            self.state, topic.refuses = CLOSED, pulsar.TopicTerminated
+            return
+        if first in topic.drops:
+            self.dropped = Result("ProducerBlockedQuotaExceededException")
+            self.is_lost = True  # it connects again, later
+            return
+        is_new = first > topic.last_id
+        if is_new:
+            topic.entries += ids
+            if len(topic.entries) == 20:
+                topic.full.set()
+            topic.last_id = first
+        self._last = max(self._last, first)
+        if callback is not None:
+            callback(OK, MessageId(1 if is_new else -1))
+        if topic.steals is not None:
+            topic.last_id = topic.steals
+
+    def flush_async(self, callback: Callable[[Result], None]) -> None:
+        self._cut()
+        topic = self.topic
+        if topic.silent_after is not None and len(topic.entries) >= topic.silent_after:
+            return
+        dropped, self.dropped = self.dropped, None
+        callback(dropped or self.state)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Item:
+    at: int
+    sequence_id: int
+    first_id: int
+    line: Line
+    is_batched: bool = False
+    is_last: bool = True
+    is_large: bool = False
+    pace: Pace | None = None
+    n_places: int = 1
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list[Line], list[Item]]:
+    """A line to each topic, and `n` messages each, in turns, that are due 1 ms after another."""
+    wake = threading.Event()
+    begin = now() + 20
+    lines = [
+        Line(
+            f"topic {i}",
+            "producer",
+            topic.create,
+            PATIENCE_SECONDS,
+            **{"last_id": n, "most_id": 1_000, "ids": [*range(1, n + 1)], "wake": wake, **changes},
+        )
+        for i, topic in enumerate(topics)
+    ]
+    return lines, [Item(begin + i, i + 1, i + 1, line) for i in range(n) for line in lines]
+
+
+def run(lines: list[Line], items: list[Item], after: Sequence[int] = ()) -> tuple[list[int], dict[int, str]]:
+    refused: dict[int, str] = {}
+
+    def build(i: int) -> tuple[int, bool] | None:
+        return None if items[i].first_id <= items[i].line.before else (items[i].sequence_id, items[i].is_batched)
+
+    for line in lines:
+        line.open()
+    try:
+        sent_at = send_on_time(items, build, refused.__setitem__, lines[0].wake, PauseWatch(lambda: None), after)
+    finally:
+        for line in lines:
+            line.close()
+    return sent_at, refused
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason", "is_refused", "n_there"),
+    [
+        (Topic(refuses=pulsar.TopicTerminated), "TopicTerminated", True, 0),
+        (Topic(refuses=pulsar.ProducerBlockedQuotaExceededError), "ProducerBlockedQuotaExceededError", True, 0),
+        (Topic(refuses=pulsar.AuthorizationError), "AuthorizationError", True, 0),
+        (Topic(refuses=pulsar.IncompatibleSchema), "IncompatibleSchema", True, 0),
+        (Topic(refuses=pulsar.ProducerBusy), "ProducerBusy", False, 0),
+        (Topic(refuses=pulsar.Timeout), "Timeout", False, 0),
+        (Topic(silent_after=0), "not answered", False, 0),
+        (Topic(silent_after=7), "not answered", False, 7),
+        (Topic(terminated_after=7), "not answered", False, 7),
+        (Topic(drops=frozenset({8})), "QuotaExceeded", True, None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_one_that_fails_holds_up_no_other(
+    trouble: Topic, reason: str, is_refused: bool, n_there: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    well = [Topic(), Topic()]
+    lines, items = lines_to([well[0], trouble, well[1]])
+    is_waited_for = not is_refused  # else it fails at once
+    failed_at: list[int] = []
+    fail = lines[1].fail
+
+    def note_failure(error: str, is_refused: bool = False) -> None:
+        failed_at.append(now())
+        fail(error, is_refused)
+
+    monkeypatch.setattr(lines[1], "fail", note_failure)
+    sent_at, _ = run(lines, items)
+    assert [topic.entries for topic in well] == [list(range(1, 21))] * 2
+    for item, at in zip(items, sent_at, strict=True):
+        assert item.line.has_failed or item.at <= at, "never early"
+        assert item.line.has_failed or not is_waited_for or at <= failed_at[0], "nor after the wait for the other"
+    assert [line.has_failed for line in lines] == [False, True, False]
+    assert reason in lines[1].error
+    assert lines[1].is_refused == is_refused
+    if n_there is not None:
+        assert trouble.entries == list(range(1, n_there + 1))
+
+
+def test_what_is_sent_again_after_a_failure_comes_once() -> None:
+    topic = Topic(terminated_after=7)
+    run(*lines_to([topic]))
+    topic.terminated_after, topic.refuses = None, None
+    lines, items = lines_to([topic])
+    run(lines, items)
+    assert not lines[0].has_failed
+    assert topic.entries == list(range(1, 21))
+
+
+def test_what_has_arrived_does_not_come_again_though_the_topic_is_made_anew_and_remembers_nothing() -> None:
+    [line], items = lines_to([Topic(terminated_after=7)])
+    run([line], items)
+    assert line.has_failed
+    anew = Topic()
+    [again], items = lines_to([anew], before=line.arrived_to)
+    run([again], items)
+    assert not again.has_failed
+    assert anew.entries == list(range(8, 21))
+
+
+def test_an_id_that_somebody_else_has_published_says_nothing_of_what_has_arrived() -> None:
+    [line], items = lines_to([Topic(last_id=5_000)])
+    run([line], items)
+    assert (line.foreign_id, line.arrived_to) == (5_000, -1)
+
+
+def test_nothing_is_sent_after_what_the_client_has_dropped() -> None:
+    """Else the broker's last sequence id would hide what is missing, and drop it when it is sent again."""
+    topic = Topic(drops=frozenset({8}))
+    run(*lines_to([topic]))
+    assert topic.entries == list(range(1, 8))
+    topic.drops = frozenset()
+    run(*lines_to([topic]))
+    assert topic.entries == list(range(1, 21))
+
+
+def test_a_producer_that_comes_late_sends_what_is_due_by_then_in_order() -> None:
+    well = Topic()
+    slow = Topic(hangs=well.full)  # for ever, if the other waited for it
+    lines, items = lines_to([slow, well])
+    sent_at, _ = run(lines, items)
+    assert slow.entries == well.entries == list(range(1, 21))
+    assert all(at >= item.at for item, at in zip(items, sent_at, strict=True))
+
+
+def test_producers_of_one_topic_send_what_is_overdue_in_order_though_one_of_them_comes_late() -> None:
+    slow, quick = Topic(hangs=threading.Event()), Topic()
+    slow.entries = quick.entries  # one topic, under two producers' names
+    lines, items = lines_to([slow, quick], n=50)
+    for i, item in enumerate(items):
+        item.at, item.sequence_id, item.first_id = now() - 1_000, i + 1, i + 1
+    for line in lines:
+        line.others, line.last_id = lines, 100
+    assert slow.hangs is not None
+    threading.Timer(0.15, slow.hangs.set).start()
+    run(lines, items)
+    assert not any(line.has_failed for line in lines)
+    assert quick.entries == list(range(1, 101))
+
+
+def each_after_the_one_before(items: list[Item]) -> list[int]:
+    return [-1, *range(len(items) - 1)]
+
+
+def test_a_message_waits_until_one_of_another_producer_has_arrived() -> None:
+    slow, quick = Topic(hangs=threading.Event()), Topic()
+    slow.entries = quick.entries  # what came to either, in order
+    lines, items = lines_to([slow, quick], n=50)
+    for i, item in enumerate(items):
+        item.sequence_id, item.first_id = i + 1, i + 1
+    for line in lines:
+        line.last_id = 100
+    assert slow.hangs is not None
+    threading.Timer(0.15, slow.hangs.set).start()
+    run(lines, items, each_after_the_one_before(items))
+    assert not any(line.has_failed for line in lines)
+    assert quick.entries == list(range(1, 101))
+
+
+def test_what_waits_for_one_that_has_failed_fails_and_says_that_it_was_behind() -> None:
+    lines, items = lines_to([Topic(terminated_after=7), well := Topic(), other := Topic()])
+    after = [-1 if i % 3 != 1 else i - 1 for i in range(len(items))]
+    run(lines, items, after)
+    assert [(line.has_failed, line.is_behind) for line in lines] == [(True, False), (True, True), (False, False)]
+    assert well.entries == list(range(1, 8))
+    assert other.entries == list(range(1, 21))
+
+
+def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
+    lines, items = lines_to([Topic(too_big=frozenset({5}), last_id=3), well := Topic()], before=-1)
+    items[8].is_large = True
+    _, refused = run(lines, items, [-1 if i % 2 == 0 else i - 1 for i in range(len(items))])
+    assert list(refused) == [8]
+    assert not any(line.has_failed for line in lines)
+    assert well.entries == list(range(1, 21))
+
+
+def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_than_it_is_waited_for() -> None:
+    lines, items = lines_to([Topic(refuses=pulsar.ProducerBusy), well := Topic()])
+    for line in lines:
+        line.others = lines
+    run(lines, items)
+    assert [line.has_failed for line in lines] == [True, False]
+    assert well.entries == list(range(1, 21))
+
+
+def test_a_batch_goes_whole_also_where_its_producer_comes_late() -> None:
+    topic = Topic(hangs=threading.Event())
+    lines, _ = lines_to([topic])
+    begin = now()
+    items = [Item(begin, i + 1, i // 10 * 10 + 1, lines[0], True, i % 10 == 9) for i in range(400)]
+    lines[0].last_id = 391
+    assert topic.hangs is not None
+    threading.Timer(0.1, topic.hangs.set).start()
+    run(lines, items)
+    assert not lines[0].has_failed
+    assert topic.entries == list(range(1, 401))
+
+
+def test_a_message_that_the_client_refuses_is_named_and_the_others_go() -> None:
+    topic = Topic(too_big=frozenset({5, 20}))
+    lines, items = lines_to([topic])
+    items[2].is_large = items[4].is_large = items[-1].is_large = True
+    _, refused = run(lines, items)
+    assert not lines[0].has_failed
+    assert [items[i].sequence_id for i in refused] == [5, 20]
+    assert all(reason.startswith("MessageTooBig: ") for reason in refused.values())
+    assert topic.entries == [i for i in range(1, 20) if i != 5]
+
+
+def test_a_sequence_id_that_nobody_of_us_used_is_noticed_before_anything_is_dropped() -> None:
+    topic = Topic(last_id=5_000_000)
+    lines, items = lines_to([topic])
+    run(lines, items)
+    assert lines[0].foreign_id == 5_000_000
+    assert topic.entries == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_sequence_id_within_a_release_is_foreign_where_it_is_sent_for_the_first_time(is_first: bool) -> None:
+    topic = Topic(last_id=7)
+    lines, items = lines_to([topic], is_first_attempt=is_first)
+    run(lines, items)
+    assert lines[0].foreign_id == (7 if is_first else None)
+    assert topic.entries == ([] if is_first else list(range(8, 21)))
+
+
+@pytest.mark.parametrize("foreign_id", [5_000_000, 900])
+def test_somebody_who_publishes_in_between_is_noticed_by_what_the_broker_took_for_a_repetition(foreign_id: int) -> None:
+    topic = Topic(steals=foreign_id)
+    lines, items = lines_to([topic])
+    run(lines, items)
+    lines[0].check_repeated()
+    assert lines[0].foreign_id == foreign_id
+    assert topic.entries == [1]
+
+
+def test_a_repetition_after_a_lost_answer_is_none_of_it() -> None:
+    topic = Topic()
+    lines, items = lines_to([topic])
+    run(lines, items)
+    lines[0].before, lines[0]._is_repeated = -1, True
+    lines[0].check_repeated()
+    assert not lines[0].has_failed

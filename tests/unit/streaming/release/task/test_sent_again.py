@@ -1,0 +1,246 @@
+"""Releases that are handed out again, as an earlier run of the job was killed: what the broker has comes once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from conf.settings import Settings
+from status.troubles import FOREIGN_PRODUCER, Troubles
+from streaming.release import outgoing
+from streaming.release.attempt import Assignment, Attempt
+from streaming.release.driver.releaser import Releaser
+from streaming.release.naming import producer_name
+from streaming.release.producer_names import read_generations
+from streaming.release.sequence_ids import last_sequence_id
+from streaming.release.task import process_clients
+from streaming.release.task.sender import send_releases
+from tests.support.harness import wait_until
+from tests.support.messages import TOPIC, messages, release_rows
+from tests.unit.streaming.release.driver.test_releaser import Recorded, Spark, Tables
+from tracker.packing import pack
+
+pytestmark = pytest.mark.slow
+
+DESTINATION = f"{TOPIC}-a"
+N = 6
+FORGED = 1 << 60
+
+
+@dataclass
+class Result:
+    name: str = "Ok"
+
+
+@dataclass
+class Message:
+    sequence_id: int
+    position: str
+    producer: str = ""
+
+    def producer_name(self) -> str:
+        return self.producer
+
+    def properties(self) -> dict[str, str]:
+        return {"delaylake.messageId": self.position}
+
+
+@dataclass
+class Broker:
+    """A client of a broker that has one topic, with deduplication."""
+
+    last: dict[str, int] = field(default_factory=dict)  # by producer the last sequence id
+    messages: list[Message] = field(default_factory=list)
+    is_terminated: bool = False
+    stolen_after: int | None = None  # so many messages: then somebody else takes the producer's name, and keeps it busy
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, topic: str, producer_name: str = "", **_: Any) -> Producer:
+        if self.is_terminated:
+            raise pulsar.TopicTerminated
+        if self.last.get(producer_name) == FORGED and self.stolen_after is not None:
+            self.stolen_after = None  # it is busy only once
+            raise pulsar.ProducerBusy
+        return Producer(self, producer_name, self.last.get(producer_name, -1))
+
+    def create_reader(self, topic: str, start: Any) -> Reader:
+        return Reader(list(self.messages))
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Producer:
+    broker: Broker
+    name: str
+    last: int
+
+    @property
+    def _producer(self) -> Producer:
+        return self
+
+    def last_sequence_id(self) -> int:
+        return self.last
+
+    def send_async(self, message: Message, callback: Callable[[Any, Any], None] | None) -> None:
+        is_new = message.sequence_id > self.broker.last.get(self.name, -1)
+        if is_new:
+            self.broker.last[self.name] = message.sequence_id
+            self.broker.messages.append(Message(message.sequence_id, message.position, self.name))
+            if len(self.broker.messages) == self.broker.stolen_after:
+                self.broker.last[self.name] = FORGED
+        self.last = max(self.last, message.sequence_id)
+        if callback is not None:
+            callback(Result(), pulsar.MessageId(-1, 1 if is_new else -1, 1 if is_new else -1, -1))
+
+    def flush_async(self, callback: Callable[[Any], None]) -> None:
+        callback(Result())
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Reader:
+    messages: list[Message]
+
+    def seek(self, since: int) -> None:
+        pass
+
+    def has_message_available(self) -> bool:
+        return bool(self.messages)
+
+    def read_next(self, timeout_millis: int) -> Message:
+        return self.messages.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+class Job:
+    """A job on one checkpoint, which sends to the broker."""
+
+    def __init__(self, folder: Path, broker: Broker) -> None:
+        self.folder, self.broker, self.tables = folder, broker, Tables()
+        self.settings = Settings(
+            checkpoint=f"file:{folder}",
+            routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}],  # type: ignore[arg-type]
+        )
+        self.producer = producer_name("app", TOPIC, "a", 0, "planned0", is_batched=False)
+
+    def body(self, tick: int, rows: int = N) -> bytes:
+        """The first rows of a release."""
+        table = messages([(tick, i, 1_000 * tick + i) for i in range(rows)])
+        return pack(release_rows(table, sending='{"lanes": 1}'))
+
+    def is_killed_after(self, tick: int, rows: int) -> None:
+        """An earlier run has sent the first rows of a release, and written nothing down."""
+        attempt = Attempt(generations=read_generations(self.folder))
+        what = Assignment("app", 0, tick, True, self.body(tick, rows))
+        [sent] = send_releases(self.settings.model_dump_json(), attempt, [what])
+        assert not sent.failed
+
+    def runs(self, tick: int, *releases: int) -> list[str]:
+        """A run begins with a tick, and hands out releases; returns the troubles."""
+        troubles, feedback = Troubles(), Recorded()
+        releaser = Releaser(
+            Spark(),  # type: ignore[arg-type]
+            self.settings,
+            self.tables,  # type: ignore[arg-type]
+            feedback,  # type: ignore[arg-type]
+            "app",
+            lambda rows: None,
+            troubles,
+        )
+        try:
+            bodies = [(0, of_tick, True, self.body(of_tick)) for of_tick in releases]
+            releaser.submit(tick, 1, 1, 1, bodies, {})
+            if self.broker.is_terminated:
+                wait_until(lambda: (feedback.last.unwritable or {}).get(TOPIC), 20, "it can't be written")
+                self.broker.is_terminated = False
+            ticks = itertools.count(tick + 1)
+
+            def is_done() -> bool:
+                releaser.submit(next(ticks), 1, 1, 1, [], feedback.last.unwritable or {})
+                return feedback.last.confirmed >= tick and not feedback.last.unwritable
+
+            wait_until(is_done, 12, f"{releaser.failure} {troubles.current()}")
+        finally:
+            releaser.stop()
+        return [trouble.kind for trouble in troubles.current()]
+
+    def arrived(self) -> Counter[str]:
+        return Counter(message.position for message in self.broker.messages if message.position)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    broker = Broker()
+    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "forget_clients", lambda: None)
+
+    def delivered(columns: dict[str, Any], row: int, due: int, sequence_id: int, dead_letter_of: str | None) -> Message:
+        return Message(sequence_id, outgoing._properties(columns, row)["delaylake.messageId"])
+
+    monkeypatch.setattr(outgoing, "delivered", delivered)
+    return Job(tmp_path, broker)
+
+
+def all_of(*ticks: int) -> Counter[str]:
+    return Counter(f"{tick}:{i}:-1:-1" for tick in ticks for i in range(N))
+
+
+@pytest.mark.parametrize("rows", [N // 2, N])
+def test_a_kill_when_later_releases_of_a_lane_had_been_sent_before_the_first_was_written_down(
+    job: Job, rows: int
+) -> None:
+    """That the broker knows of the later ones is no sign of somebody else."""
+    for tick in (1, 2):
+        job.is_killed_after(tick, N)
+    job.is_killed_after(3, rows)
+    assert job.runs(4, 1, 2, 3, 4) == []
+    assert job.arrived() == all_of(1, 2, 3, 4)
+    assert sorted(tick for tick, *_ in job.tables.delivered) == [tick for tick in range(1, 5) for _ in range(N)]
+
+
+def test_the_same_where_the_destination_can_not_be_written_for_a_moment(job: Job) -> None:
+    for tick, rows in ((1, N), (2, N), (3, N // 2)):
+        job.is_killed_after(tick, rows)
+    job.broker.is_terminated = True
+    assert job.runs(4, 1, 2, 3, 4) == []
+    assert job.arrived() == all_of(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("rows", [[2], [N, 2], [N, N]])
+def test_somebody_publishes_with_an_id_of_a_tick_that_was_sent_but_of_no_message(job: Job, rows: list[int]) -> None:
+    """As whoever has seen the job's ids would, to have what is to be sent again taken for repetitions."""
+    for tick, n in enumerate(rows, 1):
+        job.is_killed_after(tick, n)
+    job.broker.last[job.producer] = last_sequence_id(len(rows))
+    assert job.runs(3, 1, 2, 3) == [FOREIGN_PRODUCER]
+    assert job.arrived() == all_of(1, 2, 3)
+
+
+def test_somebody_takes_the_name_while_several_releases_of_a_lane_are_not_written_down(job: Job) -> None:
+    job.is_killed_after(1, N)
+    job.is_killed_after(2, N // 2)
+    job.broker.last[job.producer] = FORGED
+    assert job.runs(3, 1, 2, 3) == [FOREIGN_PRODUCER]
+    assert job.arrived() == all_of(1, 2, 3)
+
+
+def test_somebody_takes_the_name_while_a_release_is_sent_and_keeps_it_busy(job: Job) -> None:
+    """The broker takes the last messages for repetitions, and to ask whether they are fails for another reason."""
+    job.broker.stolen_after = N // 2
+    assert job.runs(1, 1) == [FOREIGN_PRODUCER]
+    assert job.arrived() == all_of(1)

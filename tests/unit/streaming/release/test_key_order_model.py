@@ -1,0 +1,190 @@
+"""Order per key through retries, pauses, rates and windows, commands and crashes, read from a destination's history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from tests.support.key_order_history import Came, violations
+from tests.support.key_order_service import ENTRY, Service, settings_of
+from tests.support.messages import TOPIC, command
+from tracker.commands.schema import CANCEL, RESCHEDULE, RETRY, PauseChange
+
+MANY_RETRIES = {"backoff": {"first": 700, "attempts": 1_000}}
+SHAPED: list[dict[str, Any]] = [
+    {},
+    {"rate": {"messages_per_second": 4, "burst": 2}},
+    {"rate": {"messages_per_second": 3, "burst": 1, "per": "key"}},
+    {"windows": [{"to": "00:17"}]},  # the service's clock begins at 00:16:40
+    {"rate": {"messages_per_second": 8}, "windows": [{"to": "00:17"}]},
+]
+DAY = 24 * 3_600_000
+
+Action = tuple[str, int, int]  # what, the entry, a time, ms
+
+ACTIONS = st.tuples(
+    st.sampled_from([CANCEL, RESCHEDULE, RESCHEDULE, RETRY, "send back", "pause", "resume", ""]),
+    st.integers(0, 200),
+    st.integers(-5, 50).map(lambda n: n * 100),
+)
+HISTORY = st.lists(
+    st.tuples(
+        st.integers(1, 9).map(lambda n: n * 100),  # so that many are due at the same time
+        st.lists(st.tuples(st.integers(0, 3), st.integers(-3, 45).map(lambda n: n * 100)), max_size=5),
+        ACTIONS,
+        st.integers(0, 25),  # messages that are sent then
+        st.integers(0, 9).map(lambda n: n == 0),  # a crash before
+    ),
+    min_size=2,
+    max_size=20,
+)
+
+Step = tuple[int, list[tuple[int, int]], Action, int, bool]
+
+
+class Story:
+    """A service to which a history happens, and how often each message is to come.
+
+    Args:
+        seed: of the service.
+        shards: how many there are.
+        shaped: rate and windows of the subscription `one`.
+    """
+
+    def __init__(self, seed: int, shards: int, shaped: dict[str, Any]) -> None:
+        self.service = Service(seed, settings_of(**MANY_RETRIES, **shaped), shards)
+        self.sent_back: set[int] = set()
+        self.keys: list[int] = []
+        self.requests = 0
+
+    def go_on(self, later: int, entries: list[tuple[int, int]], action: Action, steps: int, is_crash: bool) -> None:
+        if is_crash:
+            self.service.start()
+        what, entry, millis = action
+        now, self.requests = self.service.now + later, self.requests + 1
+        rows = [self.service.message(key, now + delay) for key, delay in entries]
+        self.keys += [key for key, _ in entries]
+        orders, pauses = [], []
+        if what in ("pause", "resume"):
+            pauses.append(PauseChange(f"r{self.requests}", TOPIC, 1, what == "pause"))
+        elif what == "send back" and self.keys:
+            rows.append(self.service.message(key := self.keys[entry % len(self.keys)], 0, **_sent_back(millis)))
+            self.sent_back.add(len(self.keys))
+            self.keys.append(key)
+        elif what == RETRY:  # a consumer that has the message asks for it
+            if arrived := [one.position[1] for one in self.service.came("one")]:
+                order = command(f"r{self.requests}", 1, arrived[entry % len(arrived)], (0,), kind=RETRY)
+                orders.append(order | {"after_millis": max(1, millis), "reason": "no"})
+        elif what and self.keys:
+            time = now + millis if what == RESCHEDULE else None
+            at = entry % len(self.keys) * ENTRY
+            orders.append(command(f"r{self.requests}", 1, at, (0,), cancel_at=time, kind=what))
+        self.service.tick_all(later, rows, orders, pauses)
+        for _ in range(steps):
+            self.service.step()
+
+    def end(self) -> None:
+        """Lets everything come that is still to come."""
+        self.go_on(5_000, [], ("resume", 0, 0), 0, True)
+        for later in [900] * 10 + [DAY - 60_000] + [900] * 100:
+            if sum(self.expected("one").values()) == len(self.service.came("one")):
+                break
+            self.go_on(later, [], ("", 0, 0), 1_000, False)
+        self.service.finish()
+
+    def expected(self, name: str) -> Counter[int]:
+        applied = self.service.applied
+        counts = Counter({n: 1 for n in range(len(self.keys)) if name == "one" or n not in self.sent_back})
+        for (operation, entry, subscription), n in applied.items():
+            if subscription == name and operation in ("CANCEL", "RETRY"):
+                counts[entry] += n if operation == "RETRY" else -n
+        return +counts
+
+    def came(self, name: str) -> list[Came]:
+        return [one for one in self.service.came(name) if one.key]
+
+    def passed(self) -> list[tuple[Came, Came]]:
+        """Pairs of messages of a key of which the first came due while the second, held back before, was going out.
+
+        Of one that was due in the very millisecond in which the others were let go, the rank decides.
+        """
+        times, came = self.service.times, self.came("one")
+        return [
+            (first, then)
+            for i, first in enumerate(came)
+            for then in came[i + 1 :]
+            if (first.was_due is None) > (then.was_due is None)
+            and (first.key, then.attempt) == (then.key, None)
+            and first.since is not None
+            and then.since is not None
+            and then.since <= first.tick
+            and first.due > times[then.since]
+        ]
+
+
+def _sent_back(after: int) -> dict[str, object]:
+    given = [("retryOf", "1:0:-1:-1"), ("retrySubscription", "one"), ("retryAfter", str(max(1, after)))]
+    return {"attempt": 1, "retry_reasons": "[]", "properties": given}
+
+
+@pytest.mark.slow
+@effort(max_examples=examples(300), deadline=None)
+@given(HISTORY, st.integers(0, 1 << 30), st.integers(1, 3), st.sampled_from(SHAPED), st.sampled_from([2, 1_000]))
+def test_messages_of_a_key_come_in_order_and_once_whatever_is_done_to_them(
+    history: list[Step], seed: int, shards: int, shaped: dict[str, Any], pace: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracker.commands.holding.pace.PACE_ROWS", pace)
+        story = Story(seed, shards, shaped)
+        for step in history:
+            story.go_on(*step)
+        story.end()
+    for name in ("one", "other"):
+        came = story.service.came(name)
+        assert Counter(one.position[1] // ENTRY for one in came) == story.expected(name)
+        assert len({(one.position, one.attempt) for one in came}) == len(came)
+    assert violations(story.came("one")) == []
+    assert story.passed() == []
+
+
+@pytest.mark.slow
+@effort(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(25, 60).map(lambda n: n * 100)), min_size=2, max_size=12),
+    st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=12),
+    st.integers(0, 1 << 30),
+    st.sampled_from(SHAPED),
+)
+def test_places_of_one_shard_are_in_the_order_in_which_messages_were_due(
+    entries: list[tuple[int, int]], ticks: list[tuple[int, bool]], seed: int, shaped: dict[str, Any]
+) -> None:
+    story = Story(seed, 1, shaped)
+    story.go_on(1, entries, ("", 0, 0), 0, False)
+    for steps, is_crash in ticks:
+        story.go_on(600, [], ("", 0, 0), steps, is_crash)
+    story.end()
+    for key in {key for key, _ in entries}:
+        came = [one.position[1] // ENTRY for one in story.came("one") if one.key == f"k{key}".encode()]
+        due = [(delay, n) for n, (of_key, delay) in enumerate(entries) if of_key == key]
+        assert came == [n for _, n in sorted(due)]
+
+
+def test_without_it_the_same_history_has_messages_of_a_key_overtake_each_other() -> None:
+    # The other subscription has the same messages, but no order.
+    found = 0
+    for seed in range(6):
+        story = Story(seed, 2, {})
+        for n in range(12):
+            what = [CANCEL, RESCHEDULE, "pause", "send back", "resume", RETRY][n % 6]
+            entries = [(1 + (n + i) % 3, 250 * i) for i in range(4)]
+            story.go_on(300, entries, (what, 3 * n, 700), 4, n == 7)
+        story.end()
+        assert violations(story.came("one")) == []
+        found += len(violations(story.came("other")))
+    assert found

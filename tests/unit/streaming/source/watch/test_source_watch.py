@@ -1,0 +1,290 @@
+"""What the watch over the source topics calls standing still, with a broker and a receiver made by hand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.client import NoAnswerError, PulsarError
+from broker.entries.continuity import Gap
+from broker.position import Position, SourceTopic
+from broker.pulsar_admin.admin_rest import AdminClient
+from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
+from broker.pulsar_admin.topic_questions import Cursor, TopicQuestions
+from conf.settings import Settings
+from status.troubles import NOT_SEEN, STANDING, Troubles
+from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.watch import source_watch, undecided_gaps
+from streaming.source.watch.source_watch import SourceWatch
+from streaming.source.watch.standing import STANDING_MILLIS
+from streaming.source.watch.undecided_gaps import UndecidedGaps
+from tests.support.fake_pulsar import FakeBroker, FakeConsumer
+from warehouse.delta.epoch import FencedError
+from warehouse.delta.tables import Tables
+from warehouse.schemas import REJECTS
+from warehouse.unseen_entries import find_not_seen
+
+ORDERS = "persistent://public/default/orders"
+ALERTS = "persistent://public/default/alerts"
+LAST = Position(7, 3)
+
+
+@dataclass
+class FakeReceiver:
+    """A receiver that has had all up to entry 7:3 of a topic that ends with 7:5."""
+
+    source: SourceTopic = field(default_factory=lambda: SourceTopic(ORDERS, ORDERS, -1))
+    last_cut: Position = LAST
+    last_received: Position = LAST
+    problem: str | None = None
+    waiting: int = 0
+    is_idle: bool = False
+
+    def acknowledge_again(self, end: Position) -> None: ...
+
+    def end(self) -> Position:
+        return Position(7, 5)
+
+
+@dataclass
+class FakeAdmin:
+    """A broker's admin API, by which these entries are no messages."""
+
+    parts: set[int]
+    url: str = "http://broker"
+    not_told: frozenset[int] = frozenset()
+    failures: dict[str, dict[int, Exception]] = field(default_factory=dict)  # by topic and entry
+    asked: list[int] = field(default_factory=list)
+
+    def backlog(self, topic: str, subscription: str) -> int:
+        return 2
+
+    def internal_stats(self, topic: str) -> TopicLedgers:
+        return TopicLedgers({7: 6}, {}, {}, Position(7, 5))
+
+    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
+        self.asked.append(entry_id)
+        if (error := self.failures.get(topic, {}).get(entry_id)) is not None:
+            raise error
+        if entry_id in self.not_told:
+            raise NoAnswerError("no answer")
+        is_no_message = entry_id in self.parts
+        return BrokerEntry(1, 1, None, None, {}, False, is_first_chunk=False, is_no_message=is_no_message)
+
+    def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[dict[str, str], bytes]:
+        return {}, b"bytes"
+
+    def close(self) -> None: ...
+
+
+class Watched:
+    def __init__(self, folder: Path) -> None:
+        self.receiver = FakeReceiver()
+        self.troubles = Troubles()
+        settings = Settings(warehouse=str(folder), checkpoint=str(folder / "checkpoint"))
+        receivers = [cast("Receiver", self.receiver)]
+        self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None, Tables(str(folder)))
+
+        self.folder, self.tables = folder, Tables(str(folder))
+        self.answer_with(FakeAdmin(set()))
+
+    def answer_with(self, admin: FakeAdmin) -> None:
+        self.watch._admin.close()
+        self.watch._admin = cast("Any", admin)
+
+    def add(self, topic: str, *entries: int) -> None:
+        """Notes that these entries of a topic did not come, each a gap."""
+        source = SourceTopic(topic, topic, -1)
+        self.watch._add(source, [Gap(Position(7, entry - 1), Position(7, entry + 1)) for entry in entries])
+
+    def rejected(self) -> list[tuple[str, int]]:
+        rows = self.tables.query("rejects", "SELECT topic, entry_id FROM rejects ORDER BY topic, entry_id")
+        return list(zip(rows["topic"].to_pylist(), rows["entry_id"].to_pylist(), strict=True))
+
+    def not_seen(self) -> list[str]:
+        return [trouble.text for trouble in self.troubles.current() if trouble.kind == NOT_SEEN]
+
+    def look(self, *parts: int) -> list[str]:
+        """The texts of what stands after a minute, where these entries are no messages."""
+        self.answer_with(FakeAdmin(set(parts)))
+        for now in (0, STANDING_MILLIS):
+            self.watch.look(now)
+        return [t.text for t in self.troubles.current() if t.kind == STANDING]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path)
+    yield made
+    made.watch.stop()
+
+
+def test_a_topic_that_ends_with_a_part_of_a_chunked_message_does_not_stand(watched: Watched) -> None:
+    assert watched.look(4, 5) == []
+
+
+@pytest.mark.parametrize("parts", [(), (5,), (4,)])
+def test_a_message_among_the_parts_waits(watched: Watched, parts: tuple[int, ...]) -> None:
+    assert watched.look(*parts) == ["messages wait, and none was taken in: the broker hands over none"]
+
+
+def test_what_has_come_in_and_is_in_no_batch_waits(watched: Watched) -> None:
+    watched.receiver.waiting = 3
+    watched.receiver.last_received = Position(7, 5)
+    assert watched.look(4, 5) == ["messages wait, and none was taken in: they have come in, and no batch takes them"]
+
+
+def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside_and_may_begin_a_chunked_message() -> None:
+    admin = cast("AdminClient", FakeAdmin({2}, not_told=frozenset({3, 4})))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    found = find_not_seen(admin, source, Gap(Position(7, 1), Position(7, 5)), lambda _: None)
+    assert found.rows["entry_id"].to_pylist() == [3, 4]
+    assert all("the broker does not tell what it is" in reason for reason in found.rows["reason"].to_pylist())
+    assert found.passed == 1
+    assert TopicQuestions(admin, "delaylake").is_first_chunk(ORDERS, Position(7, 3))
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), PulsarError("the broker is away")])
+def test_a_gap_that_cannot_be_decided_stays_and_holds_up_no_other(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(source_watch, "_GAPS_AT_ONCE", 4)
+    watched.tables.create()
+    admin = FakeAdmin({9}, failures={ORDERS: {1: error, 2: error}})
+    watched.answer_with(admin)
+    watched.add(ORDERS, 1, 2, 3, 4)
+    watched.add(ALERTS, 1, 9)
+    for _ in range(4):
+        watched.watch.decide_gaps()
+    assert watched.rejected() == [(ALERTS, 1), (ORDERS, 3), (ORDERS, 4)]
+    [alert, order] = sorted(watched.not_seen())
+    assert alert.startswith("1 entry was not seen")
+    assert f"why is not known yet: {error}" in order
+    admin.failures = {}
+    watched.watch.decide_gaps()
+    assert watched.rejected() == [(ALERTS, 1), *((ORDERS, n) for n in (1, 2, 3, 4))]
+    admin.asked = []
+    watched.watch.decide_gaps()
+    assert not admin.asked
+
+
+def test_gaps_that_cannot_be_written_down_stay(watched: Watched) -> None:
+    watched.add(ORDERS, 1)
+    watched.watch.decide_gaps()
+    [text] = watched.not_seen()
+    assert "why is not known yet" in text
+    watched.tables.create()
+    watched.watch.decide_gaps()
+    assert watched.rejected() == [(ORDERS, 1)]
+
+
+def test_a_trouble_ends_with_the_last_gap_that_turns_out_to_be_no_message(watched: Watched) -> None:
+    admin = FakeAdmin({1, 2}, failures={ORDERS: {2: PulsarError("away")}})
+    watched.answer_with(admin)
+    watched.add(ORDERS, 1, 2)
+    watched.watch.decide_gaps()
+    assert len(watched.not_seen()) == 1
+    admin.failures = {}
+    watched.watch.decide_gaps()
+    assert watched.not_seen() == []
+
+
+def test_a_gap_that_is_not_decided_before_a_stop_is_by_the_next_run(watched: Watched) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), failures={ORDERS: {1: PulsarError("away")}}))
+    watched.add(ORDERS, 1)
+    watched.add(ALERTS, 2)
+    watched.watch.decide_gaps()
+    watched.add(ALERTS, 4)  # not asked about at all
+    watched.watch.stop()
+    following = Watched(watched.folder)
+    following.watch.decide_gaps()
+    following.watch.stop()
+    assert watched.rejected() == [(ALERTS, 2), (ALERTS, 4), (ORDERS, 1)]
+    last = Watched(watched.folder)
+    last.answer_with(admin := FakeAdmin(set()))
+    last.watch.decide_gaps()
+    last.watch.stop()
+    assert not admin.asked
+
+
+def test_entries_that_were_passed_over_at_the_end_before_a_stop_are_found_by_the_next_run(watched: Watched) -> None:
+    watched.tables.create()
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    broker: Any = FakeBroker()
+    broker.cursor_of = lambda: Cursor(LAST, Position(7, 6), Position(7, 5), {7: 6})
+    limits = Limits(0, 1_000, 1_000, 1 << 20)
+    on_rows = watched.watch.follow(source, LAST)
+    on_passed = functools.partial(watched.watch.passed, source)
+    nobody: Any = None
+    receiver = Receiver(
+        source,
+        nobody,
+        after=LAST,
+        limits=limits,
+        broker=broker,
+        details=None,
+        on_received=lambda: None,
+        on_rows=on_rows,
+        on_passed=on_passed,
+    )
+    consumer: Any = FakeConsumer([], Position(7, 5))
+    assert not receiver.wait_for(Position(7, 9), 0)
+    for _ in range(3):
+        receiver.receive(consumer)
+    assert receiver.cut(100, 1 << 20)[0] == Position(7, 9)
+    watched.watch.stop()
+    following = Watched(watched.folder)
+    following.watch.follow(source, Position(7, 9))
+    following.watch.decide_gaps()
+    following.watch.stop()
+    assert watched.rejected() == [(ORDERS, 4), (ORDERS, 5)]
+
+
+def test_gaps_beyond_a_number_are_not_kept_and_a_damaged_file_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(undecided_gaps, "_MAX_KEPT", 3)
+    settings = Settings(checkpoint=str(tmp_path))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    added = [(source, Gap(Position(7, n), Position(7, n + 2), n, None)) for n in range(5)]
+    gaps = UndecidedGaps(settings)
+    for gap in added:
+        gaps.add([gap])
+    assert gaps.first(9) == added
+    assert UndecidedGaps(settings).first(9) == added[:3]
+    gaps.settle(added[:1], added[1:2])
+    assert gaps.first(9) == [*added[2:], added[1]]
+    assert UndecidedGaps(settings).first(9) == added[2:]
+    (tmp_path / undecided_gaps.GAPS_FILE).write_text("[[")
+    assert not UndecidedGaps(settings)
+
+
+def test_gaps_that_cannot_be_written_down_now_are_later(tmp_path: Path) -> None:
+    settings = Settings(checkpoint=str(tmp_path))
+    gaps = UndecidedGaps(settings)
+    (tmp_path / "query").write_text("in the way")
+    added = (SourceTopic(ORDERS, ORDERS, -1), Gap(Position(7, 1), Position(7, 3)))
+    gaps.add([added])
+    assert gaps.first(9) == [added]
+    (tmp_path / "query").unlink()
+    gaps.write()
+    assert UndecidedGaps(settings).first(9) == [added]
+
+
+def test_the_watch_of_a_job_that_was_overtaken_before_it_began_writes_nothing(tmp_path: Path) -> None:
+    first, source = Tables(str(tmp_path)), Tables(str(tmp_path))
+    first.create()
+    first.take_over(1)
+    source.join(1)
+    Tables(str(tmp_path)).take_over(2)
+    watch = SourceWatch(Settings(warehouse=str(tmp_path)), Troubles(), lambda: [], lambda: None, source)
+    watch.start()
+    watch.stop()
+    with pytest.raises(FencedError):
+        source.append("rejects", REJECTS.empty_table(), {})

@@ -1,0 +1,323 @@
+"""Recurring messages in a shard: any history against a naive reading, and single behaviours."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from tests.support.messages import TOPIC, batches, command, commands
+from tests.support.recurring import NAMES, SECOND, Job, recurring
+from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE, Rebuilt
+from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.wire.delaylake_pb2 import Result
+
+MINUTE, DAY = 60_000, 86_400_000
+
+
+def test_each_occurrence_is_handed_out_once_for_each_subscription_with_its_number() -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND))
+    job.run(40)
+    for name in NAMES[TOPIC]:
+        assert job.got[name] == [(0, n + 1, (5 + 10 * n) * SECOND) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("misfire", "later", "n"), [("once", 5, 0), ("once", 41, 2), ("skip", 41, 2), ("skip", 141, 2), ("all", 41, 0)]
+)
+def test_a_misfire_is_counted_for_each_subscription(misfire: str, later: int, n: int) -> None:
+    job = Job(lookahead=SECOND)
+    job.step(recurring(0, 5 * SECOND, misfire=misfire))
+    job.run(3)
+    assert job.step(later=later * SECOND).status["misfires"] == n
+    assert [job.step().status["misfires"] for _ in range(20)] == [0] * 20
+
+
+def test_a_message_that_does_not_recur_has_no_occurrence() -> None:
+    job = Job()
+    job.step(batches([(1, 0, -1, 1, 5 * SECOND)]))
+    job.run(10)
+    assert job.got["a"] == [(0, None, 5 * SECOND)]
+
+
+def test_it_ends_after_so_many_times() -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, repeatTimes="2"))
+    job.run(60)
+    assert job.numbers() == [1, 2]
+    assert job.order(CANCEL, 0, at=5 * SECOND) == [Result.TOO_LATE, Result.TOO_LATE]
+
+
+@pytest.mark.parametrize("start", [0, 2 * SECOND, 8 * SECOND, 100 * SECOND])
+def test_its_row_is_sealed_with_the_seal_epoch_in_which_it_came_however_soon_it_is_due(start: int) -> None:
+    job = Job()
+    job.step(recurring(0, start), seals=False)
+    effects = job.step()
+    assert [
+        (r["occurrence"], r["deliver_at"], r["sequence"]) for r in effects.bucket.to_pylist() if r["sequence"] is None
+    ] == [(1, start, None)]
+
+
+def test_one_that_is_due_when_it_comes_goes_out_at_once_and_recurs() -> None:
+    job = Job()
+    job.step(recurring(0, 1 * SECOND))
+    job.run(25)
+    assert job.times() == [1, 11, 21]
+
+
+def test_occurrences_within_the_lookahead_go_out_in_one_tick() -> None:
+    job = Job(lookahead=3_000)
+    job.step(recurring(0, 2 * SECOND, "@every 1s"))
+    assert job.times() == [2, 3, 4]
+    job.run(5)
+    assert job.times() == list(range(2, 10))
+    assert job.numbers() == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("misfire", "times"),
+    [("once", [5, 605, 615]), ("all", [*range(5, 620, 10)]), ("skip", [605, 615])],
+)
+def test_what_a_job_that_was_down_makes_up_for(misfire: str, times: list[int]) -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, misfire=misfire))
+    job.step(later=600 * SECOND - job.now)
+    job.run(20)
+    assert job.times() == times
+    assert job.numbers() == list(range(1, len(times) + 1))
+
+
+def test_nothing_was_missed_before_the_message_was_published() -> None:
+    job = Job()
+    job.now = 30 * DAY
+    job.step(recurring(0, 5 * SECOND, published=job.now, misfire="all"))
+    job.run(21)
+    # The first one, late, and those after it by the clock of the first one: at 5 s, 15 s, ...
+    assert job.times() == [5, 30 * 86_400 + 5, 30 * 86_400 + 15]
+    assert job.numbers() == [1, 2, 3]
+    job.step(later=30 * SECOND)
+    assert job.numbers() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_late_by_less_than_a_minute_was_not_missed() -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, misfire="skip"))
+    job.step(later=40 * SECOND)
+    job.run(5)
+    assert job.times() == [5, 45]
+
+
+def test_of_very_many_that_were_missed_some_go_out_in_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracker.commands.occurrences.MOST_AT_ONCE", 7)
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, misfire="all"))
+    job.step(later=300 * SECOND)
+    assert len(job.got["a"]) == 8
+    assert job.order(CANCEL, 0, (1,), at=5 * SECOND) == [Result.APPLIED]
+    job.run(20)
+    assert job.times() == [*range(5, 325, 10)]
+    assert len(job.got["b"]) == 8
+
+
+@pytest.mark.parametrize("kind", [CANCEL, SKIP])
+def test_a_cancel_or_skip_ends_it_for_the_subscriptions_that_it_names(kind: str) -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND))
+    job.run(20)
+    assert job.order(kind, 0, (1,), at=5 * SECOND) == [Result.APPLIED]
+    assert job.order(kind, 0, (1,), at=5 * SECOND) == [Result.ALREADY_APPLIED]
+    job.run(30)
+    assert job.numbers("a") == [1, 2, 3, 4, 5]
+    assert job.numbers("b") == [1, 2]
+
+
+def test_a_restore_before_the_next_occurrence_takes_it_up_again() -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND))
+    job.run(6)
+    assert job.order(CANCEL, 0, at=5 * SECOND) == [Result.APPLIED] * 2
+    assert job.order(RESTORE, 0, (0,)) == [Result.APPLIED]
+    job.run(20)
+    assert job.times("a") == [5, 15, 25]
+    assert job.times("b") == [5]
+    assert job.order(RESTORE, 0, (1,)) != [Result.APPLIED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "times"), [(7, [5, 7, 25]), (18, [5, 18, 25]), (38, [5, 38, 45])])
+def test_a_reschedule_moves_the_next_occurrence_only(to: int, times: list[int]) -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND))
+    job.run(5)
+    assert job.order(RESCHEDULE, 0, (0,), at=to * SECOND) == [Result.APPLIED]
+    job.run(40)
+    assert job.times("a")[:3] == times
+    assert job.numbers("a")[:3] == [1, 2, 3]
+    assert job.times("b") == [5, 15, 25, 35, 45]
+
+
+def test_skipping_the_next_occurrence_leaves_a_gap_in_the_numbers() -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, repeatTimes="4"))
+    job.run(6)
+    job.requests += 1
+    outcomes = job.step(order=command("s", 1, 0, (0,), kind=SKIP_NEXT)).outcomes.to_pylist()
+    assert [(o["result"], o["operation"], o["occurrence"], o["deliver_at"]) for o in outcomes] == [
+        (Result.APPLIED, "SKIP_NEXT", 2, 15 * SECOND)
+    ]
+    job.run(60)
+    assert (job.numbers("a"), job.times("a")) == ([1, 3, 4], [5, 25, 35])
+    assert job.numbers("b") == [1, 2, 3, 4]
+
+
+def test_two_skips_of_the_next_occurrence_in_one_tick_skip_two() -> None:
+    job = Job()
+    job.step(recurring(0, 25 * SECOND))
+    job.step(recurring(1, 25 * SECOND), order=command("s1", 1, 0, kind=SKIP_NEXT))
+    both = commands([command("s2", 1, 0, kind=SKIP_NEXT), command("s3", 1, 0, kind=SKIP_NEXT)])
+    assert both.num_rows == 2
+    assert job.order(SKIP_NEXT, 0, (0,)) == [Result.APPLIED]
+    assert job.order(SKIP_NEXT, 0, (0,)) == [Result.APPLIED]
+    job.run(70)
+    assert job.numbers("a") == [4, 5]
+
+
+def test_skipping_the_last_occurrence_ends_it() -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, repeatTimes="2"))
+    job.run(6)
+    assert job.order(SKIP_NEXT, 0) == [Result.APPLIED] * 2
+    assert job.order(SKIP_NEXT, 0) == [Result.TOO_LATE] * 2
+    job.run(40)
+    assert job.numbers() == [1]
+    assert job.step().status["delayed"] == 0
+
+
+def test_a_message_that_does_not_recur_has_no_next_occurrence_to_skip() -> None:
+    job = Job()
+    job.step(batches([(1, 0, -1, 1, 50 * SECOND)]))
+    effects = job.step(order=command("s", 1, 0, (0,), kind=SKIP_NEXT))
+    assert effects.outcomes["result"].to_pylist() == [Result.INVALID]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("misfire", "times"), [("once", [5, 15, 115]), ("all", [5, *range(15, 120, 10)]), ("skip", [5, 115])]
+)
+def test_a_pause_holds_it_back_and_its_end_makes_up_for_what_was_missed(misfire: str, times: list[int]) -> None:
+    job = Job()
+    job.step(recurring(0, 5 * SECOND, misfire=misfire))
+    job.run(6)
+    job.pause(0b01, True)
+    job.run(100 - job.now // SECOND)
+    assert job.times("a") == [5]
+    job.pause(0b01, False, later=10 * SECOND)
+    job.run(8)
+    nominal = [time for time in job.times("a") if time != job.now // SECOND]
+    assert job.numbers("a") == list(range(1, len(times) + 1))
+    assert nominal[-1] == times[-1]
+    assert job.times("b") == [*range(5, 120, 10)]
+
+
+def test_of_what_was_done_before_a_rebuild_nothing_comes_again() -> None:
+    job = Job()
+    done = [(0, 1, 0, -1, 1, 5 * SECOND), (0, 1, 0, -1, 2, 15 * SECOND), (0, 1, 0, -1, 4, 35 * SECOND)]
+    columns = [pa.array(column, pa.int64()) for column in zip(*done, strict=True)]
+    rebuilt = Rebuilt(occurrences=pa.table(columns, names=OCCURRENCES_DONE.names[:6]))  # as an earlier version has it
+    job.step(recurring(0, 5 * SECOND, misfire="all"), later=41 * SECOND, rebuilt=rebuilt)
+    job.run(30)
+    assert job.numbers("a") == [3, 5, 6, 7]
+    assert job.times("a") == [25, 45, 55, 65]
+    assert job.numbers("b") == [1, 2, 3, 4, 5, 6, 7]
+    assert ("occurrences_done", (0, 0)) not in job.store.values
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
+    kinds = st.sampled_from(
+        ["run", "run", "new", CANCEL, SKIP_NEXT, "pause", "resume", RESCHEDULE, PAUSE_SCHEDULE, RESUME_SCHEDULE]
+    )
+    return draw(st.lists(st.tuples(kinds, st.integers(0, 3), st.integers(0, 40), st.integers(1, 3)), max_size=14))
+
+
+@pytest.mark.slow
+@effort(max_examples=examples(150), deadline=None, phases=[Phase.explicit, Phase.generate, Phase.target, Phase.shrink])
+@given(history=histories(), lookahead=st.sampled_from([0, 2_500]))
+def test_any_history_against_a_naive_reading(history: list[tuple[str, int, int, int]], lookahead: int) -> None:
+    """Every 7 s, with misfire `all`: each subscription gets each occurrence once, but for those that are skipped."""
+    job = Job(lookahead=lookahead)
+    job.step()
+    expected: dict[str, dict[int, set[int]]] = {"a": {}, "b": {}}
+    starts: dict[int, int] = {}
+    next_of: dict[tuple[str, int], int] = {}
+    ended: set[tuple[str, int]] = set()
+    paused: set[str] = set()
+    asleep: dict[tuple[str, int], list[int | None]] = {}
+
+    def see() -> None:
+        for name in ("a", "b"):
+            for entry in starts:
+                numbers = job.numbers(name, entry)
+                next_of[name, entry] = max([next_of.get((name, entry), 1), *(n + 1 for n in numbers if n)])
+
+    for kind, entry, seconds, bits in history:
+        names = [name for bit, name in enumerate(("a", "b")) if bits >> bit & 1]
+        numbers = tuple(bit for bit in range(2) if bits >> bit & 1)
+        if kind == "new" and entry not in starts:
+            starts[entry] = job.now + seconds * SECOND
+            job.step(recurring(entry, starts[entry], "@every 7s", misfire="all"), seals=seconds % 2 == 0)
+        elif kind == "run":
+            for _ in range(seconds):
+                job.step(seals=seconds % 3 != 0)
+        elif kind in ("pause", "resume"):
+            job.pause(bits, kind == "pause")
+            paused = paused | set(names) if kind == "pause" else paused - set(names)
+        elif entry in starts and kind in (PAUSE_SCHEDULE, RESUME_SCHEDULE):
+            for name, result in zip(names, job.order(kind, entry, numbers), strict=True):
+                is_asleep = (name, entry) in asleep
+                assert (result == Result.INVALID) is ((name, entry) in ended)
+                assert (result == Result.ALREADY_APPLIED) is (
+                    (name, entry) not in ended and is_asleep is (kind == PAUSE_SCHEDULE)
+                )
+                if kind == PAUSE_SCHEDULE and result == Result.APPLIED:
+                    asleep[name, entry] = job.numbers(name, entry)
+                elif result == Result.APPLIED:
+                    del asleep[name, entry]
+        elif entry in starts and kind in (CANCEL, SKIP_NEXT, RESCHEDULE):
+            see()
+            before = {name: next_of[name, entry] for name in names}
+            got = {name: len(job.got[name]) for name in names}
+            results = job.order(kind, entry, numbers, at=job.now + seconds * SECOND if kind == RESCHEDULE else None)
+            for name, result in zip(names, results, strict=True):
+                is_ended = (name, entry) in ended
+                is_refused = is_ended or (kind == RESCHEDULE and (name, entry) in asleep)
+                assert (result == Result.APPLIED) is not is_refused, (kind, name, result)
+                if is_ended:
+                    continue
+                if kind == CANCEL:
+                    ended.add((name, entry))
+                    assert all(of != entry for of, *_ in job.got[name][got[name] :])
+                elif kind == SKIP_NEXT:
+                    expected[name].setdefault(entry, set()).add(before[name])
+                    next_of[name, entry] = before[name] + 1
+        for (name, of), had in asleep.items():
+            assert job.numbers(name, of) == had
+    for name, entry in asleep.keys() - ended:
+        assert job.order(RESUME_SCHEDULE, entry, ("ab".index(name),)) == [Result.APPLIED]
+    if paused:
+        job.pause(sum(1 << "ab".index(name) for name in paused), False)
+    job.step(later=100 * SECOND)
+    job.run(30)
+    for name in ("a", "b"):
+        for entry in starts:
+            skipped = expected[name].get(entry, set())
+            numbers_got = job.numbers(name, entry)
+            assert numbers_got == sorted(set(range(1, max([0, *(n for n in numbers_got if n)]) + 1)) - skipped)
+            due = sorted(time for of, _, time in job.got[name] if of == entry)
+            if (name, entry) not in ended:
+                assert due
+                assert job.now - due[-1] <= 7 * SECOND + 40 * SECOND

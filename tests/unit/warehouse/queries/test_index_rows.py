@@ -1,0 +1,132 @@
+"""What a command names is found in the tables, whatever time it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.messages import TOPIC, batches, command, commands, messages
+from tracker.entry_log import entries_of
+from tracker.keys.cold_keys import GROUP_MILLIS
+from tracker.messages import concat
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import _covering, find_keyed_messages, find_known_messages, to_index
+
+NOW = 1_800_000_000_000
+DAY = 86_400_000
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    tables = Tables(str(tmp_path))
+    tables.create()
+    alone = messages([(1, entry, NOW + entry * DAY) for entry in range(10)])
+    batch = batches([(2, 0, 0, 3, NOW), (2, 0, 1, 3, NOW + 5 * DAY), (2, 0, 2, 3, NOW + DAY)])
+    gone = messages([(3, 0, NOW)])
+    for number, rows in enumerate((alone, batch), 1):
+        tables.append("delayed_index", to_index(rows, number), {"test": number})
+    for number, rows in enumerate((alone, batch, gone), 1):
+        tables.append("entries", entries_of(rows), {"test": number})
+    return tables
+
+
+def found(tables: Tables, *asked: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
+    """The positions and times for skips of (ledger_id, entry_id, deliver_at)."""
+    rows = commands(command(f"{i}", ledger, entry) | {"deliver_at": at} for i, (ledger, entry, at) in enumerate(asked))
+    versions = [tables.version(name) for name in ("delayed_index", "entries")]
+    names = ("ledger_id", "entry_id", "batch_index", "deliver_at")
+    return sorted(tuple(row[name] for name in names) for row in find_known_messages(tables, versions, rows).to_pylist())
+
+
+@pytest.mark.parametrize("at", [0, NOW + 3 * DAY, NOW + 3 * DAY + 1, 1])
+def test_a_message_is_found_by_any_time(tables: Tables, at: int) -> None:
+    assert found(tables, (1, 3, at)) == [(1, 3, -1, NOW + 3 * DAY)]
+
+
+@pytest.mark.parametrize("at", [0, NOW, NOW + DAY, 1])
+def test_an_entry_is_found_whole(tables: Tables, at: int) -> None:
+    assert found(tables, (2, 0, at)) == [(2, 0, 0, NOW), (2, 0, 1, NOW + 5 * DAY), (2, 0, 2, NOW + DAY)]
+
+
+def test_many_are_found_together_those_that_are_in_no_bucket_too(tables: Tables) -> None:
+    asked = [(1, entry, NOW + entry * DAY) for entry in range(12)]
+    assert found(tables, *asked, (3, 0, NOW), (2, 0, NOW), (4, 0, 0)) == [
+        *[(1, entry, -1, NOW + entry * DAY) for entry in range(10)],
+        *[(2, 0, 0, NOW), (2, 0, 1, NOW + 5 * DAY), (2, 0, 2, NOW + DAY)],
+        (3, 0, -1, 0),
+    ]
+
+
+def test_a_message_that_is_named_by_its_id_alone_is_looked_for_at_its_time(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path), segment_rows=10)
+    tables.create()
+    alone = messages([(1, entry, NOW + (entry * 7_919 % 1_000) * DAY) for entry in range(1_000)])
+    batch = batches([(1, 1_000, index, 3, NOW + index * 300 * DAY) for index in range(3)])
+    rows = concat([alone, batch]).sort_by("deliver_at")
+    for start in range(0, rows.num_rows, 100):
+        tables.append("delayed_index", to_index(rows.slice(start, 100), 1), {})
+    tables.append("entries", entries_of(concat([alone, batch])), {})
+    # Any of the files may have any entry, by their statistics, but only one has what is due at that time.
+    index = DeltaTable(tables.path("delayed_index"))
+    files = pa.table(index.get_add_actions(flatten=True)).to_pylist()
+    due = {3: [NOW + 757 * DAY], 1_000: [NOW + n * 300 * DAY for n in range(3)]}
+    for entry, times in due.items():
+        for file in files:
+            if not any(
+                file["min.deliver_at"] <= time <= file["max.deliver_at"] for time in range(times[0], times[-1] + 1, DAY)
+            ):
+                (Path(tables.path("delayed_index")) / file["path"]).rename(tmp_path / file["path"])
+        expected = [(1, entry, -1 if len(times) == 1 else i, time) for i, time in enumerate(times)]
+        assert found(tables, (1, entry, 0)) == expected
+        for file in tmp_path.glob("*.parquet"):
+            file.rename(Path(tables.path("delayed_index")) / file.name)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 9)), max_size=99))
+def test_ranges_cover_all_spans_and_leave_the_widest_gaps_out(spans: list[tuple[int, int]]) -> None:
+    first = np.array([start for start, _ in spans], np.int64)
+    last = first + np.array([length for _, length in spans], np.int64)
+    ranges = _covering(first, last)
+    assert len(ranges) <= 50
+    assert all(any(a <= f and u <= b for a, b in ranges) for f, u in zip(first.tolist(), last.tolist(), strict=True))
+    covered = {time for f, u in zip(first.tolist(), last.tolist(), strict=True) for time in range(f, u + 1)}
+    if len(ranges) < 50:
+        assert covered == {time for a, b in ranges for time in range(a, b + 1)}
+
+
+def test_nothing_is_looked_for_where_nothing_is_named(tables: Tables) -> None:
+    assert found(tables) == []
+
+
+def test_messages_of_schedule_keys_are_found_by_when_they_are_due_in_the_version_that_is_asked_for(
+    tables: Tables,
+) -> None:
+    many = list(range(0, 240, 2))  # more groups than the conditions of a query
+    names = ["it's", "other", *(f"k{group}" for group in many)]
+    due = [group * GROUP_MILLIS for group in [4, 4, *many]]
+    rows = concat(
+        batches([(9, i, -1, 1, at)], schedule_key=name, key_since=7)
+        for i, (name, at) in enumerate(zip(names, due, strict=True))
+    )
+    moved = batches([(9, 0, -1, 1, 4 * GROUP_MILLIS)], schedule_key="it's", sequence=5, subscription="a")
+    tables.append("delayed_index", to_index(concat([rows, moved]), 3), {"test": 3})
+    version = tables.version("delayed_index")
+    later = batches([(9, 1_000, -1, 1, 4 * GROUP_MILLIS)], schedule_key="it's")
+    tables.append("delayed_index", to_index(later, 4), {"test": 4})
+
+    def entries(names: list[str], groups: list[int], at: int = version) -> list[int]:
+        rows = find_keyed_messages(tables, at, [(TOPIC, name) for name in names], groups)
+        assert set(rows["key_since"].to_pylist()) <= {7, None}
+        return sorted(rows["entry_id"].to_pylist())
+
+    assert entries(["it's"], [4]) == [0]
+    assert entries(["it's"], [4], version + 1) == [0, 1_000]
+    assert entries(["it's"], [3]) == entries(["it's"], [5]) == entries(["nobody's"], [4]) == []
+    assert entries([f"k{group}" for group in many], many) == list(range(2, 2 + len(many)))
+    assert not find_keyed_messages(tables, version, [("another topic", "it's")], [4]).num_rows

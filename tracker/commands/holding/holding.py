@@ -1,0 +1,236 @@
+"""Messages that are held back: for subscriptions that are paused, unwritable or without a route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.holding.pace import PACE_MILLIS, Pace, step_of
+from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.message_state.remaining import Remaining
+from tracker.commands.moment import Moment
+from tracker.commands.operations import Operations
+from tracker.commands.schema import PauseChange
+from tracker.key_order import order_keys
+from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, int64, message_ids, typed
+from tracker.subscriptions import Subscriptions, by_topic
+
+# Messages that are moved together in one tick: so many have sequences of their own, and keep their order.
+_MAX_IN_ORDER = 1 << 19
+
+# Sequences of a tick that are not used for that, but left for commands and other moves.
+_LEFT_FOR_OTHERS = 1 << 17
+
+
+class Holding:
+    """Holds messages back for subscriptions that can't have them now, and releases them when they can.
+
+    A subscription can't when it is paused, its destination is unwritable, or its topic has no route. A message that
+    comes due for it meanwhile is moved to HELD_DELIVER_AT, and to now when that ends.
+
+    Args:
+        subscriptions: those of each source topic.
+        remaining: which subscriptions each message still goes to.
+        operations: to which moves are added.
+        remembered_millis: how long a move is remembered beyond the last time of its message, ms.
+        paused: by topic a mask of the subscriptions that are paused.
+        going_out: as the property of that name.
+
+    Attributes:
+        paused: as above.
+        unwritable: by topic a mask of the subscriptions whose destinations are unwritable; set for each tick.
+        pace: of what `release` moves; set by `begin`.
+        n_put_behind: how many messages this tick has moved behind what was held back.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        remaining: Remaining,
+        operations: Operations,
+        remembered_millis: int,
+        paused: dict[str, int],
+        going_out: Sequence[tuple[str, int, int]] = (),
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._remaining = remaining
+        self._operations = operations
+        self._remembered_millis = remembered_millis
+        self.paused = paused
+        self.unwritable: Mapping[str, int] = {}
+        self.pace: Pace = {}
+        self._until = {(topic, number): until for topic, number, until in going_out}
+        self._cutoff = 0
+        self.n_put_behind = 0
+
+    @property
+    def going_out(self) -> list[tuple[str, int, int]]:
+        """Subscriptions in order for which more was held back than goes out together.
+
+        Each as topic, number, and the time by which all of it has gone out, ms since the epoch.
+        """
+        return [(*target, until) for target, until in self._until.items()]
+
+    def begin(self, pace: Pace, now: int, last_cutoff: int, cutoff: int) -> None:
+        """Begins a tick.
+
+        Args:
+            pace: at which `release` has rows go out.
+            now: ms since the epoch.
+            last_cutoff: of the tick before, ms since the epoch.
+            cutoff: of the tick, ms since the epoch.
+        """
+        self.pace, self._cutoff = pace, cutoff
+        for topic, names in pace.items():
+            in_order = self._subscriptions.in_order.get(topic, 0)
+            for number, name in enumerate(self._subscriptions.names.get(topic, ())):
+                if name in names and in_order >> number & 1:
+                    end = now + len(names[name]) * PACE_MILLIS
+                    self._until[topic, number] = max(end, self._until.get((topic, number), 0))
+        self._until = {target: until for target, until in self._until.items() if until > last_cutoff}
+
+    def pause(self, changes: Iterable[PauseChange]) -> None:
+        """Pauses and resumes subscriptions."""
+        for change in changes:
+            paused = self.paused.get(change.topic, 0)
+            bits = change.subscriptions
+            self.paused[change.topic] = paused | bits if change.is_paused else paused & ~bits
+        self.paused = {topic: bits for topic, bits in self.paused.items() if bits}
+
+    def held_back(self, topic: str) -> int:
+        """Returns a mask of the subscriptions of a topic that can't have its messages now; -1: all of them."""
+        if topic in self._subscriptions.without_route:
+            return -1
+        return self.paused.get(topic, 0) | self.unwritable.get(topic, 0)
+
+    def hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
+        """Moves due rows to HELD_DELIVER_AT for the subscriptions that can't have them now.
+
+        Args:
+            rows: as MESSAGES.
+            masks: int64, (rows,): the subscriptions that each row goes to, as bits.
+            moment: of this tick.
+
+        Returns:
+            `masks` without the bits of the subscriptions for which rows are held back.
+        """
+        masks = self._put_behind(rows, masks, moment)
+        if not (self.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
+            return masks
+        held_back = masks & by_topic(rows, self.held_back)
+        for subscription in range(int(held_back.max(initial=0)).bit_length()):
+            held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
+            was_due = pc.coalesce(held["was_due"], held["shaped_from"], held["deliver_at"]).to_numpy()
+            times = np.full(held.num_rows, HELD_DELIVER_AT)
+            self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
+        return masks & ~held_back
+
+    def _put_behind(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
+        """Moves due rows with a key to when what was held back has gone out, for subscriptions that get it in order.
+
+        Returns:
+            `masks` without the bits of the subscriptions for which rows are moved.
+        """
+        for (topic, number), until in self._until.items():
+            until = max(until, self._cutoff + 1)  # this tick hands out all of what goes out by its cutoff
+            is_before = pc.and_(pc.equal(rows["topic"], topic), pc.less(rows["deliver_at"], until))
+            # What was held back itself keeps its pace.
+            is_before = pc.and_(is_before, pc.and_(pc.is_null(rows["was_due"]), pc.is_valid(order_keys(rows))))
+            chosen = np.flatnonzero(is_before.to_numpy() & (masks >> number & 1 > 0))
+            if len(chosen):
+                moved = rows.take(pa.array(chosen))
+                was_due = pc.coalesce(moved["shaped_from"], moved["deliver_at"]).to_numpy()
+                times = np.full(len(chosen), until)
+                self._operations.move(moved, number, times, self._in_order(times, moment), was_due)
+                self.n_put_behind += len(chosen)
+                masks = masks.copy()
+                masks[chosen] &= ~(1 << number)
+        return masks
+
+    def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
+        """Gives messages of a release that have not arrived another row each, at the time they had, to be sealed.
+
+        A row that came in shortly before its time is in no bucket, and its entry may be durable now: with these rows in
+        the delayed index a rebuild knows which messages are missing.
+
+        Args:
+            rows: as MESSAGES, and `subscription_mask`, int64: the subscriptions they have not arrived at, as bits.
+            moment: of this tick.
+
+        Returns:
+            the rows, as MESSAGES, one a message and subscription.
+        """
+        if has_occurrences(rows):
+            # Which occurrences have not arrived, a rebuild sees by their numbers.
+            rows = rows.filter(pc.is_null(rows["occurrence"]))
+        masks = int64(rows, "subscription_mask")
+        moved: list[pa.Table] = []
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            chosen = typed(rows.take(pa.array(np.flatnonzero(masks >> subscription & 1))), MESSAGES)
+            if chosen.num_rows:
+                times, sequence = int64(chosen, "deliver_at"), self._operations.next_sequence(moment)
+                moved.append(self._operations.moved(chosen, subscription, times, sequence))
+        return concat(moved)
+
+    def release(self, rows: pa.Table, moment: Moment) -> None:
+        """Moves messages that were held back to now, for the subscriptions that are not held back any more.
+
+        Many of them go at the `pace`, in the order in which they were due.
+
+        Args:
+            rows: as MESSAGES, this shard's rows at HELD_DELIVER_AT; those that a later move has replaced are ignored.
+            moment: of this tick.
+        """
+        if not rows.num_rows:
+            return
+        masks = (
+            self._remaining.addressed_to(rows)
+            & by_topic(rows, self._subscriptions.wanted)
+            & ~by_topic(rows, self.held_back)
+        )
+        sequences = int64(rows, "sequence")
+        for subscription in range(int(masks.max(initial=0)).bit_length()):
+            last, _, until = self._remaining.moved.find(subscription, *message_ids(rows))
+            # What was cancelled, too: it may be restored.
+            released = np.flatnonzero((masks >> subscription & 1 > 0) & (last == sequences))
+            if len(released):
+                _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
+                released = released[np.sort(first)]
+                chosen, known = rows.take(pa.array(released)), rows["was_due"].fill_null(0).to_numpy()[released]
+                # A row of an earlier version does not tell when it was due: by the last cutoff it was.
+                latest = max(moment.released, moment.highest_cutoff)
+                due = np.where(known > 0, known, np.minimum(until[released] - self._remembered_millis, latest))
+                order = np.lexsort([*message_ids(chosen)[::-1], sequences[released], due, known])
+                chosen, due = chosen.take(pa.array(order)), due[order]
+                times = np.maximum(moment.now + self._after(chosen, subscription, known[order]), due)
+                self._operations.move(chosen, subscription, times, self._in_order(due, moment), due)
+                self._remaining.unwanted_moves += len(due)  # the rows that were held back
+
+    def _after(self, rows: pa.Table, subscription: int, due: Int64Array) -> Int64Array:
+        """Returns the delay of each row from now: the number of its pace step times PACE_MILLIS.
+
+        Args:
+            rows: as MESSAGES.
+            subscription: its number.
+            due: int64, (rows,), ascending: when they were due, ms since the epoch; 0 where it is not known.
+
+        Returns:
+            int64, (rows,), ms.
+        """
+        after = np.zeros(len(due), np.int64)
+        for topic in pc.unique(rows["topic"]).to_pylist() if self.pace else ():
+            if steps := self.pace.get(topic, {}).get(self._subscriptions.names[topic][subscription]):
+                of_topic = np.flatnonzero(pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False))
+                after[of_topic] = step_of(due[of_topic], steps) * PACE_MILLIS
+        return after
+
+    def _in_order(self, rows: Int64Array, moment: Moment) -> Int64Array:
+        """Returns rising sequences, (rows,), for rows that are moved together, so that they keep their order.
+
+        Of very many rows the last ones share a sequence, so that some are left for others in this tick.
+        """
+        most = min(_MAX_IN_ORDER, max(0, self._operations.room(moment) - _LEFT_FOR_OTHERS))
+        return self._operations.next_sequences(moment, np.minimum(np.arange(len(rows)), most))

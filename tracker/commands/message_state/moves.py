@@ -1,0 +1,162 @@
+"""Moves: messages that got another time, because a command rescheduled them or because they are held back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.buckets.index_bits import by_ledger
+from tracker.commands.message_state.cancelled import codes, subscriptions_of
+from tracker.commands.message_state.moved_table import (
+    ATTEMPT_BIT,
+    CODE,
+    SEQUENCE,
+    TIME,
+    TIME_MASK,
+    UNTIL,
+    MovedTable,
+    unless_held,
+)
+from tracker.messages import BoolArray, Int64Array, int64, where
+from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.store import Store
+
+# The time of a message that is held back, ms since the epoch: beyond any that a message can come with.
+HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
+
+# The time of the next occurrence of a recurring message that is paused, ms since the epoch.
+PAUSED_DELIVER_AT = HELD_DELIVER_AT + 1
+
+_DIRECTORY = "moved_ledgers"
+
+
+def held(rows: pa.Table) -> pa.Table:
+    """Filters MESSAGES: the rows that are held back, not those of schedules that are paused."""
+    return where(rows, int64(rows, "deliver_at") == HELD_DELIVER_AT) if rows.num_rows else rows
+
+
+class Moved:
+    """The last move of each message, for each subscription: its sequence, and the time of the message's new row.
+
+    A message that was moved has several rows in the tracker: the one it came with, and one for each move and
+    subscription. Only that of its last move is delivered. A ledger's moves are dropped when the last of these rows is
+    past.
+
+    Args:
+        store: where the moves are kept, a `MovedTable` for each ledger and subscription.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tables: dict[tuple[int, int], MovedTable] = {}
+        data = store.get(_DIRECTORY, (0, 0)) or b""
+        self._saved = data
+        # By ledger: the subscriptions as bits, and when the last of its rows is past, ms since the epoch.
+        self._ledgers: dict[int, list[int]] = {
+            row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 3).tolist()
+        }
+
+    def __bool__(self) -> bool:
+        """Whether anything has been moved."""
+        return bool(self._ledgers)
+
+    def find(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns the last moves of messages for a subscription.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+
+        Returns:
+            three arrays, int64, (n,): the move's sequence, the time to which the message was moved, and the time at
+            which its earlier rows are past, both ms since the epoch; 0 where there is no move.
+        """
+        sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
+        if self._ledgers:
+            for ledger, rows in by_ledger(ledger_ids):
+                entry = self._ledgers.get(ledger)
+                if entry is None or not entry[0] >> subscription & 1:
+                    continue
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                table = self._table(ledger, subscription).near(wanted)
+                at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
+                is_there = table[at, CODE] == wanted
+                sequences[rows] = np.where(is_there, table[at, SEQUENCE], 0)
+                times[rows] = np.where(is_there, table[at, TIME] & TIME_MASK, 0)
+                until[rows] = np.where(is_there, table[at, UNTIL], 0)
+        return sequences, times, until
+
+    def are_retries(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> BoolArray:
+        """Tells which messages have a last move for a subscription that is of a retry; arguments as of `find`.
+
+        Returns:
+            bool, (n,).
+        """
+        are_retries = np.zeros(len(ledger_ids), np.bool_)
+        for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
+            entry = self._ledgers.get(ledger)
+            if entry is not None and entry[0] >> subscription & 1:
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                table = self._table(ledger, subscription).near(wanted)
+                are_retries[rows] = np.isin(wanted, table[table[:, TIME] > TIME_MASK, CODE])
+        return are_retries
+
+    def put(
+        self,
+        subscription: int,
+        ledger_ids: Int64Array,
+        entry_ids: Int64Array,
+        batch_indexes: Int64Array,
+        sequences: Int64Array,
+        times: Int64Array,
+        until: Int64Array,
+        attempts: Int64Array,
+    ) -> None:
+        """Adds moves of distinct messages for a subscription.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            sequences: int64, (n,), of the moves.
+            times: int64, (n,), ms since the epoch: to which the messages are moved.
+            until: int64, (n,), ms since the epoch: when the rows that the messages had before are past.
+            attempts: int64, (n,): the number of each new row's retry; 0: it is none.
+        """
+        for ledger, rows in by_ledger(ledger_ids):
+            of = codes(entry_ids[rows], batch_indexes[rows])
+            stored_times = times[rows] | attempts[rows] << ATTEMPT_BIT
+            new = np.stack([of, sequences[rows], stored_times, unless_held(until[rows])], axis=1)
+            self._table(ledger, subscription).put(new[np.argsort(of)])
+            self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Drops the ledgers whose rows are all past at the cutoff, ms since the epoch."""
+        self.save()
+        for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
+            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
+                self._table(ledger, subscription).remove()
+                del self._tables[ledger, subscription]
+
+    def save(self) -> None:
+        """Writes what is not in the store yet."""
+        for ledger in {ledger for (ledger, _), table in self._tables.items() if table.save()}:
+            entry = self._ledgers[ledger]
+            entry[1] = max(self._table(ledger, s).last for s in subscriptions_of(entry[0]))
+        data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()
+        if data != self._saved:
+            self._store.put(_DIRECTORY, (0, 0), data)
+            self._saved = data
+
+    def _table(self, ledger: int, subscription: int) -> MovedTable:
+        key = ledger, subscription
+        if key not in self._tables:
+            self._tables[key] = MovedTable(self._store, ledger, subscription)
+        return self._tables[key]

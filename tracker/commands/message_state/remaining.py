@@ -1,0 +1,191 @@
+"""The subscriptions that messages still go to, after cancels, skips and moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.message_state.cancelled import CancelledMessages, Compression
+from tracker.commands.message_state.moves import Moved
+from tracker.commands.message_state.rebuilt import Rebuilt, add_positions
+from tracker.messages import BoolArray, Int64Array, attempts_of, int64, message_ids, subscription_numbers, where
+from tracker.store import Store
+from tracker.subscriptions import Subscriptions, by_topic
+
+
+class Remaining:
+    """Tells which subscriptions each message still goes to, after commands, and counts the rows that go to none.
+
+    Args:
+        store: where the state is kept.
+        subscriptions: those of each source topic.
+        compression: of the bitmaps of cancelled messages.
+        unwanted_moves: the first of `counts`, as it was when the store was saved.
+        unwanted: the second.
+        numbers: the third.
+
+    Attributes:
+        cancelled: the messages that are cancelled or skipped.
+        delivered: messages that were delivered before a rebuild: they are not to come again, and no command changes
+            them any more.
+        moved: the last move of each message.
+        unwanted_moves: how many rows that messages were moved to wait although they go to no subscription any more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        subscriptions: Subscriptions,
+        compression: Compression | None,
+        unwanted_moves: int,
+        unwanted: dict[str, int],
+        numbers: dict[str, int],
+    ) -> None:
+        self._subscriptions = subscriptions
+        self.cancelled = CancelledMessages(store, compression)
+        self.delivered = CancelledMessages(store, compression, "delivered")
+        self.moved = Moved(store)
+        self.unwanted_moves = unwanted_moves
+        # By topic, how many original rows no subscription wants; adding a subscription sets it back.
+        self._unwanted = unwanted
+        # By topic how many numbers are in use: where there are more than before, a subscription was added.
+        self._numbers = numbers
+        for topic, names in subscriptions.names.items():
+            if len(names) > numbers.get(topic, len(names)):
+                unwanted.pop(topic, None)
+            numbers[topic] = len(names)
+
+    @property
+    def counts(self) -> tuple[int, dict[str, int], dict[str, int]]:
+        """The counts that the caller saves: `unwanted_moves`; by topic the same of other rows, and the numbers used."""
+        return self.unwanted_moves, self._unwanted, self._numbers
+
+    @property
+    def has_exceptions(self) -> bool:
+        """Whether any message has been cancelled, skipped, moved, or was delivered before a rebuild."""
+        return bool(self.cancelled) or bool(self.moved) or bool(self.delivered)
+
+    @property
+    def unwanted(self) -> int:
+        """The number of rows that wait although they go to no subscription any more."""
+        return self.unwanted_moves + sum(self._unwanted.values())
+
+    def subscription_mask(self, rows: pa.Table) -> Int64Array:
+        """Returns the subscriptions that rows go to; none where the row's message has been moved to another row.
+
+        Args:
+            rows: as MESSAGES, or only topic, ledger_id, entry_id and batch_index.
+
+        Returns:
+            masks, int64, (rows,): bit i is the topic's subscription of number i.
+        """
+        return self.without_removed(rows, self.mask_with_removed(rows))
+
+    def without_removed(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
+        """Returns the masks of rows without the subscriptions that are not in the settings any more."""
+        return masks & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else masks
+
+    def mask_with_removed(self, rows: pa.Table) -> Int64Array:
+        """Returns the subscriptions that rows go to, as `subscription_mask`, but also removed ones."""
+        masks = by_topic(rows, self._subscriptions.known)
+        if "sequence" in rows.column_names and rows["subscription"].null_count < rows.num_rows:
+            masks &= self.addressed_to(rows)
+        # After a rebuild, messages without a move may have rows of later occurrences: these do not count.
+        are_moved = "sequence" in rows.column_names and rows["sequence"].null_count < rows.num_rows
+        if not (self.has_exceptions or are_moved) or not rows.num_rows:
+            return masks
+        position = message_ids(rows)
+        sequence = np.zeros(rows.num_rows, np.int64)
+        if are_moved:
+            sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
+        for subscription in range(int(masks.max()).bit_length()):
+            is_left = self.cancelled.contains(subscription, *position)
+            is_left |= self.moved.find(subscription, *position)[0] != sequence
+            is_left |= self.delivered.contains(subscription, *position)
+            masks[is_left] &= ~(1 << subscription)
+        return masks
+
+    def are_done(self, messages: pa.Table) -> BoolArray:
+        """Tells which new messages are done with: each subscription has had them, or has another row of them.
+
+        Such messages come again after a rebuild. One that is only cancelled is not done with: it may be restored.
+
+        Args:
+            messages: as MESSAGES, with the rows that they came with.
+
+        Returns:
+            bool, (messages,).
+        """
+        left = by_topic(messages, self._subscriptions.wanted)
+        if self.delivered or self.moved:
+            position = message_ids(messages)
+            for subscription in range(int(left.max(initial=0)).bit_length()):
+                is_done = self.delivered.contains(subscription, *position)
+                is_done |= self.moved.find(subscription, *position)[0] > 0
+                left[is_done] &= ~(1 << subscription)
+        return np.asarray(left == 0, np.bool_)
+
+    def addressed_to(self, rows: pa.Table) -> Int64Array:
+        """Returns a mask of the subscriptions that each row is for, int64, (rows,): all, or the one that it names.
+
+        A row that names a subscription which its topic does not have is for none.
+        """
+        if rows["subscription"].null_count == rows.num_rows:
+            return np.full(rows.num_rows, -1, dtype=np.int64)
+        numbers = subscription_numbers(rows, self._subscriptions.names)
+        masks = np.where(numbers < 0, 0, 1 << np.maximum(numbers, 0))
+        masks[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
+        return masks
+
+    def moved_to(self, known: pa.Table) -> set[int]:
+        """Returns the times that messages have been moved to, ms since the epoch, for any subscription.
+
+        Args:
+            known: as KNOWN. For those that have not been moved 0 is among the times.
+        """
+        times: set[int] = set()
+        for subscription in range(self._subscriptions.most if self.moved else 0):
+            times.update(self.moved.find(subscription, *message_ids(known))[1].tolist())
+        return times
+
+    def count_unwanted(self, rows: pa.Table, sign: int) -> None:
+        """Counts rows that wait and go to no subscription.
+
+        Args:
+            rows: as MESSAGES or KNOWN.
+            sign: 1: they are unwanted from now on; -1: they are gone, or go to a subscription again.
+        """
+        if not rows.num_rows:
+            return
+        if "sequence" in rows.column_names:
+            self.unwanted_moves += sign * (rows.num_rows - rows["sequence"].null_count)
+            rows = rows.filter(pc.is_null(rows["sequence"]))
+        counts = rows.group_by("topic").aggregate([([], "count_all")])
+        for topic, n in zip(counts["topic"].to_pylist(), counts["count_all"].to_pylist(), strict=True):
+            self._unwanted[topic] = self._unwanted.get(topic, 0) + sign * n
+
+    def rebuild(self, rebuilt: Rebuilt) -> None:
+        """Takes over a rebuilt state."""
+        for messages, rows in ((self.cancelled, rebuilt.cancelled), (self.delivered, rebuilt.delivered)):
+            add_positions(messages, rows)
+            messages.save()
+        subscriptions = int64(rebuilt.moved, "subscription")
+        for subscription in np.unique(subscriptions).tolist():
+            moved = where(rebuilt.moved, subscriptions == subscription)
+            sequences, times = int64(moved, "sequence"), int64(moved, "deliver_at")
+            until = int64(moved, "until")
+            self.moved.put(subscription, *message_ids(moved), sequences, times, until, attempts_of(moved))
+        self.unwanted_moves = rebuilt.unwanted
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Forgets messages cancelled, delivered or moved whose time is past at the cutoff, ms since the epoch."""
+        self.cancelled.drop_expired(cutoff)
+        self.delivered.drop_expired(cutoff)
+        self.moved.drop_expired(cutoff)
+
+    def save(self) -> None:
+        """Writes what is not in the store yet, except `counts`, which the caller saves."""
+        self.cancelled.save()
+        self.delivered.save()
+        self.moved.save()

@@ -1,0 +1,122 @@
+"""Commands that are sent before their message comes in, as a cancel in advance of PIP-423."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.commands.match import each_subscription
+from tracker.commands.moment import Moment
+from tracker.commands.operations import Operations
+from tracker.commands.outcome_rows import answer
+from tracker.commands.requests.waiting import WaitingCommands
+from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP
+from tracker.messages import BoolArray, int64, where, with_columns
+from tracker.subscriptions import Subscriptions, by_topic
+from tracker.wire.delaylake_pb2 import Result
+
+
+class InAdvance:
+    """Decides which commands wait for their message, for how long, and what they are answered.
+
+    Args:
+        waiting: keeps those that wait.
+        subscriptions: those of each source topic.
+        operations: to which the cancels are added that wait.
+        is_home: tells which commands this shard answers if it does not know their message: bool, (rows,).
+        remembered_millis: how long a cancel waits beyond the time that it names, ms.
+    """
+
+    def __init__(
+        self,
+        waiting: WaitingCommands,
+        subscriptions: Subscriptions,
+        operations: Operations,
+        is_home: Callable[[pa.Table], BoolArray],
+        remembered_millis: int,
+    ) -> None:
+        self._waiting = waiting
+        self._subscriptions = subscriptions
+        self._operations = operations
+        self._is_home = is_home
+        self._remembered_millis = remembered_millis
+
+    def wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
+        """Answers commands for messages that are not known, and keeps those whose message may still come.
+
+        Args:
+            commands: as COMMAND_ROWS, at least one.
+            moment: of this tick.
+
+        Returns:
+            tables as OUTCOME_ROWS.
+        """
+        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
+        has_all_come = (moment.ingested_through >= moment.tick) & ~self._is_without_route(commands)
+        is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
+        is_nowhere = ~is_cancel & has_all_come
+        waiting = where(commands, ~is_past & ~is_nowhere)
+        self._waiting.add(waiting, moment.tick)
+        # Of a command that is for another shard's message, too, its entry's home tells what becomes of it.
+        is_home = self._is_home(commands)
+        commands, is_past, is_nowhere = where(commands, is_home), is_past[is_home], is_nowhere[is_home]
+        waiting = where(waiting, self._is_home(waiting))
+        outcomes = [
+            answer(
+                self._subscriptions,
+                where(commands, is_past),
+                Result.TOO_LATE,
+                "no such message is known, and its time is past",
+            ),
+            answer(self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
+            self._let_wait(waiting, moment),
+        ]
+        # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
+        taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
+        index, names = each_subscription(taking, self._subscriptions.names)
+        due = np.maximum(int64(taking, "deliver_at") - self._remembered_millis, moment.now)[index]
+        rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+        self._operations.add("CANCEL", rows, self._operations.next_sequence(moment), due)
+        return outcomes
+
+    def expire(self, moment: Moment) -> pa.Table:
+        """Ends waiting commands whose message can no longer come; returns their OUTCOME_ROWS."""
+
+        def is_expired(rows: pa.Table) -> BoolArray:
+            is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
+            is_past = int64(rows, "deliver_at") + self._remembered_millis <= moment.released
+            return (
+                (int64(rows, "tick") <= moment.ingested_through)
+                & (~is_cancel | is_past)
+                & ~self._is_without_route(rows)
+            )
+
+        expired = self._waiting.take_where(is_expired)
+        expired = where(expired, self._is_home(expired))
+        return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
+
+    def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
+        """Answers commands that wait, with what a rebuild needs: the order in which they came, and their times.
+
+        The rows of one command have one sequence.
+        """
+        answers = answer(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
+        if not answers.num_rows:
+            return answers
+        ids = answers["request_id"]
+        is_next = np.append(False, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
+        sequences = self._operations.next_sequences(moment, np.cumsum(is_next))
+        index, _ = each_subscription(commands, self._subscriptions.names)
+        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
+        times = pc.if_else(has_time, commands["deliver_at"], None)
+        # Of a retry, which has a time only after a rebuild, how long it is to wait counts from now on.
+        after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)
+        times = pc.if_else(after, pc.add(moment.now, commands["after_millis"]), times).take(pa.array(index))
+        return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
+
+    def _is_without_route(self, rows: pa.Table) -> BoolArray:
+        """Tells which commands are for topics without a route: these are not read, so their message may still come."""
+        return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0

@@ -1,0 +1,77 @@
+"""The properties of a message that has a schedule key, and what makes them wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from tracker.properties.schedule import BadScheduleError, duration
+
+SCHEDULE_KEY = "scheduleKey"
+SCHEDULE_MODE = "scheduleMode"
+DEBOUNCE_MAX = "debounceMax"
+
+MAX_KEY_BYTES = 512
+
+
+class Mode(StrEnum):
+    """What a message does to the one of its key that waits."""
+
+    REPLACE = "replace"  # takes its place
+    KEEP = "keep"  # yields to it
+    DEBOUNCE = "debounce"  # takes its place, but is due at the latest `debounceMax` after the first one was published
+
+
+class KeyRule(NamedTuple):
+    """How a message with a schedule key gets on with others of the key."""
+
+    mode: Mode
+    debounce_max_millis: int | None  # None: no limit
+
+
+def schedule_key(properties: Mapping[str, str]) -> str | None:
+    """Returns the schedule key of a message; None: it has none.
+
+    Raises:
+        BadScheduleError: the key is empty or too long, or one of the properties that go with it can't be read.
+    """
+    key = properties.get(SCHEDULE_KEY)
+    if key is None:
+        return None
+    check_key(key)
+    key_rule(properties)
+    return key
+
+
+def check_key(key: str) -> None:
+    """Checks that a text can be a schedule key.
+
+    Raises:
+        BadScheduleError: it is empty or too long.
+    """
+    if not key:
+        raise BadScheduleError(f"{SCHEDULE_KEY} is empty")
+    if len(key) > MAX_KEY_BYTES or len(key.encode()) > MAX_KEY_BYTES:
+        raise BadScheduleError(f"{SCHEDULE_KEY} has more than {MAX_KEY_BYTES} bytes")
+
+
+def key_rule(properties: Mapping[str, str]) -> KeyRule:
+    """Reads how a message with a schedule key gets on with others of the key.
+
+    Raises:
+        BadScheduleError: a property can't be read.
+    """
+    mode = properties.get(SCHEDULE_MODE, Mode.REPLACE)
+    if mode not in list(Mode):
+        raise BadScheduleError(f"{SCHEDULE_MODE} is none of {', '.join(Mode)}: {mode[:40]!r}")
+    longest = properties.get(DEBOUNCE_MAX)
+    return KeyRule(Mode(mode), None if longest is None else duration(DEBOUNCE_MAX, longest))
+
+
+def key_hash(topic: str, key: str) -> tuple[int, int]:
+    """Returns a hash of 128 bits of a topic's schedule key, as two numbers of 64 bits, signed."""
+    # Topics are names without a NUL.
+    digest = hashlib.blake2b(f"{topic}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)

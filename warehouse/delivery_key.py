@@ -1,0 +1,72 @@
+"""What tells two deliveries to a subscription apart: the message, of a retry its number, and which occurrence it is.
+
+A message has one position. Its retries, and the occurrences of a recurring one, are deliveries of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.messages import Int64Array, attempts_of, message_ids
+from tracker.properties.delivered import ATTEMPT, MESSAGE_ID, OCCURRENCE
+
+# The properties of a message at its destination that say it, and the columns of `deliveries` for them.
+PROPERTIES = (MESSAGE_ID, ATTEMPT, OCCURRENCE)
+COLUMNS = ("position", "attempt", "occurrence")
+
+# A delivery's values of PROPERTIES, empty where it lacks one.
+Key = tuple[str, str, str]
+
+_BATCH_BITS = 20  # a batch index is below 2^20
+
+
+def key_of(properties: Mapping[str, str]) -> Key:
+    """Returns the key of a message at a destination, by its properties."""
+    return properties.get(MESSAGE_ID, ""), properties.get(ATTEMPT, ""), properties.get(OCCURRENCE, "")
+
+
+def key_of_row(columns: Mapping[str, Sequence[Any]], row: int, is_rejected: bool) -> Key:
+    """Returns the key that a row of MESSAGES has when it is sent.
+
+    Args:
+        columns: of MESSAGES, by name.
+        row: its index.
+        is_rejected: it goes to a rejects topic, where messages have neither an attempt nor an occurrence.
+    """
+    attempt, occurrence = (None if is_rejected else columns[name][row] for name in ("attempt", "occurrence"))
+    return (
+        position_of(columns, row),
+        "" if attempt is None else str(attempt),
+        "" if occurrence is None else str(occurrence),
+    )
+
+
+def position_of(columns: Mapping[str, Sequence[Any]], row: int) -> str:
+    """Returns the position of a row of MESSAGES as text: ledger:entry:partition:batchIndex."""
+    return ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
+
+
+def attempt_sql(table: str = "") -> str:
+    """Returns the SQL expression of a row's attempt, 0 where it is no retry.
+
+    Args:
+        table: the alias of a table with a column `attempt`; empty: there is but one.
+    """
+    return f"coalesce({table}.attempt, 0)" if table else "coalesce(attempt, 0)"
+
+
+def attempt_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Returns ids of each row's message and attempt, for a set of them.
+
+    Args:
+        rows: with the columns ledger_id, entry_id and batch_index, and perhaps attempt.
+
+    Returns:
+        as `message_ids`, each int64, (rows,), with the attempt in the bits above the batch index.
+    """
+    ledgers, entries, indexes = message_ids(rows)
+    return ledgers, entries, np.maximum(indexes, 0) | attempts_of(rows) << _BATCH_BITS

@@ -1,0 +1,1 @@
+"""Delta tables, versions and commits, and who may commit."""

@@ -1,0 +1,120 @@
+"""Versions of the warehouse's tables, to query by SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.fs import DeltaStorageHandler
+
+from conf.settings import local_path
+from warehouse.schemas import SCHEMAS
+
+# What SQL calls the types of columns that tables have got later.
+_SQL = {pa.string(): "VARCHAR", pa.int64(): "BIGINT", pa.int32(): "INT", pa.bool_(): "BOOLEAN", pa.binary(): "BYTEA"}
+
+
+class Snapshot:
+    """One version of each of some tables, so that several queries see the same rows.
+
+    Args:
+        versions: for each table, opened in this order, the version to read; None: the newest.
+
+    Raises:
+        DeltaError: there is no such table, or no such version of it any more.
+    """
+
+    def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
+        self._tables = {
+            name: DeltaTable(f"{local_path(warehouse)}/{name}", version=version) for name, version in versions.items()
+        }
+        self._builder = query_builder(self._tables)
+        self._known_files: dict[str, pa.Table] = {}
+        self._folders: dict[str, pa.fs.PyFileSystem] = {}
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The versions that are read, by table."""
+        return {name: int(table.version()) for name, table in self._tables.items()}
+
+    def written_at(self, name: str) -> int:
+        """Returns when the version of a table was written, ms since the epoch."""
+        return int(self._tables[name].history(1)[0]["timestamp"])
+
+    def largest(self, name: str, column: str) -> int | None:
+        """Returns the largest value of a column of integers, by its statistics alone; None: the table has no files."""
+        files = self.files(name)
+        return pc.max(files[f"max.{column}"]).as_py() if files.num_rows else None
+
+    def spans(self, name: str, column: str) -> pa.Table:
+        """Returns what the log tells of a table's files and a column of integers: a row for each, all int64.
+
+        Returns:
+            `first` and `last`, the least and greatest value of a file; null: not known; and `rows`.
+        """
+        known = self.known(name, {"first": f"min.{column}", "last": f"max.{column}", "rows": "num_records"})
+        return known.cast(pa.schema([(own, pa.int64()) for own in known.column_names]))
+
+    def known(self, name: str, columns: Mapping[str, str]) -> pa.Table:
+        """Returns columns of `files` under other names, null where the log does not tell them of any file."""
+        files = self.files(name)
+        unknown = pa.nulls(files.num_rows)
+        return pa.table({own: files[of] if of in files.column_names else unknown for own, of in columns.items()})
+
+    def files(self, name: str) -> pa.Table:
+        """Returns what the log tells of a table's files: path, num_records, and min, max and null_count by column."""
+        if name not in self._known_files:
+            self._known_files[name] = pa.table(self._tables[name].get_add_actions(flatten=True))
+        return self._known_files[name]
+
+    def open(self, name: str, path: str) -> pq.ParquetFile:
+        """Opens a file of a table.
+
+        Raises:
+            OSError: it has been removed.
+        """
+        if name not in self._folders:
+            self._folders[name] = pa.fs.PyFileSystem(DeltaStorageHandler(self._tables[name].table_uri))
+        return pq.ParquetFile(self._folders[name].open_input_file(path))
+
+    def sql(self, sql: str) -> pa.Table:
+        """Runs a query over the tables, and over those that earlier queries created, and returns the rows."""
+        return pa.table(self._builder.execute(sql).read_all())
+
+
+def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = False) -> QueryBuilder:
+    """Makes a QueryBuilder that runs SQL over versions of tables, with the columns that these have got later, null.
+
+    Args:
+        tables: by the names that queries call them.
+        has_large_joins: makes every join partition its sides, however small they are: for queries that join whole
+            tables.
+    """
+    builder = QueryBuilder()
+    if has_large_joins:
+        # By default a join gathers one side whole, and copies its texts again and again: 17 GB for 1.7 million
+        # messages.
+        for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
+            builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
+    for name, table in tables.items():
+        known = {field.name for field in table.schema().fields}
+        new = [f for f in SCHEMAS.get(name, ()) if f.name not in known and f.type in _SQL]
+        builder.register(f"{name}_before" if new else name, table)
+        if new:  # an earlier program made this version: its rows are null in further columns
+            nulls = ", ".join(f"CAST(NULL AS {_SQL[field.type]}) AS {field.name}" for field in new)
+            builder.execute(f"CREATE VIEW {name} AS SELECT *, {nulls} FROM {name}_before").read_all()  # noqa: S608
+    return builder
+
+
+def run_sql(builder: QueryBuilder, sql: str) -> pa.Table:
+    """Runs a query and returns its rows, without the view types that Arrow can't filter or compare with strings."""
+    return without_views(pa.table(builder.execute(sql).read_all()))
+
+
+def without_views(rows: pa.Table) -> pa.Table:
+    """Returns rows without the view types of Arrow: as strings and bytes."""
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return rows.cast(pa.schema([field.with_type(views.get(field.type, field.type)) for field in rows.schema]))

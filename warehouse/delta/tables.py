@@ -1,0 +1,389 @@
+"""The Delta tables of the warehouse: their columns, and appends that a replayed batch does not repeat."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from conf.errors import DelayLakeError
+from conf.settings import local_path
+from warehouse.delta.commits import commit_next, remove_torn_commits
+from warehouse.delta.epoch import EPOCH, FencedError
+from warehouse.delta.snapshot import query_builder, run_sql, without_views
+from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
+
+_log = logging.getLogger(__name__)
+
+# Is called with a table's name, the step that is under way there, and how many rows it has processed so far.
+OnProgress = Callable[[str, str, int], None]
+
+
+class WarehouseError(DelayLakeError):
+    """The warehouse can't be written. The message is one line."""
+
+
+class Tables:
+    """The warehouse's tables, to append to and to query. Safe in several threads.
+
+    After `take_over` or `join`, commits to FENCED tables fail as soon as somebody else has taken the warehouse over.
+
+    Args:
+        warehouse: a folder or URI.
+        segment_rows: how many rows of an immutable bucket make a segment (a row group), the least that is read of it.
+    """
+
+    def __init__(self, warehouse: str, segment_rows: int = 5_000) -> None:
+        self._warehouse = warehouse
+        self._segment_rows = segment_rows
+        self._tables: dict[str, DeltaTable] = {}
+        self._lock = threading.RLock()  # from looking at a version to the commit after it
+        self._fence: DeltaTable | None = None
+        self._checked_at = (-float("inf"), -float("inf"))  # by the monotonic and the wall clock, seconds
+        self._checking = threading.Lock()
+        self._epoch: int | None = None
+        self._is_fenced = False
+
+    @property
+    def warehouse(self) -> str:
+        """The folder or URI of the warehouse."""
+        return self._warehouse
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch in which this writes; None: in whichever there is."""
+        return self._epoch
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it was noticed that somebody else has taken the warehouse over."""
+        return self._is_fenced
+
+    def newest_epoch(self) -> int:
+        """Returns the newest epoch of any table; 0: nobody has taken the warehouse over yet."""
+        return max(max(self.written(name, EPOCH), 0) for name in SCHEMAS)
+
+    def take_over(self, epoch: int) -> None:
+        """Begins an epoch in each FENCED table: whoever writes in an earlier one can commit nothing there any more.
+
+        Args:
+            epoch: greater than `newest_epoch`.
+
+        Raises:
+            FencedError: somebody else has begun this one or a later one in the meantime.
+        """
+        for name in FENCED:
+            self._begin(name, epoch)
+        self._epoch = epoch
+
+    def join(self, epoch: int | None = None) -> None:
+        """Makes this write only in an epoch that somebody else has begun.
+
+        Args:
+            epoch: None: the newest.
+
+        Raises:
+            WarehouseError: a newer program has written the tables.
+        """
+        self._check_version(self._open(next(iter(SCHEMAS))))
+        self._epoch = self.newest_epoch() if epoch is None else epoch
+
+    def check_epoch(self, max_age_seconds: float = 0) -> None:
+        """Checks that this may still write, and send; does nothing where this has no epoch.
+
+        Args:
+            max_age_seconds: the tables are not read where the last check was less than this ago.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        with self._checking:
+            now = time.monotonic(), time.time()
+            age = max(new - old for new, old in zip(now, self._checked_at, strict=True))
+            if self._epoch is None or age < max_age_seconds:
+                return
+            if self._fence is None:
+                self._fence = DeltaTable(self.path(next(iter(SCHEMAS))))
+            else:
+                self._fence.update_incremental()
+            self._check(self._fence)
+            self._checked_at = now
+
+    def commit(
+        self,
+        table: DeltaTable,
+        write: Callable[[CommitProperties], object],
+        versions: Mapping[str, int] | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Commits the very next version of a table, as long as nobody else has taken the warehouse over.
+
+        Args:
+            table: is updated to its newest version.
+            write: commits with the properties that it is given; called again where another commit came first.
+            versions: the numbers of the transactions that the commit carries, by app id.
+            is_wanted: called before each attempt, with the table at its newest version; False: nothing is committed.
+
+        Returns:
+            whether it was wanted, and so committed.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+            CommitFailedError: others committed first again and again.
+        """
+
+        def may_write(table: DeltaTable) -> bool:
+            self._check(table)
+            return is_wanted()
+
+        with self._lock:
+            return commit_next(table, versions or {}, may_write, write)
+
+    def delete(self, name: str, condition: str) -> None:
+        """Deletes the rows of a table for which a condition, in SQL, holds."""
+        table = self._open(name)
+        self.commit(table, lambda properties: table.delete(condition, commit_properties=properties))
+
+    def replace(self, name: str, rows: pa.Table, condition: str) -> None:
+        """Replaces the rows of a table for which a condition, in SQL, holds, in one commit.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        table = self._open(name)
+        self.commit(
+            table,
+            lambda properties: write_deltalake(
+                table, rows, mode="overwrite", predicate=condition, commit_properties=properties
+            ),
+        )
+
+    def forget_replaced(self, name: str) -> None:
+        """Deletes the files of a table that its newest version does not need. Nobody may read an older one."""
+        self._open(name).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
+    def _begin(self, name: str, epoch: int) -> None:
+        def is_earlier(table: DeltaTable) -> bool:
+            if (newest := _number(table, EPOCH)) >= epoch:
+                raise FencedError(self._warehouse, epoch, newest)
+            return True
+
+        def write(properties: CommitProperties) -> None:
+            table.create_write_transaction([], "append", FENCED[name], commit_properties=properties)
+
+        with self._lock:
+            table = self._open(name)
+            commit_next(table, {EPOCH: epoch, VERSION_OF: VERSION}, is_earlier, write)
+
+    def _check_version(self, table: DeltaTable) -> None:
+        version = max(_number(table, VERSION_OF), 1)
+        if version > VERSION:
+            raise WarehouseError(
+                f"a newer delaylake has written the warehouse {self._warehouse} (version {version}, this one knows "
+                f"{VERSION}): use that one; see Upgrade in docs/operations.md for the way back"
+            )
+
+    def _check(self, table: DeltaTable) -> None:
+        newest = _number(table, EPOCH)
+        if self._epoch is not None and newest > self._epoch:
+            self._is_fenced = True
+            raise FencedError(self._warehouse, self._epoch, newest)
+
+    def path(self, name: str) -> str:
+        """A table's folder or URI."""
+        return f"{local_path(self._warehouse)}/{name}"
+
+    def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
+        """Creates the tables that do not exist, and adds the columns and properties that existing ones lack.
+
+        Removes torn commits first. Nobody may write meanwhile.
+
+        Args:
+            schemas: the tables' columns, by name.
+            keep_versions_millis: how long an old version can be read.
+
+        Raises:
+            WarehouseError: a newer program has written them; nothing was changed.
+        """
+        for name, schema in schemas.items():
+            kept = {
+                "delta.logRetentionDuration": f"interval {keep_versions_millis} milliseconds",
+                "delta.deletedFileRetentionDuration": f"interval {keep_versions_millis} milliseconds",
+                "delta.dataSkippingStatsColumns": STATISTICS[name],
+            }
+            if torn := remove_torn_commits(self.path(name)):
+                _log.warning("%s: removed from its log, incomplete after a loss of power: %s", name, ", ".join(torn))
+            table = DeltaTable.create(
+                self.path(name),
+                schema=schema,
+                mode="ignore",
+                configuration={
+                    "delta.checkpointInterval": "100",
+                    "delta.appendOnly": "false",
+                    # Not within an append: the version that a checkpoint names may be older than the retention.
+                    "delta.enableExpiredLogCleanup": "false",
+                    **kept,
+                },
+            )
+            self._check_version(table)
+            known = {field.name for field in table.schema().fields}
+            if new := [field for field in Schema.from_arrow(schema).fields if field.name not in known]:
+                table.alter.add_columns(new)
+                names = ", ".join(field.name for field in new)
+                _log.info("%s: an earlier version made the table; it gets the columns %s", name, names)
+            if not kept.items() <= table.metadata().configuration.items():
+                table.alter.set_table_properties(kept)
+
+    def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
+        """Appends rows in one commit, unless they were written before.
+
+        Args:
+            name: the table.
+            rows: in the table's columns.
+            versions: for each writer (an app id) the number of the write; it rises from write to write.
+                Empty: rows that no replay can repeat.
+
+        Returns:
+            whether the rows were written now; False where every writer has already written this number or a later one.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        table = self._open(name)
+        return self.commit(
+            table,
+            lambda properties: write_deltalake(
+                table,
+                rows,
+                mode="append",
+                commit_properties=properties,
+                writer_properties=WriterProperties(
+                    compression="ZSTD",
+                    max_row_group_size=self._segment_rows,
+                    write_batch_size=min(1024, self._segment_rows),
+                ),
+            ),
+            versions,
+            lambda: not versions or any(_number(table, app) < version for app, version in versions.items()),
+        )
+
+    def note(self, name: str, versions: Mapping[str, int]) -> None:
+        """Gives writers' (app ids') last writes to a table these numbers, without writing rows.
+
+        Raises:
+            FencedError: somebody else has taken the warehouse over.
+        """
+        table = self._open(name)
+        self.commit(
+            table,
+            lambda properties: table.create_write_transaction(
+                [], "append", table.schema(), commit_properties=properties
+            ),
+            versions,
+        )
+
+    def written(self, name: str, app: str) -> int:
+        """Returns the number of a writer's (an app id's) last write to a table; -1: none."""
+        return _number(self._open(name), app)
+
+    def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
+        """Returns the numbers of several writers' last writes to a table, in their order; -1: none."""
+        table = self._open(name)
+        return [_number(table, app) for app in apps]
+
+    def version(self, name: str) -> int:
+        """Returns a table's newest version."""
+        return int(self._open(name).version())
+
+    def query(self, name: str, sql: str, version: int | None = None) -> pa.Table:
+        """Runs a query over one table, which it calls by its name, and returns the rows.
+
+        Args:
+            version: the table's version to read; the newest where not given.
+        """
+        table = self._open(name) if version is None else self._open_version(name, version)
+        return run_sql(query_builder({name: table}), sql)
+
+    def sql(self, sql: str) -> pa.Table:
+        """Runs a query over the newest versions of the job's tables (SCHEMAS), and returns the rows."""
+        return run_sql(self._all(), sql)
+
+    def stream(self, sql: str, rows: int = 500_000) -> Iterator[pa.Table]:
+        """Runs a query as `sql` does, and yields its rows in parts: not all have to be in memory.
+
+        Args:
+            rows: the least that a part has, but for the last one, which may be empty.
+        """
+        reader = self._all().execute(sql)
+        schema = pa.schema(reader.schema)
+        batches: list[pa.RecordBatch] = []
+        n = 0
+        for batch in reader:
+            batches.append(pa.record_batch(batch))
+            n += batch.num_rows
+            if n >= rows:
+                yield without_views(pa.Table.from_batches(batches, schema))
+                batches, n = [], 0
+        yield without_views(pa.Table.from_batches(batches, schema))
+
+    def _all(self) -> QueryBuilder:
+        return query_builder({name: self._open(name) for name in SCHEMAS})
+
+    def _open(self, name: str) -> DeltaTable:
+        with self._lock:
+            if name not in self._tables:
+                self._tables[name] = DeltaTable(self.path(name))
+            table = self._tables[name]
+            table.update_incremental()
+            return table
+
+    def _open_version(self, name: str, version: int) -> DeltaTable:
+        table = self._open(name)
+        return table if table.version() == version else DeltaTable(self.path(name), version=version)
+
+
+def _number(table: DeltaTable, app: str) -> int:
+    """The number of an app id's last transaction in a version of a table; -1: none."""
+    number = table.transaction_version(app)
+    return -1 if number is None else int(number)
+
+
+def literal(text: str) -> str:
+    """Returns a text as a literal of SQL, quoted."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Covers values by a few ranges, which leave out the widest gaps between them.
+
+    Args:
+        values: ascending.
+        most: how many ranges there may be, at least 1.
+
+    Returns:
+        (first, last) of each range, both inclusive, ascending.
+    """
+    gaps = heapq.nlargest(most - 1, range(1, len(values)), key=lambda i: values[i] - values[i - 1])
+    ends = [0, *sorted(gaps), len(values)]
+    return [(values[start], values[end - 1]) for start, end in itertools.pairwise(ends) if start < end]
+
+
+def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
+    """SQL condition: a column is in one of some ranges, (first, last), both inclusive; empty where there are none."""
+    return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
+
+
+def exists(warehouse: str, name: str) -> bool:
+    """Whether a table of the warehouse has been created."""
+    try:
+        DeltaTable(f"{local_path(warehouse)}/{name}")
+    except TableNotFoundError:
+        return False
+    return True

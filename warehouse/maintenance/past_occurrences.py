@@ -1,0 +1,81 @@
+"""Which rows of recurring messages in the delayed index nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.messages import BoolArray
+from tracker.recurrence.recurrence import Recurrence
+from tracker.recurrence.start import counts_from, first_of
+from warehouse.pending import IS_SKIPPED_OCCURRENCE
+
+_Message = tuple[int, int, int]  # ledger, entry, batch index
+
+
+class OccurrenceRetention:
+    """The recurring messages of some ledgers, and the last occurrence of each that is done.
+
+    Args:
+        query: runs SQL over the tables.
+        of_ledgers: SQL condition: a row is of one of the ledgers.
+        now: ms since the epoch.
+    """
+
+    def __init__(self, query: Callable[[str], pa.Table], of_ledgers: str, now: int) -> None:
+        self._now = now
+        columns = "ledger_id, entry_id, batch_index"
+        done = query(
+            f"SELECT subscription, {columns}, occurrence, occurrence_at AS at FROM deliveries "  # noqa: S608
+            f"WHERE occurrence IS NOT NULL AND {of_ledgers} UNION ALL "
+            f"SELECT subscription, {columns}, occurrence, deliver_at FROM outcomes "
+            f"WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE} AND {of_ledgers}"
+        )
+        self._last: dict[tuple[str, _Message], tuple[int, int]] = {}
+        for name, *message, number, at in zip(*(column.to_pylist() for column in done.columns), strict=True):
+            key = name, _message(*message)
+            self._last[key] = max((number, at or 0), self._last.get(key, (0, 0)))
+        rows = query(
+            f"SELECT {columns}, publish_time, properties FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
+            f"AND occurrence IS NOT NULL AND sequence IS NULL AND {of_ledgers}"
+        )
+        self._rules: dict[_Message, tuple[Recurrence, int, int]] = {}
+        for *message, published, properties in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            of_message = dict(properties or ())
+            if (rule := Recurrence.of_properties(of_message)) is not None:
+                self._rules[_message(*message)] = rule, first_of(of_message, published), published
+
+    def are_done(self, rows: pa.Table, subscription: str) -> BoolArray:
+        """Tells which rows a subscription does not need any more.
+
+        The row with which a recurring message came is needed until none of its occurrences is still to come.
+
+        Args:
+            rows: of the delayed index.
+
+        Returns:
+            bool, (rows,); False also for the rows of messages that do not recur.
+        """
+        columns = (
+            rows[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "occurrence", "sequence")
+        )
+        done = np.zeros(rows.num_rows, np.bool_)
+        for i, (*at, number, sequence) in enumerate(zip(*columns, strict=True)):
+            if number is not None:
+                message = _message(*at)
+                last = self._last.get((subscription, message), (0, 0))
+                done[i] = last[0] >= number and (sequence is not None or self._has_ended(message, last))
+        return done
+
+    def _has_ended(self, message: _Message, last: tuple[int, int]) -> bool:
+        if message not in self._rules:
+            return True
+        rule, start, published = self._rules[message]
+        number, since = last[0], counts_from(last[1], published, self._now)
+        return rule.next_occurrence(number, since, start, since) is None
+
+
+def _message(ledger_id: int, entry_id: int, batch_index: int) -> _Message:
+    return ledger_id, entry_id, max(batch_index, 0)

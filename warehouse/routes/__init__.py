@@ -1,0 +1,1 @@
+"""What the warehouse knows of the settings' routes: now, earlier, and since when."""

@@ -1,0 +1,272 @@
+"""Since when a subscription is in the settings: messages handed out before, or while it was out, are not for it.
+
+For each time that a topic's subscriptions changed, the table `subscription_changes` has a row for each of them, which
+says up to where messages had been handed out by then. A subscription without a row counts as having been there always.
+Of a row that a message got later, for one subscription (it has a sequence), the tick in which it was made tells whether
+it was there by then; of the row with which it came, its position.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import Position
+from tracker.commands.schema import SEQUENCE_BITS
+from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64
+from warehouse.delta.tables import Tables, exists, literal
+from warehouse.routes.known_routes import KnownRoutes
+from warehouse.schemas import SUBSCRIPTION_CHANGES
+
+TABLE = "subscription_changes"
+
+# By topic a mapping with `handed_out` and `positions`, as in the table, and `subscriptions`: the change by name.
+Changes = dict[str, dict[str, Any]]
+
+
+def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions: Mapping[str, str]) -> Changes:
+    """Finds the changes of subscriptions, for each topic whose subscriptions are not the same as before.
+
+    Args:
+        after: `before` with the settings' routes taken on.
+        handed_out: everything due then or before has been handed out; ms since the epoch.
+        positions: by topic partition's name the last entry that was taken in, as `ledger:entry`.
+    """
+    found: Changes = {}
+    for topic, route in after.routes.items():
+        old = before.routes.get(topic)
+        were = set() if old is None else {s.name for s in old.left}
+        now = {s.name for s in route.left}
+        if now != were:
+            known = {name: position for name, position in positions.items() if old is not None}
+            found[topic] = {
+                "handed_out": -1 if old is None else handed_out,
+                "positions": {str(n): p for name, p in known.items() if (n := _partition(topic, name)) is not None},
+                "subscriptions": {
+                    name: "REMOVED" if name not in now else "KEPT" if name in were else "ADDED"
+                    for name in sorted(now | were)
+                },
+            }
+    return found
+
+
+def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: str) -> None:
+    """Appends changes to the table, once for a writer and tick.
+
+    Args:
+        now: ms since the epoch.
+        writer: the app id.
+    """
+    if not found:
+        return
+    rows = [
+        {
+            "topic": topic,
+            "subscription": name,
+            "change": change,
+            "changed_at": now,
+            "handed_out": of_topic["handed_out"],
+            "positions": json.dumps(of_topic["positions"], sort_keys=True),
+            "batch_id": tick,
+        }
+        for topic, of_topic in found.items()
+        for name, change in of_topic["subscriptions"].items()
+    ]
+    tables.append(TABLE, pa.Table.from_pylist(rows, SUBSCRIPTION_CHANGES), {writer: tick})
+
+
+class _Rows(NamedTuple):
+    """Rows of messages, int64, (rows,) each."""
+
+    partition: Int64Array
+    ledger_id: Int64Array
+    entry_id: Int64Array
+    due: Int64Array  # ms since the epoch
+    sequence: Int64Array  # 0: the message came with the row
+
+    @staticmethod
+    def of(rows: pa.Table) -> _Rows:
+        if "sequence" in rows.column_names:
+            sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
+        else:
+            sequence = np.zeros(rows.num_rows, np.int64)
+        partition, ledger, entry, due = (int64(rows, n) for n in ("partition", "ledger_id", "entry_id", "deliver_at"))
+        return _Rows(partition, ledger, entry, due, sequence)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Up to where messages of a topic had been handed out."""
+
+    handed_out: int
+    positions: dict[int, Position]  # by partition; -1: the topic is not partitioned
+    sequence: int  # those of rows that were there are less
+
+    def had(self, rows: _Rows) -> BoolArray:
+        """A mask of the rows whose messages had been handed out."""
+        was_there = (rows.sequence > 0) & (rows.sequence < self.sequence)
+        for number, last in self.positions.items():
+            is_before = rows.ledger_id < last.ledger_id
+            is_before |= (rows.ledger_id == last.ledger_id) & (rows.entry_id <= last.entry_id)
+            is_before &= rows.ledger_id >= _first_ledger(last)
+            was_there |= (rows.sequence == 0) & (rows.partition == number) & is_before
+        had: BoolArray = was_there & (rows.due <= self.handed_out)
+        return had
+
+    def sql(self, row: str, due: str, sequence: str | None) -> str:
+        """The same as an SQL condition on a row: see `Tenures.sql`."""
+        was_there = _any_of(
+            f"{row}.partition = {number} AND {row}.ledger_id >= {_first_ledger(last)} "
+            f"AND ({row}.ledger_id < {last.ledger_id} "
+            f"OR ({row}.ledger_id = {last.ledger_id} AND {row}.entry_id <= {last.entry_id}))"
+            for number, last in self.positions.items()
+        )
+        if sequence is not None:
+            was_there = (
+                f"(CASE WHEN coalesce({sequence}, 0) = 0 THEN {was_there} ELSE {sequence} < {self.sequence} END)"
+            )
+        return f"({was_there} AND coalesce({due}, 0) <= {self.handed_out})"
+
+
+_NEVER = _Moment(-1, {}, 0)
+
+
+def _first_ledger(last: Position) -> int:
+    """Returns the first ledger id that may be before a position: a warehouse's earlier brokers have the highest."""
+    return FIRST_IMPORTED_LEDGER + PLACE_LEDGERS if last.ledger_id >= FIRST_IMPORTED_LEDGER else 0
+
+
+class Tenures:
+    """Tells which messages were handed out while a subscription was not in the settings.
+
+    Args:
+        rows: those of the table, oldest first.
+    """
+
+    def __init__(self, rows: pa.Table = SUBSCRIPTION_CHANGES.empty_table()) -> None:  # noqa: B008
+        # By topic and subscription: from when to when it was not there.
+        self._absences: dict[tuple[str, str], list[tuple[_Moment, _Moment]]] = {}
+        # By topic the subscriptions after the last change.
+        self.last: dict[str, set[str]] = {}
+        left: dict[tuple[str, str], _Moment] = {}
+        for row in rows.to_pylist():
+            key, change = (row["topic"], row["subscription"]), row["change"]
+            positions = {int(n): Position.parse(p) for n, p in json.loads(row["positions"]).items()}
+            moment = _Moment(row["handed_out"], positions, row["batch_id"] << SEQUENCE_BITS)
+            names = self.last.setdefault(row["topic"], set())
+            if change == "REMOVED":
+                names.discard(row["subscription"])
+                left[key] = moment
+                continue
+            # What a rebuild found added, the job's first batch adds once more.
+            is_added = change == "ADDED" and row["subscription"] not in names
+            names.add(row["subscription"])
+            if is_added:
+                self._absences.setdefault(key, []).append((left.pop(key, _NEVER), moment))
+
+    @staticmethod
+    def of(warehouse: str) -> Tenures:
+        """Reads the tenures from a warehouse's table; without one every subscription has always been there."""
+        if not exists(warehouse, TABLE):
+            return Tenures()
+        return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
+
+    def of_topic(self, topic: str) -> list[str]:
+        """Returns the topic's subscriptions that were absent for some time, before they were added or added again."""
+        return [name for of, name in self._absences if of == topic]
+
+    def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
+        """Tells which rows' messages were handed out while a topic's subscription was not there.
+
+        Args:
+            rows: with topic, partition, ledger_id, entry_id and deliver_at. Maybe `subscription`: one that is for
+                another one was not missed. Maybe `sequence`; without it all are rows with which messages came.
+
+        Returns:
+            a mask, bool, (rows,).
+        """
+        if (topic, subscription) not in self._absences:
+            return np.zeros(rows.num_rows, np.bool_)
+        missed = self._missed(_Rows.of(rows), topic, subscription)
+        missed &= pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
+        if "subscription" in rows.column_names:
+            is_for_it = pc.fill_null(pc.equal(rows["subscription"], subscription), True)
+            missed &= is_for_it.to_numpy(zero_copy_only=False)
+        return missed
+
+    def was_absent(
+        self, topic: str, subscription: str, message: Mapping[str, Any], due: int, sequence: int = 0
+    ) -> bool:
+        """Tells whether what came due for a topic's subscription alone was handed out while it was not there.
+
+        Args:
+            message: its partition, ledger_id and entry_id.
+            due: ms since the epoch.
+            sequence: of the row for it; 0: there is none, and it was there as soon as the message.
+        """
+        if (topic, subscription) not in self._absences:
+            return False
+        values = message["partition"], message["ledger_id"], message["entry_id"], due, sequence
+        return bool(self._missed(_Rows(*(np.array([value]) for value in values)), topic, subscription)[0])
+
+    def _missed(self, rows: _Rows, topic: str, subscription: str) -> BoolArray:
+        """A mask of the rows that were handed out while a topic's subscription, to which they go, was not there."""
+        missed = np.zeros(len(rows.due), np.bool_)
+        for since, until in self._absences[topic, subscription]:
+            missed |= until.had(rows) & ~since.had(rows)
+        return missed
+
+    def handed_out(self, topic: str, subscriptions: Iterable[str]) -> int:
+        """Returns a time, ms since the epoch: none of a topic's subscriptions missed what is due after it."""
+        absences = (self._absences.get((topic, name), []) for name in subscriptions)
+        return max((until.handed_out for of_name in absences for _, until in of_name), default=-1)
+
+    def sql(self, row: str, due: str, topic: str, subscription: str, sequence: str | None = None) -> str:
+        """The condition of `were_missed` in SQL, for rows that are for the subscription, or for all.
+
+        Args:
+            row: the alias of a table with partition, ledger_id and entry_id.
+            due: SQL for when the row's message is due, ms since the epoch.
+            topic: SQL for the row's topic.
+            subscription: SQL for the subscription's name.
+            sequence: SQL for the row's; None: the messages came with the rows.
+        """
+        return _any_of(
+            f"{topic} = {literal(of)} AND {subscription} = {literal(name)} "
+            f"AND {until.sql(row, due, sequence)} AND NOT {since.sql(row, due, sequence)}"
+            for (of, name), absences in self._absences.items()
+            for since, until in absences
+        )
+
+    def sql_before(self, row: str, due: str, topic: str, subscription: str) -> str:
+        """The condition, in SQL, that a row's message had been handed out when the subscription was last added.
+
+        Args:
+            row: the alias of a table with partition, ledger_id and entry_id of messages that came with it.
+            due: SQL for when the row's message was due, ms since the epoch.
+            topic: SQL for the row's topic.
+            subscription: SQL for the subscription's name.
+        """
+        return _any_of(
+            f"{topic} = {literal(of)} AND {subscription} = {literal(name)} AND {absences[-1][1].sql(row, due, None)}"
+            for (of, name), absences in self._absences.items()
+        )
+
+
+def _any_of(conditions: Iterable[str]) -> str:
+    """SQL for whether any condition holds; without one, false."""
+    return f"({' OR '.join(f'({one})' for one in conditions) or 'false'})"
+
+
+def _partition(topic: str, name: str) -> int | None:
+    """Returns the number of a topic's partition by its name, -1 for the topic itself; None: it is of another topic."""
+    if name == topic:
+        return -1
+    number = name.removeprefix(f"{topic}-partition-")
+    return int(number) if number.isdigit() else None

@@ -1,0 +1,1 @@
+"""Recurring messages, read from the Delta tables."""

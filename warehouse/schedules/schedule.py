@@ -1,0 +1,181 @@
+"""A schedule: a recurring message, and how far it has got for each of its subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, islice
+from typing import Any
+
+from broker.entries.message_ids import MessageRef
+from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
+from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
+from tracker.recurrence.recurrence import Misfire, Recurrence
+
+MAX_UPCOMING = 1_000  # occurrences that are computed ahead
+
+
+class ScheduleState(StrEnum):
+    """What becomes of a schedule for a subscription."""
+
+    WAITING = "waiting"  # its next occurrence waits
+    HELD = "held"  # its next occurrence is due, and held back, as by a pause of the subscription
+    PAUSED = "paused"  # it was paused by a command, and waits until it is resumed
+    CANCELLED = "takenBack"  # it was ended by a command
+    ENDED = "ended"  # there is no further occurrence
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An occurrence: its number, from 1, and when it is due, ms since the epoch."""
+
+    number: int
+    at: int
+
+    def to_json(self) -> dict[str, int]:
+        """Returns the occurrence as the REST API shows it."""
+        return {"occurrence": self.number, "deliverAt": self.at}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a schedule has got for a subscription.
+
+    Attributes:
+        delivered: how many occurrences have been delivered, as far as the tables still tell.
+        last: the last one that was delivered or skipped; None: none yet.
+        next: the one that waits; None: none does. What is held back is at HELD_DELIVER_AT, what is
+            paused at PAUSED_DELIVER_AT.
+        next_by_rule: when that is due by the rule; another time where it was rescheduled; None as `next`.
+    """
+
+    subscription: str
+    state: ScheduleState
+    delivered: int
+    last: Occurrence | None
+    next: Occurrence | None
+    next_by_rule: int | None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether further occurrences will be delivered."""
+        return self.state in (ScheduleState.WAITING, ScheduleState.HELD, ScheduleState.PAUSED)
+
+    def to_json(self) -> dict[str, Any]:
+        """The progress as JSON, as the admin API gives it."""
+        has_time = self.state not in (ScheduleState.HELD, ScheduleState.PAUSED)
+        return {
+            "subscription": self.subscription,
+            "state": self.state,
+            "delivered": self.delivered,
+            "lastOccurrence": self.last.number if self.last else None,
+            "lastDeliverAt": self.last.at if self.last else None,
+            "nextOccurrence": self.next.number if self.next else None,
+            "nextDeliverAt": self.next.at if self.next and has_time else None,
+        }
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring message. Times are ms since the epoch.
+
+    Attributes:
+        start: when its first occurrence is.
+        cancel_at: the time that a cancel of it names: when the row with which it came is due. The job finds it by that,
+            and it is the same however far the schedule has got, so that a repeated cancel is the same command.
+        batch_size: how many messages its entry has.
+        progress: for each subscription asked for.
+        as_of: when it was read.
+    """
+
+    ref: MessageRef
+    rule: Recurrence
+    start: int
+    cancel_at: int
+    batch_size: int
+    key: str | None
+    schedule_key: str | None
+    publish_time: int
+    producer_name: str
+    progress: tuple[Progress, ...]
+    as_of: int
+
+    @property
+    def is_active(self) -> bool:
+        """Whether further occurrences will be delivered to any of the subscriptions."""
+        return any(one.is_active for one in self.progress)
+
+    @property
+    def next(self) -> Progress | None:
+        """The subscription whose next occurrence is the soonest; None: the schedule is over."""
+        waiting = [one for one in self.progress if one.next is not None and one.is_active]
+        return min(waiting, key=lambda one: one.next.at if one.next else PAUSED_DELIVER_AT, default=None)
+
+    def upcoming(self, n: int) -> list[Occurrence]:
+        """Returns the next occurrences, at most n, as they will be when none is missed.
+
+        Of what is held back or paused they are as if that ended now: `misfire` says what is made up for.
+        """
+        soonest = self.next
+        if soonest is None or soonest.next is None:
+            return []
+        first, by_rule = soonest.next, soonest.next_by_rule or soonest.next.at
+        if soonest.state in (ScheduleState.HELD, ScheduleState.PAUSED):
+            at = self._made_up_for_at(by_rule)
+            if at is None:
+                return []
+            first = Occurrence(first.number, at)
+        after = max(by_rule, first.at)
+        return list(islice(chain([first], occurrences_after(self.rule, first.number, after, self.start)), n))
+
+    def _made_up_for_at(self, by_rule: int) -> int | None:
+        """When an occurrence is due that goes on now, and by the rule was due then; None: never, it was the last."""
+        late = self.as_of - by_rule
+        if late <= 0 or self.rule.misfire is Misfire.ALL:
+            return by_rule
+        if self.rule.misfire is Misfire.SKIP and late > MISFIRE_GRACE_MILLIS:
+            return self.rule.following(self.as_of, self.start)
+        return self.as_of
+
+    def to_json(self) -> dict[str, Any]:
+        """The schedule as JSON, as the admin API gives it."""
+        soonest = self.next
+        return {
+            "id": str(self.ref),
+            "repeat": self.rule.repeat,
+            "timeZone": self.rule.time_zone,
+            "repeatUntil": self.rule.until_millis,
+            "repeatTimes": self.rule.times,
+            "misfire": self.rule.misfire,
+            "firstDeliverAt": self.start,
+            "state": _state(self.progress),
+            **{name: value for name, value in (soonest.to_json() if soonest else _NOTHING).items() if name in _NOTHING},
+            "key": self.key,
+            "scheduleKey": self.schedule_key,
+            "publishTime": self.publish_time,
+            "producerName": self.producer_name,
+            "subscriptions": [one.to_json() for one in self.progress],
+        }
+
+
+_NOTHING = {"nextOccurrence": None, "nextDeliverAt": None}
+
+
+def occurrences_after(rule: Recurrence, number: int, at: int, start: int) -> Iterator[Occurrence]:
+    """Yields the occurrences after one, as they will be when none is missed.
+
+    Args:
+        number: of that one.
+        at: when it is due, ms since the epoch.
+        start: when the first one is, ms since the epoch.
+    """
+    while (found := rule.next_occurrence(number, at, start, at)) is not None:
+        number, at = found
+        yield Occurrence(number, at)
+
+
+def _state(progress: Sequence[Progress]) -> ScheduleState:
+    """The state of a schedule as a whole: the first of the states, in their order, that it has for a subscription."""
+    states = {one.state for one in progress}
+    return next((state for state in ScheduleState if state in states), ScheduleState.ENDED)

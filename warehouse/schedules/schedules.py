@@ -1,0 +1,268 @@
+"""The schedules of a topic, read from the Delta tables, a few seconds behind the job.
+
+The row with which a recurring message came stays in the delayed index as long as it recurs. Progress is known from
+three things: the last delivery, the last skip, and the row of the next occurrence. That row is not there where the
+occurrence was due within seconds: then it follows from the rule.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deltalake.exceptions import DeltaError
+
+from broker.entries.message_ids import MessageIdError, MessageRef, parse
+from conf.settings import Settings
+from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.recurrence.recurrence import Recurrence, recurrence_of
+from tracker.recurrence.start import counts_from, first_of
+from warehouse.delta.snapshot import Snapshot
+from warehouse.delta.tables import any_of, literal, ranges_of
+from warehouse.pending import IS_CANCEL, IS_SKIPPED_OCCURRENCE
+from warehouse.queries.listing import CursorError, NoTablesError, of_route
+from warehouse.routes.tenure import Tenures
+from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
+
+MAX_LIMIT = 1_000  # schedules of a page
+_AT_ONCE = 1_000  # messages that are looked at together
+_MAX_RANGES = 20
+
+_TABLES = ("delayed_index", "deliveries", "outcomes")
+_MESSAGE = "subscription, ledger_id, entry_id, batch_index"
+
+# (subscription, ledger, entry, number in the entry; -1: the whole entry)
+_Key = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True)
+class SchedulePage:
+    """A part of a listing of schedules, in the order in which they came.
+
+    Attributes:
+        cursor: with it the listing goes on; None: this is the last page.
+    """
+
+    schedules: list[Schedule]
+    cursor: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The page as JSON, as the admin API gives it."""
+        return {"schedules": [schedule.to_json() for schedule in self.schedules], "nextCursor": self.cursor}
+
+
+class Schedules:
+    """The schedules of one topic, in the newest versions of the tables.
+
+    Args:
+        topic: a source topic or a partition of it, complete or not.
+        subscription: how far the schedules have got for this one alone; None: for all.
+        now: ms since the epoch; None: the current time.
+
+    Raises:
+        UnknownTopicError: no route has the topic, or the topic has no such subscription.
+        NoTablesError: the job has not run yet.
+    """
+
+    def __init__(self, settings: Settings, topic: str, subscription: str | None = None, now: int | None = None) -> None:
+        self.topic, self._partition, subscriptions = of_route(settings, topic, subscription)
+        self.subscriptions = subscriptions
+        self._now = time.time_ns() // 1_000_000 if now is None else now
+        self._tenures = Tenures.of(settings.warehouse)
+        try:
+            self._tables = Snapshot(settings.warehouse, dict.fromkeys(_TABLES))
+        except DeltaError:
+            raise NoTablesError(settings.no_tables()) from None
+
+    def page(self, limit: int, cursor: str | None = None, with_ended: bool = False) -> SchedulePage:
+        """Returns the next schedules, at most `limit`.
+
+        Args:
+            cursor: that of the page before; None: the listing begins.
+            with_ended: also those that are over, as far as the tables still have them.
+
+        Raises:
+            CursorError: the cursor can't be read.
+        """
+        after = None if cursor is None else _place(cursor)
+        found: list[Schedule] = []
+        for schedule in self._from(after):
+            if with_ended or schedule.is_active:
+                if len(found) == limit:
+                    return SchedulePage(found, str(found[-1].ref))
+                found.append(schedule)
+        return SchedulePage(found, None)
+
+    def find(self, ref: MessageRef) -> Schedule | None:
+        """Returns a schedule; None: the tables have no such recurring message.
+
+        Args:
+            ref: the message; without a batch index, of an entry with one message.
+        """
+        at = f"ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
+        if ref.batch_index >= 0:
+            at += f" AND greatest(batch_index, 0) = {ref.batch_index}"
+        found = self._read(at, 2)
+        return found[0] if len(found) == 1 else None
+
+    def _from(self, after: tuple[int, int, int] | None) -> Iterator[Schedule]:
+        """Yields the schedules that come after a place, with their progress."""
+        while True:
+            condition = "true"
+            if after is not None:
+                ledger, entry, index = after
+                condition = (
+                    f"ledger_id >= {ledger} AND (ledger_id > {ledger} OR entry_id > {entry} "
+                    f"OR (entry_id = {entry} AND batch_index > {index}))"
+                )
+            schedules = self._read(condition, _AT_ONCE)
+            yield from schedules
+            if len(schedules) < _AT_ONCE:
+                return
+            last = schedules[-1].ref
+            after = last.ledger_id, last.entry_id, last.batch_index
+
+    def _read(self, condition: str, limit: int) -> list[Schedule]:
+        partition = "true" if self._partition is None else f"partition = {self._partition}"
+        rows = self._tables.sql(
+            "SELECT ledger_id, entry_id, batch_index, partition, batch_size, deliver_at, properties, key, "  # noqa: S608
+            "schedule_key, publish_time, producer_name FROM delayed_index "
+            "WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NULL AND "
+            f"topic = {literal(self.topic)} AND {partition} AND ({condition}) "
+            f"ORDER BY ledger_id, entry_id, batch_index LIMIT {limit}"
+        ).to_pylist()
+        if not rows:
+            return []
+        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows], self._tenures, self._now)
+        return [self._schedule(row, progress) for row in rows]
+
+    def _schedule(self, row: Mapping[str, Any], progress: _Progress) -> Schedule:
+        properties = dict(row["properties"] or ())
+        rule = recurrence_of(properties)
+        start = first_of(properties, row["publish_time"])
+        return Schedule(
+            ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
+            rule=rule,
+            start=start,
+            cancel_at=row["deliver_at"],
+            as_of=self._now,
+            progress=tuple(
+                progress.of(s.name, row, rule, start)
+                for s in self.subscriptions
+                if progress.has(s.name, row) or not self._tenures.was_absent(self.topic, s.name, row, row["deliver_at"])
+            ),
+            **{name: row[name] for name in ("batch_size", "key", "schedule_key", "publish_time", "producer_name")},
+        )
+
+
+class _Progress:
+    """How far the recurring messages of some ledgers have got.
+
+    Args:
+        ledgers: their ids, ascending.
+        tenures: what was due while its subscription was not in the settings has ended the schedule for it.
+        now: ms since the epoch.
+    """
+
+    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], tenures: Tenures, now: int) -> None:
+        self._topic, self._tenures, self._now = topic, tenures, now
+        of = f"topic = {literal(topic)} AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES))})"
+        self._done = _by_message(
+            tables,
+            f"SELECT {_MESSAGE}, max(occurrence) AS number, max(at) AS at, count(sent_at) AS delivered FROM ("  # noqa: S608
+            f"SELECT {_MESSAGE}, occurrence, coalesce(occurrence_at, deliver_at) AS at, sent_at FROM deliveries "
+            f"WHERE occurrence IS NOT NULL AND {of} UNION ALL "
+            f"SELECT {_MESSAGE}, occurrence, deliver_at, CAST(NULL AS BIGINT) FROM outcomes "
+            f"WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE} AND {of}) AS d GROUP BY {_MESSAGE}",
+        )
+        self._next = _by_message(
+            tables,
+            f"SELECT * FROM (SELECT {_MESSAGE}, deliver_at, occurrence_at, occurrence AS number, sequence, "  # noqa: S608
+            f"row_number() OVER (PARTITION BY {_MESSAGE} ORDER BY sequence DESC) AS place FROM delayed_index "
+            f"WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NOT NULL AND {of}) AS r "
+            "WHERE place = 1",
+        )
+        self._commands = _by_message(
+            tables,
+            f"SELECT {_MESSAGE}, max(CASE WHEN {IS_CANCEL} THEN coalesce(sequence, 0) END) AS cancelled, "  # noqa: S608
+            "max(CASE WHEN result = 'APPLIED' AND operation = 'RESTORE' THEN sequence END) AS restored, "
+            "max(CASE WHEN result = 'APPLIED' AND operation = 'PAUSE_SCHEDULE' THEN sequence END) AS paused, "
+            "max(CASE WHEN result = 'APPLIED' AND operation = 'RESUME_SCHEDULE' THEN sequence END) AS resumed "
+            f"FROM outcomes WHERE {of} GROUP BY {_MESSAGE}",
+        )
+
+    def has(self, subscription: str, source: Mapping[str, Any]) -> bool:
+        """Whether a message has had an occurrence for a subscription, or has a row for it alone."""
+        key = subscription, source["ledger_id"], source["entry_id"]
+        indexes = {max(source["batch_index"], 0), source["batch_index"]}
+        return any((*key, index) in of for of in (self._done, self._next) for index in indexes)
+
+    def of(self, subscription: str, source: Mapping[str, Any], rule: Recurrence, start: int) -> Progress:
+        """Returns how far a message has got for a subscription; `source`: the row with which it came."""
+        key = subscription, source["ledger_id"], source["entry_id"], max(source["batch_index"], 0)
+        done = self._done.get(key) or self._done.get((*key[:3], source["batch_index"]))
+        last = Occurrence(done["number"], done["at"]) if done else None
+        following, by_rule = self._following(key, source, rule, start, last)
+        if self._is_cancelled(key):
+            state = ScheduleState.CANCELLED
+        elif following is None:
+            state = ScheduleState.ENDED
+        elif following.at >= PAUSED_DELIVER_AT:
+            state = ScheduleState.PAUSED
+        else:
+            state = ScheduleState.HELD if following.at >= HELD_DELIVER_AT else ScheduleState.WAITING
+        return Progress(subscription, state, done["delivered"] if done else 0, last, following, by_rule)
+
+    def _following(
+        self, key: _Key, source: Mapping[str, Any], rule: Recurrence, start: int, last: Occurrence | None
+    ) -> tuple[Occurrence | None, int | None]:
+        """Returns the next occurrence, and when it is due by the rule; None: there is none."""
+        row = self._next.get(key) or self._next.get((*key[:3], source["batch_index"]))
+        found: tuple[int, int] | None
+        if row is not None and row["number"] is not None and row["number"] > (last.number if last else 0):
+            by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
+            found, sequence = (row["number"], row["deliver_at"]), row["sequence"]
+            if found[1] >= PAUSED_DELIVER_AT and by_rule is not None:
+                found = row["number"], by_rule  # until it is known that it is paused still
+        else:
+            found, by_rule, sequence = (1, source["deliver_at"]), start, 0
+            if last is not None:
+                since = counts_from(last.at, source["publish_time"], self._now)
+                found = rule.next_occurrence(last.number, since, start, since)
+                by_rule = found and found[1]
+        if found is not None and self._is_paused(key):
+            return Occurrence(found[0], PAUSED_DELIVER_AT), by_rule
+        if found is None or self._tenures.was_absent(self._topic, key[0], source, found[1], sequence):
+            return None, None
+        return Occurrence(*found), by_rule
+
+    def _is_cancelled(self, key: _Key) -> bool:
+        return self._last(key, "cancelled") > self._last(key, "restored")
+
+    def _is_paused(self, key: _Key) -> bool:
+        """By the last command, or by the row of the next occurrence, where retention has removed the command."""
+        row = self._next.get(key) or self._next.get((*key[:3], -1))
+        is_at_rest = row is not None and row["deliver_at"] >= PAUSED_DELIVER_AT
+        paused = max(self._last(key, "paused"), row["sequence"] if row is not None and is_at_rest else -1)
+        later = row["sequence"] if row is not None and not is_at_rest else -1
+        return paused > max(self._last(key, "resumed"), later)
+
+    def _last(self, key: _Key, command: str) -> int:
+        """Returns the sequence of the last command of a kind for a message, or its whole entry; -1: there is none."""
+        commands = [self._commands[k] for k in (key, (*key[:3], -1)) if k in self._commands]
+        return max((row[command] for row in commands if row[command] is not None), default=-1)
+
+
+def _by_message(tables: Snapshot, sql: str) -> dict[_Key, dict[str, Any]]:
+    rows = tables.sql(sql).to_pylist()
+    return {(row["subscription"], row["ledger_id"], row["entry_id"], row["batch_index"]): row for row in rows}
+
+
+def _place(cursor: str) -> tuple[int, int, int]:
+    try:
+        ref = parse(cursor)
+    except MessageIdError:
+        raise CursorError("the cursor is none of a listing: begin the listing again without one") from None
+    return ref.ledger_id, ref.entry_id, ref.batch_index
