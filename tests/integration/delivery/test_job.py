@@ -81,7 +81,7 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         sent["after"] = now() + 2_000
         single.send(b"after", properties={"deliverAfter": "2000"})
         due = now() + 3_000
-        single.send(
+        full_id = single.send(
             b"full",
             properties={"deliverAt": str(due), "größe": "12 €", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"},
             partition_key="🗝",
@@ -165,7 +165,10 @@ def test_mixed_messages_are_delivered_once_intact_and_on_time(
         deliveries = job.rows("deliveries")
         assert len(deliveries) == 3 * n + len(keyed)
         wait_until(lambda: len(exported.spans) >= 3, 30, "a span for each subscription")
-        sent_at = {row["destination"]: row["sent_at"] for row in deliveries if row["deliver_at"] == sent["full"]}
+        position = (full_id.ledger_id(), full_id.entry_id())
+        sent_at = {
+            row["destination"]: row["sent_at"] for row in deliveries if (row["ledger_id"], row["entry_id"]) == position
+        }
         assert {span.name: span.end_time_unix_nano // 10**6 for span in exported.spans} == {
             f"deliver {destination}": at for destination, at in sent_at.items()
         }
