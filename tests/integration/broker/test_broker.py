@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +25,8 @@ TOPIC = "persistent://public/default/kept"
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of the test's own, not started."""
-    broker = EmbeddedBroker(tmp_path / "broker")
+    """A broker of the test's own, not started. It would look each second for topics that nobody uses."""
+    broker = EmbeddedBroker(tmp_path / "broker", {"brokerDeleteInactiveTopicsFrequencySeconds": "1"})
     yield broker
     broker.kill()
 
@@ -97,6 +98,8 @@ def test_data_are_kept_across_a_kill_and_a_stop(own: EmbeddedBroker) -> None:
 
     own.start(port, http_port)
     exchange(own, [b"3"], [b"1", b"2", b"3"])
+    time.sleep(3)  # nobody is connected, and the topic has no subscription
+    exchange(own, [], [b"1", b"2", b"3"])
     assert own.stop()
     own.start(port, http_port)
     exchange(own, [], [b"1", b"2", b"3"])
