@@ -96,6 +96,7 @@ programs:
 	@missing=(); \
 	command -v chromium >/dev/null || missing+=(chromium); \
 	[ -e /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server); \
+	command -v promtool >/dev/null || missing+=(prometheus); \
 	if [ $${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
 	  export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
 	  { apt-get update || true; for one in "$${missing[@]}"; do apt-get install --yes "$$one" || true; done; } </dev/null >&2; \
