@@ -181,8 +181,10 @@ class Shard:
         opened = self._in_flight.confirm(step.tick.confirmed, releases)
         kept_open = concat([self._control.keep_open(release.rows, step.moment) for release in opened])
         rows = self._in_flight.take_open(step.giving_up.of(releases))
+        # What is to come again as a retry is not rejected: that has not come due yet.
+        masks = self._control.without_retried(rows, int64(rows, "subscription_mask"))
         next_sequence = partial(self._control.next_sequence, step.moment)
-        step.given_up.append(step.giving_up.take(rows, int64(rows, "subscription_mask"), next_sequence)[0])
+        step.given_up.append(step.giving_up.take(rows, masks, next_sequence)[0])
         return kept_open
 
     def _release_again(self, step: TickInProgress) -> None:

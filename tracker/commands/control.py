@@ -207,6 +207,10 @@ class Control:
         masks = self._remaining.without_removed(rows, left)
         return self._holding.hold(rows, np.where(rejected, 0, masks), moment)
 
+    def without_retried(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
+        """Returns masks without the subscriptions that have a later retry of a row: see `Remaining.without_retried`."""
+        return self._remaining.without_retried(rows, masks)
+
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
         """Returns rows to be sealed for the messages of a release that have not arrived: see `Holding.keep_open`."""
         return self._holding.keep_open(rows, moment)

@@ -166,7 +166,8 @@ class Holding:
         if has_occurrences(rows):
             # Which occurrences have not arrived, a rebuild sees by their numbers.
             rows = rows.filter(pc.is_null(rows["occurrence"]))
-        masks = int64(rows, "subscription_mask")
+        # A retry that has been asked for meanwhile is the last of its message's rows already, and has to stay it.
+        masks = self._remaining.without_retried(rows, int64(rows, "subscription_mask"))
         moved: list[pa.Table] = []
         for subscription in range(int(masks.max(initial=0)).bit_length()):
             chosen = typed(rows.take(pa.array(np.flatnonzero(masks >> subscription & 1))), MESSAGES)

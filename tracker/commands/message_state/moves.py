@@ -90,6 +90,24 @@ class Moved:
                 until[rows] = np.where(is_there, table[at, UNTIL], 0)
         return sequences, times, until
 
+    def attempts(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> Int64Array:
+        """Returns the number of the retry that the last move of each message is of; arguments as of `find`.
+
+        Returns:
+            int64, (n,); 0: there is no move, or it is not of a retry.
+        """
+        attempts = np.zeros(len(ledger_ids), np.int64)
+        for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
+            entry = self._ledgers.get(ledger)
+            if entry is not None and entry[0] >> subscription & 1:
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                table = self._table(ledger, subscription).near(wanted)
+                at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
+                attempts[rows] = np.where(table[at, CODE] == wanted, table[at, TIME] >> ATTEMPT_BIT, 0)
+        return attempts
+
     def are_retries(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
@@ -98,14 +116,7 @@ class Moved:
         Returns:
             bool, (n,).
         """
-        are_retries = np.zeros(len(ledger_ids), np.bool_)
-        for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
-            entry = self._ledgers.get(ledger)
-            if entry is not None and entry[0] >> subscription & 1:
-                wanted = codes(entry_ids[rows], batch_indexes[rows])
-                table = self._table(ledger, subscription).near(wanted)
-                are_retries[rows] = np.isin(wanted, table[table[:, TIME] > TIME_MASK, CODE])
-        return are_retries
+        return self.attempts(subscription, ledger_ids, entry_ids, batch_indexes) > 0
 
     def put(
         self,

@@ -138,6 +138,19 @@ class Remaining:
         masks[pc.is_null(rows["subscription"]).to_numpy(zero_copy_only=False)] = -1
         return masks
 
+    def without_retried(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
+        """Returns the masks of handed-out rows without the subscriptions for which a later retry counts in their place.
+
+        Args:
+            rows: as MESSAGES.
+            masks: int64, (rows,), the subscriptions, as bits.
+        """
+        masks = masks.copy()
+        for subscription in range(int(masks.max(initial=0)).bit_length() if self.moved else 0):
+            is_retried = self.moved.attempts(subscription, *message_ids(rows)) > attempts_of(rows)
+            masks[is_retried] &= ~(1 << subscription)
+        return masks
+
     def moved_to(self, known: pa.Table) -> set[int]:
         """Returns the times that messages have been moved to, ms since the epoch, for any subscription.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,10 +43,13 @@ class Job:
         self.sent: list[tuple[int, int, int | None]] = []
         self.tick(1_000, messages=messages([(1, 7, due)], payload=b"buy"))
 
-    def tick(self, now: int, **tick_input: Any) -> Effects:
+    def tick(
+        self, now: int, confirmed: int = 0, unwritable: Mapping[str, Any] | None = None, **tick_input: Any
+    ) -> Effects:
         self.number += 1
         given = TickInput(segment=self.due(now), first_answers=self.answers, **tick_input)
         tick = tick_at(self.number, now, load_horizon=now + 6_000, near_until=now + 2_000, ingested_through=self.number)
+        tick = replace(tick, confirmed=confirmed, unwritable=unwritable or {})
         effects = self.shard.apply(tick, given)
         self.loaded = now + 6_000
         self.index.append(effects.bucket)
@@ -281,3 +285,30 @@ def test_dead_letters_that_can_not_be_written_are_open_and_hold_nothing_back() -
     # Another run hands out again what is open of it.
     [first, *_] = tick(32_000, TickInput(), run_id="another").releases
     assert [(row["attempt"], row["place"]) for row in first.rows.to_pylist()] == [(4, 0)]
+
+
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_a_retry_that_is_asked_for_before_its_delivery_is_known_to_be_open_is_not_lost(is_rejected: bool) -> None:
+    job = Job()
+    job.tick(20_000)
+    assert job.command(21_000, "r", after_millis=5_000)["result"] == Result.APPLIED
+    rejects = {"rejects": "a's topic can't be written: terminated"} if is_rejected else {}
+    stuck = {TOPIC: {"a": {"since": 1, "open": [[2, 1]]} | rejects}}
+    effects = job.tick(22_000, confirmed=2, unwritable=stuck)
+    assert effects.outcomes.num_rows == effects.rejects.num_rows == 0
+    # Neither do the tables have a row that comes after the retry.
+    last = max(concat(job.index).to_pylist(), key=lambda row: row["sequence"] or 0)
+    assert (last["attempt"], last["deliver_at"]) == (1, 26_000)
+    assert job.rows(job.tick(26_000, confirmed=3)) == [(0b01, 26_000, 1)]
+    assert job.shard._tracker.number_of_delayed_messages - job.shard._control.unwanted == 0
+
+
+def test_a_retry_that_is_open_itself_is_kept_in_the_tables() -> None:
+    job = Job()
+    job.tick(20_000)
+    job.command(21_000, "r", after_millis=1)
+    assert job.sent == [(0b01, 21_001, 1)] or job.rows(job.tick(21_001)) == [(0b01, 21_001, 1)]
+    opened = [[number, kind] for number in range(2, job.number + 1) for kind in (0, 1)]
+    job.tick(22_000, confirmed=job.number, unwritable={TOPIC: {"a": {"since": 1, "open": opened}}})
+    [kept] = job.index[-1].to_pylist()
+    assert (kept["attempt"], kept["subscription"], kept["deliver_at"]) == (1, "a", 21_001)
