@@ -192,6 +192,9 @@ STATISTICS = {
     "imported": "topic,ledger_id,entry_id",
 }
 
+# Columns of texts of which one is looked for: Bloom filters let a reader skip row groups that do not have it.
+LOOKED_FOR = {"delayed_index": ["key", "schedule_key"]}
+
 # Versions of source topics' schemas: there once a message has had one. Few rows, which do not age.
 MESSAGE_SCHEMAS = "schemas"
 

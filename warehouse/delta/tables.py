@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from conf.errors import DelayLakeError
 from conf.settings import local_path
 from warehouse.delta.commits import commit_next, remove_torn_commits
 from warehouse.delta.epoch import EPOCH, FencedError
+from warehouse.delta.parquet import appended
 from warehouse.delta.snapshot import query_builder, run_sql, without_views
 from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
 
@@ -264,11 +265,7 @@ class Tables:
                 rows,
                 mode="append",
                 commit_properties=properties,
-                writer_properties=WriterProperties(
-                    compression="ZSTD",
-                    max_row_group_size=self._segment_rows,
-                    write_batch_size=min(1024, self._segment_rows),
-                ),
+                writer_properties=appended(name, rows.num_rows, self._segment_rows),
             ),
             versions,
             lambda: not versions or any(_number(table, app) < version for app, version in versions.items()),

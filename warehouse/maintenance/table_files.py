@@ -19,6 +19,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from tracker.messages import typed
+from warehouse.delta.parquet import bloom_filters
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS, STATISTICS, TIME
 
@@ -135,6 +136,7 @@ class TableFolder:
                 use_dictionary=[name for name in _DICTIONARY if name in self._schema.names],
                 column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
                 write_page_index=True,
+                bloom_filter_options=bloom_filters(self.name, rows.num_rows, self._row_group_rows),
             )
         size = self._files.get_file_info(path).size
         return AddAction(path, size, {}, _now(), changes_data, json.dumps(self._statistics(rows)))
