@@ -102,7 +102,7 @@ class PendingCounts:
     def _first(self) -> int | None:
         wanted = _LEAST_READ
         while True:
-            end = self._rows.end_of(wanted, (self._begin,))
+            end = self._rows.end_of(wanted, self._begin)
             first = self._of_others("min", "true" if end is None else f"deliver_at < {end}")
             if first is not None or end is None:
                 return first

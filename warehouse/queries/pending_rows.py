@@ -94,20 +94,20 @@ class PendingRows:
         chosen = [f"{SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
-    def end_of(self, n: int, after: tuple[int, ...] | None = None) -> int | None:
-        """Returns a time before which about n of the rows are due at which a listing has to look, ms since the epoch.
+    def end_of(self, n: int, start: int) -> int | None:
+        """Returns a time before which about n of the rows are due at which a listing has to look from a time on.
 
         It is reckoned by the log's statistics, which is quick.
 
         Args:
-            after: as of `delayed`.
+            start: ms since the epoch, as the time that is returned.
 
         Returns:
             None: these are half of them, or more, or it is not known.
         """
         if self.wanted.ledger_id is not None or self.wanted.state is State.HELD:
             return None
-        spread = self._spread(self.start if after is None else after[0])
+        spread = self._spread(start)
         if spread is None or 2 * n >= spread.size.sum():
             return None
         return int(times_of(spread.first, spread.last, spread.size, np.array([float(n)]))[0])

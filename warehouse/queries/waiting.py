@@ -177,23 +177,29 @@ class Pending:
     def _find(self, n: int, columns: Iterable[str], after: tuple[int, ...] | None) -> int:
         """Puts the first n rows after one into the table `candidates`, and returns how many there are.
 
-        Of what is due later than these little is read, as far as the log's statistics tell the times of files.
+        It reads on in steps of time, as far as the log's statistics tell the times of files: little that is due later
+        than the last of these rows is read, and nothing twice.
         """
-        wanted = max(2 * n, _LEAST_READ_BY_TEXT if self._filter.has_texts else _LEAST_READ)
+        least = _LEAST_READ_BY_TEXT if self._filter.has_texts else _LEAST_READ
+        wanted, read, count = max(2 * n, least), 0, 0
+        start = self._pending.start if after is None else after[0]
         while True:
-            end = self._pending.end_of(wanted, after)
-            condition = None if end is None else f"deliver_at < {end}"
+            end = self._pending.end_of(wanted, start)
+            condition = f"deliver_at >= {start}" + ("" if end is None else f" AND deliver_at < {end}")
             if self._filter.properties:
-                condition = self._pending.times(n, after, condition)
+                condition = self._pending.times(n - count, after, condition)
             source = self._pending.delayed(columns, after, condition)
-            self._pending.sql(
-                f"CREATE OR REPLACE TABLE candidates AS SELECT * FROM ({source}) AS r ORDER BY {', '.join(ORDER)} "  # noqa: S608
-                f"LIMIT {n}"
-            )
+            rows = f"SELECT * FROM ({source}) AS r ORDER BY {', '.join(ORDER)} LIMIT {n - count}"  # noqa: S608
+            if read:
+                rows = f"SELECT * FROM candidates UNION ALL SELECT * FROM ({rows}) AS r"  # noqa: S608
+            self._pending.sql(f"CREATE OR REPLACE TABLE candidates AS {rows}")
             count = int(self._pending.sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py())
             if count == n or end is None:
                 return count
-            wanted = int(wanted * max(2, 1.5 * n / count if count else _GROWTH))
+            start, read = end, read + wanted
+            # As many as are likely to have the rest, if these are as the ones before.
+            likely = int(1.2 * (n - count) * read / count) if count else read * _GROWTH
+            wanted = min(max(likely, least), read * _GROWTH)
 
     def count(self) -> int:
         """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""

@@ -21,11 +21,12 @@ from conf.settings import Settings
 from tests.support.examples import examples
 from tests.support.messages import TOPIC, batches, messages
 from tracker.commands.schema import CANCEL_ROWS
+from tracker.messages import int64
 from warehouse.delta.tables import Tables, ranges_of
 from warehouse.queries import waiting
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingError, PendingFilter, PendingMessage, State, VersionGoneError
-from warehouse.queries.pending_rows import OVERDUE_MILLIS
+from warehouse.queries.pending_rows import OVERDUE_MILLIS, PendingRows
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import DELIVERIES
 
@@ -78,6 +79,10 @@ class Warehouse:
             page = self.pending(asked, page.cursor).page(limit)
             found = found + page.messages
         return found
+
+    def files(self) -> list[str]:
+        """The paths of the delayed index's files."""
+        return DeltaTable(self.tables.path("delayed_index")).file_uris()
 
     def _append(self, name: str, rows: pa.Table) -> None:
         if rows.num_rows:
@@ -215,12 +220,40 @@ def test_a_page_reads_little_of_what_is_due_after_it(warehouse: Warehouse, monke
         assert entries(warehouse.listed(3, key=f"k{day}")) == expected
         assert entries(warehouse.listed(3, properties={"day": f"{day}"})) == expected
     assert entries(warehouse.listed(7)) == list(range(300))
-    for file in DeltaTable(warehouse.tables.path("delayed_index")).file_uris():
+    for file in warehouse.files():
         if pq.read_table(file)["deliver_at"][0].as_py() > NOW + 86_400_000:
             Path(file).unlink()
     assert entries(warehouse.pending().page(5).messages) == list(range(5))
     with pytest.raises(VersionGoneError):
         warehouse.pending().page(100)
+
+
+@pytest.mark.parametrize("wanted", [PendingFilter(key="5"), PendingFilter(properties={"p": "5"})])
+def test_a_listing_reads_on_where_it_has_stopped(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, wanted: PendingFilter
+) -> None:
+    """Also for its next page. Here files go as soon as it has been past them."""
+    monkeypatch.setattr(waiting, "_LEAST_READ_BY_TEXT", 4)
+    for day in range(60):
+        rows = [(1 + day, day * 10 + i, NOW + day * 86_400_000 + i) for i in range(10)]
+        warehouse.seal(messages(rows, key=f"{day % 40}", properties=[("p", f"{day % 40}")]))
+    files = {path: int64(pq.read_table(path), "deliver_at").max() for path in warehouse.files()}
+    end_of, starts = PendingRows.end_of, []
+
+    def remove_what_is_past(pending: PendingRows, n: int, start: int) -> int | None:
+        starts.append(start)
+        for path in [path for path, last in files.items() if last < start]:
+            Path(path).unlink()
+            del files[path]
+        return end_of(pending, n, start)
+
+    monkeypatch.setattr(PendingRows, "end_of", remove_what_is_past)
+    page = warehouse.pending(wanted).page(13)
+    assert entries(page.messages) == [*range(50, 60), 450, 451, 452]
+    assert len(files) < 40
+    starts.clear()
+    assert entries(warehouse.pending(wanted, page.cursor).page(13).messages) == list(range(453, 460))
+    assert starts[0] == page.messages[-1].deliver_at, "the next page goes on there"
 
 
 def test_a_partition_is_listed_by_its_name(warehouse: Warehouse) -> None:
