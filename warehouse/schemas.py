@@ -180,7 +180,7 @@ LATER = {"expired": EXPIRED, "subscription_changes": SUBSCRIPTION_CHANGES, "impo
 
 # Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
 STATISTICS = {
-    "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id,operation,subscription,occurrence",
+    "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id,operation,subscription,sequence,occurrence",
     "outcomes": "request_id,applied_at,ledger_id,entry_id",
     "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
     "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",

@@ -170,8 +170,8 @@ class SourceReader:
         decoded = decode(unpack(partition.messages), routes.command_routes)
         later, pause_changes = later_commands(self._tables, partition.versions, partition.changed, routes)
         commands, pause_changes = concat([later, decoded.commands], COMMAND_ROWS), pause_changes + decoded.pause_changes
-        known_messages = find_known_messages(self._tables, partition.versions, commands)
-        payload_rows = find_rows(self._tables, partition.versions, commands)
+        known_messages = find_known_messages(self._tables, partition.versions, commands, partition.keyed)
+        payload_rows = find_rows(self._tables, partition.versions, commands, partition.keyed)
         resumed: dict[str, int] = defaultdict(int)
         for change in decoded.pause_changes:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions

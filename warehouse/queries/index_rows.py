@@ -72,7 +72,7 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
     return typed(rows, MESSAGES)
 
 
-def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
+def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
     """Finds the messages of the entries that commands name, as far as they are durable.
 
     A durable entry that is in no bucket was handed out without being sealed: it has one row here, with deliver_at 0.
@@ -80,51 +80,78 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table)
     Args:
         versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
+        keyed: the topics that have had schedule keys.
 
     Returns:
         with the columns of `tracker.commands.schema.KNOWN`.
     """
-    wanted, columns = command_positions(commands), ", ".join(KNOWN.names)
+    found = _as_they_came(tables, versions, commands, keyed, KNOWN)
+    missing = command_positions(commands).join(found.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
+    if not missing.num_rows:
+        return found
+    sql = f"SELECT {_ENTRY_AS_KNOWN} FROM entries WHERE {near(missing)}"  # noqa: S608
+    rows = of_entries(typed(tables.query("entries", sql, versions[1]), KNOWN), missing)
+    return concat([found, rows], KNOWN)
+
+
+def _as_they_came(
+    tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str], schema: pa.Schema
+) -> pa.Table:
+    """Reads the sealed rows with which the entries that commands name have come, and no row of a move.
+
+    By time first, as the commands or else the entries tell it: the index is in that order, and a file of it that was
+    merged may have any entry. With a hundred million rows that is the difference between milliseconds and seconds.
+
+    Args:
+        versions, commands, keyed: as of `find_known_messages`.
+        schema: KNOWN or MESSAGES.
+
+    Returns:
+        as the schema.
+    """
+    wanted = command_positions(commands)
+    columns = ", ".join(name for name in schema.names if name in DELAYED_INDEX.names)
     found: list[pa.Table] = []
 
-    def look_up(table: int, columns: str, condition: str) -> pa.Table:
-        sql = f"SELECT {columns} FROM {LOOKED_UP[table]} WHERE {condition}"  # noqa: S608
-        rows = typed(tables.query(LOOKED_UP[table], sql, versions[table]), KNOWN)
-        return rows.join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
+    def look_up(condition: str) -> pa.Table:
+        sql = f"SELECT {columns} FROM delayed_index WHERE {condition} AND {near(wanted)} AND {_AS_IT_CAME}"  # noqa: S608
+        return of_entries(typed(tables.query("delayed_index", sql, versions[0]), schema), wanted)
 
-    def find_by_time(first: Int64Array, last: Int64Array) -> pa.Table:
-        """Finds wanted entries of which all messages are due in some spans of time; returns the others."""
+    def find_by_time(first: Int64Array, last: Int64Array, are_only_there: pa.Table) -> pa.Table:
+        """Finds wanted entries in some spans of time; returns those that may have messages at other times."""
         ranges = _covering(first, last)
         if not ranges:
             return wanted
-        rows = look_up(0, columns, f"({any_of('deliver_at', ranges)}) AND {near(wanted)} AND {_AS_IT_CAME}")
+        rows = look_up(f"({any_of('deliver_at', ranges)})")
         # An entry's messages may be due at different times: it is found when all of it is.
         sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
         whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
-        found.append(rows.join(whole, _ENTRY, join_type="inner", use_threads=False))
-        return wanted.join(whole, _ENTRY, join_type="left anti", use_threads=False)
+        done = pa.concat_tables([whole, are_only_there])
+        found.append(of_entries(rows, done))
+        return wanted.join(done, _ENTRY, join_type="left anti", use_threads=False)
 
-    # By time first, as the commands or else the entries tell it: the index is in that order, and a file of it that was
-    # merged may have any entry. With a hundred million rows that is the difference between milliseconds and seconds.
     kinds = pc.is_in(commands["kind"], pa.array([CANCEL, SKIP]))
     named = int64(commands.filter(pc.and_(kinds, pc.greater(commands["deliver_at"], 0))), "deliver_at")
-    wanted = find_by_time(named, named)
+    wanted = find_by_time(named, named, wanted.slice(0, 0))
     if wanted.num_rows:
-        wanted = find_by_time(*_times_of(tables, versions[1], wanted))
+        times = _times_of(tables, versions[1], wanted)
+        # One with a schedule key may be due sooner than its entry says, where that would put the key off for too long.
+        are_only_there = times.filter(pc.invert(pc.is_in(times["topic"], pa.array(sorted(keyed), pa.string()))))
+        wanted = find_by_time(int64(times, "first_due"), int64(times, "last_due"), are_only_there.select(_ENTRY))
     if wanted.num_rows:
-        found.append(look_up(0, columns, f"{near(wanted)} AND {_AS_IT_CAME}"))
-        wanted = wanted.join(found[-1].select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
-    if wanted.num_rows:
-        found.append(look_up(1, _ENTRY_AS_KNOWN, near(wanted)))
-    return concat([rows.select(KNOWN.names).cast(KNOWN) for rows in found], KNOWN)
+        found.append(look_up("true"))
+    return concat(found, schema)
 
 
-def _times_of(tables: Tables, version: int, wanted: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """When the first and the last messages of wanted entries are due, ms since the epoch, as far as it is known."""
-    columns = "ledger_id, entry_id, first_due, coalesce(last_due, first_due) AS last_due"
+def _times_of(tables: Tables, version: int, wanted: pa.Table) -> pa.Table:
+    """When the first and the last messages of wanted entries are due, as far as it is known.
+
+    Returns:
+        topic, ledger_id, entry_id, and first_due and last_due, ms since the epoch.
+    """
+    columns = "topic, ledger_id, entry_id, first_due, coalesce(last_due, first_due) AS last_due"
     sql = f"SELECT {columns} FROM entries WHERE {near(wanted)} AND first_due IS NOT NULL"  # noqa: S608
-    found = tables.query("entries", sql, version).join(wanted, _ENTRY, join_type="inner", use_threads=False)
-    return int64(found, "first_due"), int64(found, "last_due")
+    return of_entries(tables.query("entries", sql, version), wanted)
 
 
 def _covering(first: Int64Array, last: Int64Array) -> list[tuple[int, int]]:
@@ -198,7 +225,7 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
     return concat(found)
 
 
-def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Table:
+def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
     """Reads the sealed rows of the entries that commands of the kinds OF_ROWS name, as MESSAGES.
 
     Of a recurring message only the last row of each subscription, and the one that it came with.
@@ -206,14 +233,17 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table) -> pa.Tab
     Args:
         versions: those of the tables LOOKED_UP to read.
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
+        keyed: the topics that have had schedule keys.
     """
     commands = commands.filter(pc.is_in(commands["kind"], pa.array(OF_ROWS)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
     if wanted.num_rows:
-        rows = tables.query("delayed_index", sql.format(near(wanted)), versions[0])
-        found.append(of_entries(typed(rows, MESSAGES), wanted))
+        # A moved row may be due at any time. The log tells which files have some.
+        moved = tables.query("delayed_index", sql.format(f"sequence IS NOT NULL AND {near(wanted)}"), versions[0])
+        came = _as_they_came(tables, versions, commands, keyed, MESSAGES)
+        found += [came, of_entries(typed(moved, MESSAGES), wanted)]
     if keys:
         named = ", ".join(map(literal, keys))
         rows = tables.query("delayed_index", sql.format(f"schedule_key IN ({named})"), versions[0])

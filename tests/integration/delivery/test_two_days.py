@@ -88,7 +88,9 @@ class Service:
             segment=read_segment(self.tables, offset.index_version, last.load_horizon, offset.load_horizon),
             commands=asked,
             request_ids=dict.fromkeys(requests, 1),
-            known_messages=find_known_messages(self.tables, [self.tables.version(name) for name in LOOKED_UP], asked),
+            known_messages=find_known_messages(
+                self.tables, [self.tables.version(name) for name in LOOKED_UP], asked, []
+            ),
         )
         shard = Shard(self.store, {TOPIC: ["a"]}, self.settings.tracker.min_index_count_per_bucket)
         self._write(shard.apply(self.offset.to_tick(), tick_input), now)

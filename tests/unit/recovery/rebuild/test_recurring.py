@@ -124,8 +124,8 @@ class Service:
         version = self.tables.version("delayed_index")
         versions = [version, self.tables.version("entries"), self.tables.version("outcomes")]
         if order:
-            changes["known_messages"] = find_known_messages(self.tables, versions, ordered)
-            changes["payload_rows"] = find_rows(self.tables, versions, ordered)
+            changes["known_messages"] = find_known_messages(self.tables, versions, ordered, [])
+            changes["payload_rows"] = find_rows(self.tables, versions, ordered, [])
         elif pause:
             changes["payload_rows"] = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
         tick_input = TickInput(

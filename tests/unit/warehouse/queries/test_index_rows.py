@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.messages import TOPIC, batches, command, commands, messages
+from tracker.commands.schema import RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.entry_log import entries_of
 from tracker.keys.cold_keys import GROUP_MILLIS
 from tracker.messages import concat
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import _covering, find_keyed_messages, find_known_messages, to_index
+from warehouse.queries.index_rows import _covering, find_keyed_messages, find_known_messages, find_rows, to_index
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000
@@ -36,12 +39,11 @@ def tables(tmp_path: Path) -> Tables:
     return tables
 
 
-def found(tables: Tables, *asked: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
+def found(tables: Tables, *asked: tuple[int, int, int]) -> list[tuple[int, ...]]:
     """The positions and times for skips of (ledger_id, entry_id, deliver_at)."""
     rows = commands(command(f"{i}", ledger, entry) | {"deliver_at": at} for i, (ledger, entry, at) in enumerate(asked))
     versions = [tables.version(name) for name in ("delayed_index", "entries")]
-    names = ("ledger_id", "entry_id", "batch_index", "deliver_at")
-    return sorted(tuple(row[name] for name in names) for row in find_known_messages(tables, versions, rows).to_pylist())
+    return positions(find_known_messages(tables, versions, rows, []))
 
 
 @pytest.mark.parametrize("at", [0, NOW + 3 * DAY, NOW + 3 * DAY + 1, 1])
@@ -63,29 +65,104 @@ def test_many_are_found_together_those_that_are_in_no_bucket_too(tables: Tables)
     ]
 
 
-def test_a_message_that_is_named_by_its_id_alone_is_looked_for_at_its_time(tmp_path: Path) -> None:
-    tables = Tables(str(tmp_path), segment_rows=10)
-    tables.create()
-    alone = messages([(1, entry, NOW + (entry * 7_919 % 1_000) * DAY) for entry in range(1_000)])
-    batch = batches([(1, 1_000, index, 3, NOW + index * 300 * DAY) for index in range(3)])
-    rows = concat([alone, batch]).sort_by("deliver_at")
-    for start in range(0, rows.num_rows, 100):
-        tables.append("delayed_index", to_index(rows.slice(start, 100), 1), {})
-    tables.append("entries", entries_of(concat([alone, batch])), {})
-    # Any of the files may have any entry, by their statistics, but only one has what is due at that time.
-    index = DeltaTable(tables.path("delayed_index"))
-    files = pa.table(index.get_add_actions(flatten=True)).to_pylist()
-    due = {3: [NOW + 757 * DAY], 1_000: [NOW + n * 300 * DAY for n in range(3)]}
-    for entry, times in due.items():
-        for file in files:
-            if not any(
-                file["min.deliver_at"] <= time <= file["max.deliver_at"] for time in range(times[0], times[-1] + 1, DAY)
-            ):
-                (Path(tables.path("delayed_index")) / file["path"]).rename(tmp_path / file["path"])
-        expected = [(1, entry, -1 if len(times) == 1 else i, time) for i, time in enumerate(times)]
-        assert found(tables, (1, entry, 0)) == expected
-        for file in tmp_path.glob("*.parquet"):
-            file.rename(Path(tables.path("delayed_index")) / file.name)
+NAMES = ("ledger_id", "entry_id", "batch_index", "deliver_at")
+
+
+def positions(rows: pa.Table) -> list[tuple[int, ...]]:
+    return sorted(tuple(row[name] for name in NAMES) for row in rows.to_pylist())
+
+
+class Index:
+    """Eleven files in the order of time, of which each may have any entry by its ids; the fifth has moved rows, too.
+
+    Args:
+        schedule_key: of all messages.
+    """
+
+    def __init__(self, folder: Path, schedule_key: str | None = None) -> None:
+        self.tables = Tables(str(folder), segment_rows=10)
+        self.tables.create()
+        self._folder = Path(self.tables.path("delayed_index"))
+        due = [(entry, NOW + (entry * 7_919 % 1_000) * DAY) for entry in range(1_000)]
+        alone = batches([(1, entry, -1, 1, at) for entry, at in due], schedule_key=schedule_key)
+        batch = batches([(1, 1_000, index, 3, NOW + index * 300 * DAY) for index in range(3)])
+        gone = batches([(1, 1_001, -1, 1, NOW + 650 * DAY), *((1, 1_002, i, 2, NOW + 650 * DAY) for i in range(2))])
+        half = gone.slice(1, 1)  # of the last entry the other message was handed out without being sealed
+        self.moved_at = NOW + 450 * DAY
+        moved = batches([(1, entry, -1, 1, self.moved_at) for entry in (3, 4)], sequence=7, subscription="a")
+        rows = concat([alone, batch, moved, half]).sort_by("deliver_at")
+        for start in range(0, rows.num_rows, 100):
+            self.tables.append("delayed_index", to_index(rows.slice(start, 100), 1), {})
+        self.tables.append("entries", entries_of(concat([alone, batch, gone])), {})
+        self.versions = [self.tables.version(name) for name in ("delayed_index", "entries")]
+        self._files = pa.table(DeltaTable(self._folder).get_add_actions(flatten=True)).to_pylist()
+
+    @contextmanager
+    def only_files_of(self, *times: int) -> Iterator[int]:
+        """Removes for a while the files in whose span none of the times is; yields how many stay."""
+        removed = [
+            file["path"]
+            for file in self._files
+            if not any(file["min.deliver_at"] <= time <= file["max.deliver_at"] for time in times)
+        ]
+        for path in removed:
+            (self._folder / path).rename(self._folder / f"{path}.away")
+        yield len(self._files) - len(removed)
+        for path in removed:
+            (self._folder / f"{path}.away").rename(self._folder / path)
+
+    def known(self, kind: str, entry: int, keyed: Sequence[str] = ()) -> list[tuple[int, ...]]:
+        return positions(find_known_messages(self.tables, self.versions, named(kind, entry), keyed))
+
+    def rows(self, kind: str, entry: int) -> list[tuple[int, ...]]:
+        return positions(find_rows(self.tables, self.versions, named(kind, entry), []))
+
+
+def named(kind: str, entry: int) -> pa.Table:
+    """A command by id alone."""
+    return commands([command("r", 1, entry) | {"kind": kind, "deliver_at": 0}])
+
+
+@pytest.mark.parametrize("kind", [SKIP, RESCHEDULE, RESTORE, RETRY])
+def test_a_message_that_is_named_by_its_id_alone_is_looked_for_at_its_time(tmp_path: Path, kind: str) -> None:
+    index = Index(tmp_path)
+    for entry, time in ((3, NOW + 757 * DAY), (5, NOW + 595 * DAY)):
+        with index.only_files_of(time) as n_read:
+            assert (n_read, index.known(kind, entry)) == (1, [(1, entry, -1, time)])
+    with index.only_files_of(*range(NOW, NOW + 601 * DAY, DAY)):
+        assert index.known(kind, 1_000) == [(1, 1_000, i, NOW + i * 300 * DAY) for i in range(3)]
+    with index.only_files_of(NOW + 650 * DAY) as n_read:
+        assert n_read == 1
+        assert index.known(kind, 1_001) == [(1, 1_001, -1, 0)], "it was handed out without being sealed"
+        assert index.known(kind, 1_002) == [(1, 1_002, 0, NOW + 650 * DAY)]
+
+
+@pytest.mark.parametrize("kind", [RESCHEDULE, RESTORE, RETRY])
+def test_the_rows_of_a_message_are_looked_for_at_its_time_and_where_something_was_moved(
+    tmp_path: Path, kind: str
+) -> None:
+    index = Index(tmp_path)
+    for entry, time in ((3, NOW + 757 * DAY), (5, NOW + 595 * DAY)):
+        with index.only_files_of(time, index.moved_at) as n_read:
+            assert n_read == 2
+            moved = [(1, entry, -1, index.moved_at)] if entry == 3 else []
+            assert index.rows(kind, entry) == [*moved, (1, entry, -1, time)]
+    with index.only_files_of(NOW + 650 * DAY, index.moved_at):
+        assert index.rows(kind, 1_001) == []
+        assert index.rows(kind, 1_002) == [(1, 1_002, 0, NOW + 650 * DAY)]
+    with index.only_files_of():
+        assert index.rows(SKIP, 3) == []
+
+
+def test_a_message_that_its_schedule_key_has_made_due_sooner_is_found_all_the_same(tmp_path: Path) -> None:
+    index = Index(tmp_path, schedule_key="k")
+    late = batches([(1, 1_003, -1, 1, NOW + 900 * DAY)])
+    index.tables.append("delayed_index", to_index(batches([(1, 1_003, -1, 1, NOW + DAY)], schedule_key="k"), 1), {})
+    index.tables.append("entries", entries_of(late), {})
+    index.versions = [index.tables.version(name) for name in ("delayed_index", "entries")]
+    assert index.known(SKIP, 1_003, [TOPIC]) == [(1, 1_003, -1, NOW + DAY)]
+    with index.only_files_of(NOW + 757 * DAY) as n_read:
+        assert (n_read, index.known(SKIP, 3, [TOPIC])) == (1, [(1, 3, -1, NOW + 757 * DAY)])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 9)), max_size=99))
