@@ -11,24 +11,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import delayed_tasks
 import fastapi_reminders
 import httpx
 import pulsar
 import pytest
-from delaylake import Client, Invalid, MessageId, NotAllowed, NotFound, Outcome, Schedule, TooLate
+from delaylake import AsyncClient, Client, Invalid, MessageId, NotAllowed, NotFound, Outcome, Schedule, TooLate
 from delaylake.times import moment
 
 from broker.jvm.jars import jars as broker_jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
+from tests.support.awaited_client import awaited
 from tests.support.harness import Api, Collector, Job, now, wait_until
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine
 SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
+Kind = Literal["sync", "async"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,15 @@ class World:
     broker: str
     topic: str  # of it and of what begins so with `_reminders`, `_tasks` and `_java` there is a route
 
-    def client(self, **more: Any) -> Client:
-        return Client(self.api.url, broker=self.broker, timeout_seconds=SECONDS, **more)
+    def client(self, kind: Kind = "sync") -> Client:
+        given: dict[str, Any] = {"broker": self.broker, "timeout_seconds": SECONDS}
+        return awaited(AsyncClient(self.api.url, **given)) if kind == "async" else Client(self.api.url, **given)
+
+    def client_without_api(self, kind: Kind = "sync") -> Client:
+        control = self.job.settings.control
+        topics = {"control_topic": control.topic, "outcome_topic": control.outcome_topic}
+        given: dict[str, Any] = {"broker": self.broker, "timeout_seconds": SECONDS, **topics}
+        return awaited(AsyncClient(**given)) if kind == "async" else Client(**given)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +77,7 @@ def shown(file: Path, world: World) -> list[str]:
         '"orders"': repr(world.topic),
     }
     blocks = re.findall(r"```python\n(.*?)```", file.read_text(), re.S)
+    blocks = [block for block in blocks if "from delaylake import" in block]
     for there, here in own.items():
         assert all(there in block for block in blocks), there
         blocks = [block.replace(there, here) for block in blocks]
@@ -76,8 +86,9 @@ def shown(file: Path, world: World) -> list[str]:
 
 def test_what_the_documents_show_is_done(world: World, collector: Collector) -> None:
     collector.collect(f"{world.topic}-billing")
-    blocks = shown(ROOT / "docs/clients.md", world) + shown(ROOT / "clients/python/README.md", world)
-    assert len(blocks) == 3
+    files = ("README.md", "docs/clients.md", "clients/python/README.md")
+    blocks = [block for file in files for block in shown(ROOT / file, world)]
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, {})
     wait_until(lambda: collector.received[f"{world.topic}-billing"], 20, f"delivered\n{world.job.log}")
@@ -85,13 +96,14 @@ def test_what_the_documents_show_is_done(world: World, collector: Collector) -> 
     assert (message.payload, message.key) == (b"ship it", "customer-7")
 
 
-def test_each_command_over_http(world: World, collector: Collector) -> None:
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_each_command_over_http(world: World, collector: Collector, kind: Kind) -> None:
     later, at_last = datetime.now(UTC) + timedelta(hours=1), f"{world.topic}-audit"
     collector.collect(at_last)
-    with world.client() as lake:
+    with world.client(kind) as lake:
 
         def send(text: str) -> MessageId:
-            return lake.schedule(world.topic, text, at=later, key="here", properties={"region": "eu"})
+            return lake.schedule(world.topic, text, at=later, key=kind, properties={"region": "eu"})
 
         ids = {text: send(text) for text in ("cancelled", "skipped", "moved", "restored", "at once")}
         both = Counter(["billing", "audit"])
@@ -114,7 +126,8 @@ def test_each_command_over_http(world: World, collector: Collector) -> None:
         moved = later + timedelta(minutes=1)
         assert done(lake.reschedule(world.topic, ids["moved"], at=moved)) == both
         assert done(lake.deliver_now(world.topic, ids["at once"])) == both
-        wait_until(lambda: b"at once" in [m.payload for m in collector.received[at_last]], 20, world.job.log)
+        at_once = (b"at once", kind)
+        wait_until(lambda: at_once in [(m.payload, m.key) for m in collector.received[at_last]], 20, world.job.log)
         with pytest.raises(TooLate):
             lake.cancel(world.topic, ids["at once"])
         with pytest.raises(NotFound):
@@ -133,7 +146,7 @@ def test_each_command_over_http(world: World, collector: Collector) -> None:
         wait_until(lambda: lake.get(world.topic, ids["moved"]).message.deliver_at == _in_millis(moved), 20, "moved")
 
         def listed(**more: Any) -> set[MessageId]:
-            return {one.id for one in lake.pending(world.topic, key="here", properties={"region": "eu"}, **more)}
+            return {one.id for one in lake.pending(world.topic, key=kind, properties={"region": "eu"}, **more)}
 
         assert listed(subscription="audit") == {ids["skipped"], ids["moved"], ids["restored"]}
         assert listed(due_from=moved - timedelta(seconds=1)) == {ids["moved"]}
@@ -145,16 +158,10 @@ def _in_millis(time: datetime) -> datetime:
     return time.replace(microsecond=0) + timedelta(microseconds=rounded)
 
 
-def test_commands_over_the_control_topic(world: World) -> None:
-    control = world.job.settings.control
-    lake = Client(
-        broker=world.broker,
-        timeout_seconds=SECONDS,
-        control_topic=control.topic,
-        outcome_topic=control.outcome_topic,
-    )
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_commands_over_the_control_topic(world: World, kind: Kind) -> None:
     there: dict[str, Any] = {"subscription": "billing"}
-    with lake:
+    with world.client_without_api(kind) as lake:
         message = lake.schedule(world.topic, b"by hand", after=timedelta(hours=1))
         key = uuid.uuid4().hex
         for _ in range(2):
@@ -174,14 +181,8 @@ def test_commands_over_the_control_topic(world: World) -> None:
 
 @pytest.mark.parametrize("way", ["the API", "the control topic"])
 def test_messages_by_schedule_key(world: World, way: str) -> None:
-    control, key = world.job.settings.control, f"order-7 over {way}"
-    lake = Client(
-        world.api.url if way == "the API" else None,
-        broker=world.broker,
-        timeout_seconds=SECONDS,
-        control_topic=control.topic,
-        outcome_topic=control.outcome_topic,
-    )
+    key = f"order-7 over {way}"
+    lake = world.client() if way == "the API" else world.client_without_api()
     later = datetime.now(UTC) + timedelta(hours=1)
     there: dict[str, Any] = {"subscription": "billing"}
 
@@ -241,12 +242,11 @@ def test_messages_by_schedule_key(world: World, way: str) -> None:
             )
 
 
-def test_recurring_messages(world: World) -> None:
-    control = world.job.settings.control
-    topics: dict[str, Any] = {"control_topic": control.topic, "outcome_topic": control.outcome_topic}
-    first_at = datetime.now(UTC) + timedelta(seconds=1)
-    with world.client() as lake, Client(broker=world.broker, timeout_seconds=SECONDS, **topics) as direct:
-        message = lake.schedule(world.topic, b"every day", at=first_at, repeat="@every 1d", schedule_key="daily")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_recurring_messages(world: World, kind: Kind) -> None:
+    first_at, key = datetime.now(UTC) + timedelta(seconds=1), f"daily {kind}"
+    with world.client(kind) as lake, world.client_without_api(kind) as direct:
+        message = lake.schedule(world.topic, b"every day", at=first_at, repeat="@every 1d", schedule_key=key)
 
         def listed(**more: Any) -> Schedule | None:
             return next((one for one in lake.schedules(world.topic, **more) if one.id == message), None)
@@ -266,7 +266,7 @@ def test_recurring_messages(world: World) -> None:
         wait_until(lambda: numbers() == {"billing": 5, "audit": 4}, 30, f"some are skipped\n{world.job.log}")
         found = listed(subscription="billing")
         assert found is not None
-        assert (found.repeat, found.schedule_key, found.state) == ("@every 1d", "daily", "waiting")
+        assert (found.repeat, found.schedule_key, found.state) == ("@every 1d", key, "waiting")
         assert found.first_deliver_at == _in_millis(first_at)
         assert found.next_deliver_at == found.first_deliver_at + timedelta(days=4)
         for call, state in ((lake.pause_schedule, "paused"), (lake.resume_schedule, "waiting")):

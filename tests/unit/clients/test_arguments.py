@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from delaylake import Client, MessageId
+from delaylake import AsyncClient, Client, MessageId
 from delaylake.commands import KeyRule, Repeat, cancel, command, full_name, reschedule, scheduled
 from delaylake.times import due, millis, moment
 
@@ -233,3 +234,21 @@ def test_a_client_says_what_it_lacks() -> None:
                 client.pending("orders", **wrong)
         with pytest.raises(ValueError, match="must be"):
             client.schedules("orders", limit=0)
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    """With the same parameters, defaults and results; to be awaited, or, where it is a listing, gone through so."""
+
+    def methods(of: type) -> dict[str, inspect.Signature]:
+        found = inspect.getmembers(of, inspect.isfunction)
+        return {name: inspect.signature(method) for name, method in found if not name.startswith("_")}
+
+    of_client, of_async = methods(Client), methods(AsyncClient)
+    assert len(of_client) > 15
+    assert of_async.keys() == of_client.keys()
+    for name, signature in of_client.items():
+        other = of_async[name]
+        assert other.parameters == signature.parameters, name
+        is_awaited = inspect.iscoroutinefunction(getattr(AsyncClient, name))
+        assert is_awaited != str(signature.return_annotation).startswith("Iterator["), name
+        assert other.return_annotation.removeprefix("Async") == signature.return_annotation, name

@@ -114,6 +114,48 @@ def test_a_message_that_is_not_taken(result: str, error: type[DelayLakeError]) -
             lake.schedule("missing", b"", at=NOON)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(
+    kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    lake = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=30)
+    waited: list[float | None] = []
+
+    def connect(self: Broker, _: Any) -> Future[Any]:
+        nonlocal clock
+        clock += 29.75
+        return _Unanswered(waited)
+
+    async def wait_for(_: Any, seconds: float) -> None:
+        waited.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    monkeypatch.setattr(asyncio, "wait_for", wait_for)
+    monkeypatch.setattr(Broker, "schedule", connect)
+    monkeypatch.setattr(Broker, "send", connect)
+    for call in (
+        lambda: lake.schedule("orders", b"", at=NOON),
+        lambda: lake.skip("orders", "7:0", subscription="a"),
+    ):
+        with pytest.raises(NoAnswer):
+            asyncio.run(call()) if kind is AsyncClient else call()
+    assert waited == [0.25, 0.25]
+
+
+class _Unanswered(Future[Any]):
+    """Notes how long it is waited for, and has no answer."""
+
+    def __init__(self, waited: list[float | None]) -> None:
+        super().__init__()
+        self._waited = waited
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._waited.append(timeout)
+        raise TimeoutError
+
+
 def test_commands_are_those_of_the_control_topic() -> None:
     fake = FakePulsar()
     with client_of(fake, 0.01) as lake:

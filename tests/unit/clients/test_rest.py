@@ -102,6 +102,7 @@ def test_a_command_that_fails_on_its_way_is_repeated_under_its_id(ask: Ask) -> N
         httpx.ConnectError("refused"),
         httpx.ReadTimeout("slow"),
         httpx.RemoteProtocolError("cut"),
+        httpx.DecodingError("garbled"),
         httpx.Response(503, json={"reason": "no broker"}),
         httpx.Response(502, text="<html>"),
         httpx.Response(504, json={"reason": "no answer"}),
@@ -110,7 +111,7 @@ def test_a_command_that_fails_on_its_way_is_repeated_under_its_id(ask: Ask) -> N
     ]
     found, api = ask(answers, "skip", "orders", "7:0")
     assert [one.result for one in found] == ["APPLIED", "ALREADY_APPLIED"]
-    assert len(api.asked) == 8
+    assert len(api.asked) == 9
     keys = {request.headers["Idempotency-Key"] for request in api.asked}
     assert (len(keys), len(keys.pop())) == (1, 32)
     assert {request.headers["Authorization"] for request in api.asked} == {"Bearer t"}
@@ -122,6 +123,7 @@ def test_a_command_that_fails_on_its_way_is_repeated_under_its_id(ask: Ask) -> N
         (httpx.Response(504, json={"reason": "no answer"}), NoAnswer),
         (httpx.ReadTimeout("slow"), NoAnswer),
         (httpx.RemoteProtocolError("cut"), NoAnswer),
+        (httpx.DecodingError("garbled"), NoAnswer),
         (httpx.ConnectError("refused"), Unavailable),
         (httpx.Response(503, json={"reason": "no broker"}), Unavailable),
         (httpx.Response(429, json={"reason": "too often"}, headers={"Retry-After": "60"}), Unavailable),

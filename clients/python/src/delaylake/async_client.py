@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -68,9 +69,10 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         message = commands.scheduled(
             topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
         )
+        begun = time.monotonic()
         sent = await asyncio.to_thread(self._pulsar().schedule, message)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(sent), self._timeout_seconds)
+            return await asyncio.wait_for(asyncio.wrap_future(sent), self._seconds_left(begun))
         except asyncio.TimeoutError:
             raise NoAnswer(f"{message.topic}: the broker has not confirmed the message") from None
 
@@ -238,9 +240,10 @@ class AsyncClient(Connections[httpx.AsyncClient]):
             return await self._tell_broker(command)
 
     async def _tell_broker(self, command: Command) -> list[Outcome]:
+        begun = time.monotonic()
         told = await asyncio.to_thread(self._pulsar().send, command)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(told), self._timeout_seconds)
+            return await asyncio.wait_for(asyncio.wrap_future(told), self._seconds_left(begun))
         except asyncio.TimeoutError:
             raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
 
@@ -270,6 +273,6 @@ class AsyncClient(Connections[httpx.AsyncClient]):
                 asked = rest.retry_after(response)
                 rest.raise_if_unavailable(response)
                 return response
-            except (httpx.TransportError, Unavailable) as error:
+            except (httpx.RequestError, Unavailable) as error:
                 pause = attempts.pause_after(error, asked)
             await asyncio.sleep(pause)

@@ -103,9 +103,10 @@ class Client(Connections[httpx.Client]):
         message = commands.scheduled(
             topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
         )
+        begun = time.monotonic()
         sent = self._pulsar().schedule(message)
         try:
-            return sent.result(self._timeout_seconds)
+            return sent.result(self._seconds_left(begun))
         except concurrent.futures.TimeoutError:
             raise NoAnswer(f"{message.topic}: the broker has not confirmed the message") from None
 
@@ -371,9 +372,10 @@ class Client(Connections[httpx.Client]):
             return self._tell_broker(command)
 
     def _tell_broker(self, command: Command) -> list[Outcome]:
+        begun = time.monotonic()
         told = self._pulsar().send(command)
         try:
-            return told.result(self._timeout_seconds)
+            return told.result(self._seconds_left(begun))
         except concurrent.futures.TimeoutError:
             told.cancel()
             raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
@@ -403,6 +405,6 @@ class Client(Connections[httpx.Client]):
                 asked = rest.retry_after(response)
                 rest.raise_if_unavailable(response)
                 return response
-            except (httpx.TransportError, Unavailable) as error:
+            except (httpx.RequestError, Unavailable) as error:
                 pause = attempts.pause_after(error, asked)
             time.sleep(pause)

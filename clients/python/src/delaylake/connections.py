@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +62,10 @@ class Connections(Generic[_Http]):
 
     def _make_http(self) -> _Http:
         raise NotImplementedError
+
+    def _seconds_left(self, begun: float) -> float:
+        """Returns how much of its time a call has left that began then, by the monotonic clock; some is always left."""
+        return max(begun + self._timeout_seconds - time.monotonic(), 0.001)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token()}"} if self._token else {}

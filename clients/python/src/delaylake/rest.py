@@ -213,7 +213,7 @@ class Attempts:
         left = max(self._deadline - time.monotonic(), 0.001)
         return httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
 
-    def pause_after(self, error: httpx.TransportError | Unavailable, retry_after: float = 0.0) -> float:
+    def pause_after(self, error: httpx.RequestError | Unavailable, retry_after: float = 0.0) -> float:
         """Returns how many seconds to wait before the next attempt.
 
         Args:
