@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from compose_spec import PyCompose
 from fastapi.testclient import TestClient
 from httpx import HTTPStatusError
 
@@ -60,6 +62,19 @@ def is_ignored(path: str) -> bool:
         if line and line[0] != "#" and any(fnmatch.fnmatchcase(head, pattern) for head in [*heads, parts[-1]]):
             ignored = not line.startswith("!")
     return ignored
+
+
+def test_it_is_as_compose_s_specification_has_it() -> None:
+    """Names of keys, durations, ports, volumes and secrets that are declared: what `docker compose config` checks."""
+
+    def check(content: dict[str, Any]) -> None:
+        PyCompose.from_json(json.dumps(content)).validate()
+
+    check(COMPOSE)
+    wrong: dict[str, Any] = {"heathcheck": {}, "restart": "sometimes", "secrets": ["none"], "stop_grace_period": "soon"}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=r"heathcheck|unless-stopped|none|duration"):
+            check(COMPOSE | {"services": SERVICES | {"job": SERVICES["job"] | {name: value}}})
 
 
 def test_there_is_a_broker_a_job_an_api_prometheus_and_grafana() -> None:

@@ -203,6 +203,15 @@ def test_the_image_is_made_of_what_is_here() -> None:
     assert {JOB["image"], API_CONTAINER["image"]} == {f"delaylake:{version('delaylake')}"}
 
 
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    """Nor does ShellCheck, which it runs on the image's commands."""
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([hadolint, "--no-color", FOLDER / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wrong = b"FROM python:3.11-slim-bookworm\nRUN cd $HOME && apt-get install tini\nCOPPY a b\n"
+    assert subprocess.run([hadolint, "-"], input=wrong, capture_output=True).returncode == 1
+
+
 def test_the_image_has_the_programs_that_are_started_in_it() -> None:
     """And of Java the one that the tests run on, at least: the Python of the image is checked above."""
     (installed,) = re.findall(r"apt-get install -y --no-install-recommends ([\w. -]+)", DOCKERFILE)
