@@ -79,7 +79,7 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
     finally:
         job.stop()
     found = run_audit(job.settings)
-    assert found.is_clean, found
+    assert found.is_clean, found.findings
     in_order = [int(m.payload) for m in collector.received[stuck_to]]
     assert in_order == sorted(in_order)
 
