@@ -109,6 +109,9 @@ class Line:
     _is_closed: bool = False
     _is_repeated: bool = False
     _is_in_batch: bool = False  # a batch has been begun, and is not cut yet
+    _making_since: float | None = None  # when the client was first asked for the producer; None: it is not now
+    _why_not_made: str = ""  # why it could not be made so far
+    _thread: threading.Thread | None = None  # makes the producer
 
     @property
     def has_failed(self) -> bool:
@@ -133,19 +136,31 @@ class Line:
 
     def open(self) -> None:
         """Begins to make the producer, in a thread of its own."""
-        threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True).start()
+        self._thread = threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True)
+        self._thread.start()
+
+    def wait_opened(self) -> None:
+        """Waits until the producer is made, or can't be: until the client gives up, which may be after the line has."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _open(self) -> None:
-        deadline = time.monotonic() + self.patience_seconds
+        self._making_since = time.monotonic()
         while not self._is_closed:
+            producer: pulsar.Producer | None = None
             try:
-                if self.find is not None:
-                    self.found = self.find()
                 producer = self.create()
+                self._making_since = None
                 before = producer.last_sequence_id()
+                if self.find is not None:
+                    self.found = self.find()  # takes as long as there is to be read
             except Exception as error:
-                if isinstance(error, REFUSALS) or time.monotonic() > deadline:
-                    self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
+                if producer is not None:
+                    close_quietly(producer)
+                self._making_since = self._making_since or time.monotonic()
+                self._why_not_made = f"{type(error).__name__}: {error}"
+                if isinstance(error, REFUSALS) or self._is_too_long():
+                    self.fail(self._why_not_made, isinstance(error, REFUSALS))
                     return
                 time.sleep(_BUSY_SECONDS)
                 continue
@@ -161,6 +176,11 @@ class Line:
                 close_quietly(producer)
             self.wake.set()
             return
+
+    def _is_too_long(self) -> bool:
+        """Whether the broker has been asked for the producer for too long."""
+        since = self._making_since
+        return since is not None and time.monotonic() - since > self.patience_seconds
 
     def fail(self, error: str, is_refused: bool = False) -> None:
         """Ends the line with an error, unless it has failed already.
@@ -269,8 +289,10 @@ class Line:
     def look_after(self) -> None:
         """Asks whether what was handed over has arrived, and gives up on a broker that is silent for too long."""
         now = time.monotonic()
+        if self.producer is None and self._is_too_long():
+            self.fail(self._why_not_made or f"the broker has given no producer for {self.patience_seconds:.0f} s")
         if self.error or self.producer is None:
-            return  # making the producer has a deadline of its own
+            return
         if self._is_in_batch:
             return  # a flush would cut it here, and when it is sent again elsewhere
         if self._needs_flush or (self._is_interrupted and now - self._flushed_at > _FLUSH_SECONDS):

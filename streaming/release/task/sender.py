@@ -90,11 +90,16 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     lines = lines_of(settings, attempt, pending)
     if attempt.pace_file:
         _set_paces(_paces(attempt.pace_file), pending)
+
+    def until_opened() -> None:
+        for line in lines:
+            line.wait_opened()
+
     refused: dict[int, str] = {}  # by place in `pending` why the client does not take a message
     try:
         sent_at = _hand_over(settings, attempt.turn_file, pending, lines, refused.__setitem__, watch)
     except BaseException:
-        process_clients.forget_clients()
+        process_clients.forget_clients(until_opened)
         raise
     finally:
         for line in lines:
@@ -103,7 +108,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         line.check_repeated()
     failed = (*(one for plan in plans for one in plan.failed), *(_failed(line) for line in lines if line.has_failed))
     if any(not one.is_refused for one in failed):
-        process_clients.forget_clients()  # one may hang
+        process_clients.forget_clients(until_opened)  # one may hang
     arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
     taken = [i for i in arrived if i not in refused] if refused else arrived
     not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]

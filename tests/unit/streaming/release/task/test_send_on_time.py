@@ -40,6 +40,7 @@ class Topic:
     last_id: int = -1
     entries: list[int] = field(default_factory=list)
     steals: int | None = None  # after the first message somebody else publishes with this sequence id
+    n_open: int = 0  # producers
     full: threading.Event = field(default_factory=threading.Event)  # set when it has 20 messages
 
     def create(self) -> FakeProducer:
@@ -47,6 +48,7 @@ class Topic:
             raise AssertionError("nothing has set it")
         if self.refuses is not None:
             raise self.refuses("no")
+        self.n_open += 1
         return FakeProducer(self)
 
 
@@ -115,7 +117,7 @@ class FakeProducer:
         callback(dropped or self.state)
 
     def close(self) -> None:
-        pass
+        self.topic.n_open -= 1
 
 
 @dataclass
@@ -144,8 +146,14 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
             f"topic {i}",
             "producer",
             topic.create,
-            PATIENCE_SECONDS,
-            **{"last_id": n, "most_id": 1_000, "ids": [*range(1, n + 1)], "wake": wake, **changes},
+            **{
+                "patience_seconds": PATIENCE_SECONDS,
+                "last_id": n,
+                "most_id": 1_000,
+                "ids": [*range(1, n + 1)],
+                "wake": wake,
+                **changes,
+            },
         )
         for i, topic in enumerate(topics)
     ]
@@ -210,6 +218,36 @@ def test_one_that_fails_holds_up_no_other(
         assert trouble.entries == list(range(1, n_there + 1))
 
 
+def test_a_producer_that_is_not_made_in_time_holds_up_no_other_and_is_closed_when_it_comes() -> None:
+    offline, well = Topic(hangs=threading.Event()), Topic()
+    lines, items = lines_to([offline, well])
+    lines[1].patience_seconds = 60
+    run(lines, items)
+    assert [(line.has_failed, line.is_refused) for line in lines] == [(True, False), (False, False)]
+    assert "no producer" in lines[0].error
+    assert well.entries == list(range(1, 21))
+    assert offline.hangs is not None
+    offline.hangs.set()
+    lines[0].wait_opened()
+    assert offline.n_open == well.n_open == 0
+    assert offline.entries == []
+
+
+def test_reading_what_has_arrived_under_other_names_may_take_longer_than_a_producer() -> None:
+    [line], items = lines_to([topic := Topic()])
+
+    def find() -> frozenset[Any]:
+        deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            line.look_after()
+        return frozenset()
+
+    line.find = find
+    run([line], items)
+    assert not line.has_failed
+    assert topic.entries == list(range(1, 21))
+
+
 def test_what_is_sent_again_after_a_failure_comes_once() -> None:
     topic = Topic(terminated_after=7)
     run(*lines_to([topic]))
@@ -250,7 +288,7 @@ def test_nothing_is_sent_after_what_the_client_has_dropped() -> None:
 def test_a_producer_that_comes_late_sends_what_is_due_by_then_in_order() -> None:
     well = Topic()
     slow = Topic(hangs=well.full)  # for ever, if the other waited for it
-    lines, items = lines_to([slow, well])
+    lines, items = lines_to([slow, well], patience_seconds=60)
     sent_at, _ = run(lines, items)
     assert slow.entries == well.entries == list(range(1, 21))
     assert all(at >= item.at for item, at in zip(items, sent_at, strict=True))
@@ -259,7 +297,7 @@ def test_a_producer_that_comes_late_sends_what_is_due_by_then_in_order() -> None
 def test_producers_of_one_topic_send_what_is_overdue_in_order_though_one_of_them_comes_late() -> None:
     slow, quick = Topic(hangs=threading.Event()), Topic()
     slow.entries = quick.entries  # one topic, under two producers' names
-    lines, items = lines_to([slow, quick], n=50)
+    lines, items = lines_to([slow, quick], n=50, patience_seconds=60)
     for i, item in enumerate(items):
         item.at, item.sequence_id, item.first_id = now() - 1_000, i + 1, i + 1
     for line in lines:
@@ -278,7 +316,7 @@ def each_after_the_one_before(items: list[Item]) -> list[int]:
 def test_a_message_waits_until_one_of_another_producer_has_arrived() -> None:
     slow, quick = Topic(hangs=threading.Event()), Topic()
     slow.entries = quick.entries  # what came to either, in order
-    lines, items = lines_to([slow, quick], n=50)
+    lines, items = lines_to([slow, quick], n=50, patience_seconds=60)
     for i, item in enumerate(items):
         item.sequence_id, item.first_id = i + 1, i + 1
     for line in lines:
@@ -319,7 +357,7 @@ def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_th
 
 def test_a_batch_goes_whole_also_where_its_producer_comes_late() -> None:
     topic = Topic(hangs=threading.Event())
-    lines, _ = lines_to([topic])
+    lines, _ = lines_to([topic], patience_seconds=60)
     begin = now()
     items = [Item(begin, i + 1, i // 10 * 10 + 1, lines[0], True, i % 10 == 9) for i in range(400)]
     lines[0].last_id = 391
