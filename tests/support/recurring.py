@@ -46,6 +46,7 @@ class Job:
     got: dict[str, list[Got]] = field(default_factory=lambda: {"a": [], "b": []})
     requests: int = 0
     lookahead: int = 0
+    behind: int = 0  # ticks by which the source topics' messages come after the commands
 
     def step(
         self,
@@ -74,7 +75,7 @@ class Job:
             run_id="r",
             confirmed=self.tick - 1,
             durable_through=max(0, self.seal_epoch - 1),
-            ingested_through=self.tick,
+            ingested_through=self.tick - self.behind,
         )
         due = int64(self.sealed, "deliver_at")
         ordered = commands([order] if order else [])

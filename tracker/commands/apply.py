@@ -136,6 +136,8 @@ class Executor:
     def _apply_for(self, subscription: int, run: Run, moment: Moment) -> pa.Table:
         """Applies a run for one subscription; returns its OUTCOME_ROWS."""
         sequence = self._operations.next_sequence(moment)
+        if run.is_moving:
+            run = run.with_payload(self._occurrences.next_rows(run.payload_rows, subscription, moment.now))
         decision = run.decide(subscription, self._subscriptions, self._remaining, moment)
         # A message that was moved before has a second row: a command makes it unwanted, a restore wanted again. A
         # retried message has no row left.

@@ -23,6 +23,7 @@ from tracker.messages import (
     in_order,
     int64,
     message_ids,
+    where,
     with_columns,
 )
 from tracker.packing import pack, unpack
@@ -261,6 +262,46 @@ class Occurrences:
             pending = _Pending(of.numbers, np.maximum(of.by_rule, moment.now), of.by_rule, was_due)
         self._replace(rows, subscription, pending, np.ones(rows.num_rows, np.bool_), sequence, moment)
         return of.since if kind == SKIP_NEXT else pending.times
+
+    def next_rows(self, rows: pa.Table, subscription: int, now: int) -> pa.Table:
+        """Returns rows with the next occurrence of their messages, where theirs was done before a rebuild.
+
+        Args:
+            rows: as MESSAGES.
+            subscription: its number.
+            now: ms since the epoch.
+
+        Returns:
+            MESSAGES; without rows of messages of which nothing is left.
+        """
+        if not self._done or not has_occurrences(rows):
+            return rows
+        chosen = np.flatnonzero(are_recurring(rows))
+        of = _Rows(_taken(rows, chosen), np.full(len(chosen), 1 << subscription))
+        following: dict[int, Occurrence | None] = {}
+        for i in range(len(of)):
+            if int(of.numbers[i]) in self._done.get(of.message(i), ()):
+                following[int(chosen[i])] = self._first_not_done(of.one(i), now)
+        if not following:
+            return rows
+        columns = {name: rows[name].to_pylist() for name in ("occurrence", "deliver_at", "occurrence_at", "was_due")}
+        for i, one in following.items():
+            if one is not None:
+                for values, value in zip(columns.values(), one[:3], strict=False):
+                    values[i] = value
+                columns["was_due"][i] = None
+        changed = with_columns(rows, **{name: pa.array(values, pa.int64()) for name, values in columns.items()})
+        is_left = np.ones(rows.num_rows, np.bool_)
+        is_left[[i for i, one in following.items() if one is None]] = False
+        return where(changed, is_left)
+
+    def _first_not_done(self, row: _Row, now: int) -> Occurrence | None:
+        """Returns the first occurrence after a row's, which was done before a rebuild, that was not; None: none is."""
+        done, times = self._done[row.message], self._rescheduled.get(row.message, {})
+        found = self._next(row, row.number, done[row.number], now, times)
+        while found is not None and found.number in done:
+            found = self._next(row, found.number, done[found.number], now, times)
+        return found
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over the occurrences that were done before a rebuild: see `OCCURRENCES_DONE`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +90,12 @@ class Run:
         if has_occurrences(self.payload_rows):  # the next one may have become that in this tick
             self.payload_rows = concat([self.payload_rows, *moves])
         self._masks = int64(self.commands, "subscriptions")
+
+    def with_payload(self, payload_rows: pa.Table) -> Run:
+        """Returns the same run with other payload rows."""
+        run = copy(self)
+        run.payload_rows = payload_rows
+        return run
 
     @property
     def is_moving(self) -> bool:

@@ -236,6 +236,41 @@ def test_of_what_was_done_before_a_rebuild_nothing_comes_again() -> None:
     assert ("occurrences_done", (0, 0)) not in job.store.values
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "times", "got"),
+    [
+        (SKIP_NEXT, "9", [(4, 35), (5, 45)]),
+        (RESCHEDULE, "9", [(3, 31), (4, 35), (5, 45)]),
+        (PAUSE_SCHEDULE, "9", []),
+        (SKIP_NEXT, "2", None),
+        (RESCHEDULE, "2", None),
+        (PAUSE_SCHEDULE, "2", None),
+    ],
+)
+def test_a_command_after_a_rebuild_is_for_the_first_occurrence_that_was_not_done(
+    kind: str, times: str, got: list[tuple[int, int]] | None, is_first: bool
+) -> None:
+    """Also where it is read before its message comes in again; `got` is None where nothing is left of it."""
+    job = Job(behind=1)
+    done = [(0, 1, 0, -1, 1, 5 * SECOND), (0, 1, 0, -1, 2, 15 * SECOND)]
+    columns = [pa.array(column, pa.int64()) for column in zip(*done, strict=True)]
+    rebuilt = Rebuilt(occurrences=pa.table(columns, names=OCCURRENCES_DONE.names[:6]))
+    order = command("r", 1, 0, (0,), -1, 31 * SECOND if kind == RESCHEDULE else None, kind=kind)
+    job.step(later=20 * SECOND, rebuilt=rebuilt)
+    came = recurring(0, 5 * SECOND, repeatTimes=times)
+    if is_first:
+        assert job.step(order=order).status["waiting_commands"] == 1
+        effects = job.step(came)
+    else:
+        effects = job.step(came, order=order)
+    [outcome] = effects.outcomes.to_pylist()
+    assert outcome["result"] == (Result.TOO_LATE if got is None else Result.APPLIED)
+    assert outcome["occurrence"] == (None if got is None else 3)
+    job.run(50 - job.now // SECOND)
+    assert list(zip(job.numbers("a"), job.times("a"), strict=True)) == (got or [])
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     kinds = st.sampled_from(
