@@ -32,6 +32,7 @@ class InputKind:
     PACE = "pace"  # body: JSON
     REJECTED_COMMANDS = "no_commands"
     NOTES = "notes"  # of new messages of this shard's entries that are in other shards
+    TIME_ZONES = "time_zones"  # body: those by which the batch is computed, as `TimeZones.pack` has them
     REJECTED = "rejected"  # what was rejected while the topic for that could not be written
     REBUILT = "rebuilt"  # body: JSON
     REBUILT_CANCELLED = "rebuilt_taken"

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_durably(file: Path, content: str) -> None:
-    """Replaces a text file atomically: a reader, also after a crash, sees the old content or the new one, whole.
+def write_durably(file: Path, content: str | bytes) -> None:
+    """Replaces a file atomically: a reader, also after a crash, sees the old content or the new one, whole.
 
     The file's folder is made if it is missing.
     """
     new = [folder for folder in file.parents if not folder.exists()]
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(content)
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     _sync(temporary)
     temporary.replace(file)
     for folder in (file.parent, *(folder.parent for folder in new)):

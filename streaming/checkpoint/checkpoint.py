@@ -76,6 +76,11 @@ class Checkpoint:
         return self._query / "input"
 
     @property
+    def time_zones_folder(self) -> Path:
+        """The folder of `TimeZoneFiles`: with the time zones by which the last batches were computed."""
+        return self._query / "time_zones"
+
+    @property
     def app_id(self) -> str:
         """The app id of this checkpoint's job. A new checkpoint has a new one, because its ticks begin anew."""
         file = self._query / "application"

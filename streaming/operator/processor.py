@@ -21,6 +21,7 @@ from tracker.commands.schema import COMMAND_ROWS, KNOWN
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.messages import concat
 from tracker.packing import pack
+from tracker.recurrence.time_zones import using
 from tracker.sharding import Place
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
@@ -96,7 +97,8 @@ class Operator:
             Place(number, len(self._shard_of)),
             self._settings.schedule_key_idle_millis,
         )
-        effects = shard.apply(offset.to_tick(), self._tick_input(given))
+        with using(given.time_zones):
+            effects = shard.apply(offset.to_tick(), self._tick_input(given))
         for release in effects.releases:
             yield _output(number, RELEASES[release.kind], release.tick, pack(release.rows))
         for kind, table in (

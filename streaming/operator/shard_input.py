@@ -17,6 +17,7 @@ from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELI
 from tracker.commands.schema import COMMAND_ROWS, PauseChange
 from tracker.messages import concat
 from tracker.packing import unpack
+from tracker.recurrence.time_zones import TimeZones
 
 _TABLES = (
     InputKind.MESSAGES,
@@ -52,6 +53,7 @@ class ShardInput:
         pause_changes: pauses and their ends.
         pace: at which messages that were held back go out.
         rebuilt: of the first batch after a rebuild the state of the shard, else None.
+        time_zones: by which it is computed; None: those that this program has.
     """
 
     offset: Offset
@@ -60,6 +62,7 @@ class ShardInput:
     pause_changes: list[PauseChange] = field(default_factory=list)
     pace: Pace = field(default_factory=dict)
     rebuilt: Rebuilt | None = None
+    time_zones: TimeZones | None = None
 
 
 def read_input(key: int, rows: Iterable[Any]) -> ShardInput:
@@ -85,6 +88,8 @@ def read_input(key: int, rows: Iterable[Any]) -> ShardInput:
             found["pace"] = json.loads(row.body)
         elif row.kind == InputKind.REBUILT:
             found["rebuilt"] = json.loads(row.body)
+        elif row.kind == InputKind.TIME_ZONES:
+            found["time_zones"] = TimeZones.unpack(bytes(row.body))
         else:
             tables[row.kind].append(unpack(bytes(row.body)))
     if "offset" not in found:

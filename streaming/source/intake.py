@@ -21,6 +21,7 @@ from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.operator_input import InputKind, split, split_notes
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
@@ -77,7 +78,9 @@ class Intake:
                 max_segment_millis=settings.tracker.max_time_step_per_bucket_snapshot_segment_seconds * 1_000,
             )
         )
-        self._input = BatchInput(Checkpoint(Path(local_path(settings.checkpoint))).input_folder)
+        checkpoint = Checkpoint(Path(local_path(settings.checkpoint)))
+        self._input = BatchInput(checkpoint.input_folder)
+        self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
         self._sources = [route.source for route in settings.routes]
         self._barriers = Barriers(
@@ -160,6 +163,7 @@ class Intake:
         messages = self._received_between(first, last).messages
         return [
             *((key, InputKind.TICK, tick) for key in self._shard_keys),
+            *((key, InputKind.TIME_ZONES, zones) for zones in self._time_zones.other(last) for key in self._shard_keys),
             *split(messages, InputKind.MESSAGES, self._shard_keys),
             *(
                 split_notes(messages.select(KEPT_SCHEMA.names), InputKind.NOTES, self._shard_keys)
@@ -289,6 +293,8 @@ class Intake:
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),
         )
+        if last.run_id != self._run_id:
+            self._time_zones.keep(last.time_zone_data)
         if last.time_zone_data not in ("", TIME_ZONE_DATA_VERSION):
             _log.warning(
                 "time zones are now those of %s, before of %s: of recurring messages the next occurrence stays as it "

@@ -22,6 +22,7 @@ from tracker.recurrence.recurrence import (
     recurrence_of,
 )
 from tracker.recurrence.start import first_of
+from tracker.recurrence.time_zones import TimeZones, used
 
 # In arrays of times: there is none.
 NEVER = -1
@@ -65,7 +66,8 @@ class Recurrences:
 
     def one(self, i: int) -> tuple[Recurrence, int]:
         """Returns how a message recurs, and when its first occurrence is, ms since the epoch."""
-        return self._rules[self._rule_of[i]], _start(tuple(self._properties[i].as_py() or ()), int(self._published[i]))
+        properties = tuple(self._properties[i].as_py() or ())
+        return self._rules[self._rule_of[i]], _start(used(), properties, int(self._published[i]))
 
     def following(self, numbers: Int64Array, after: Int64Array) -> Int64Array:
         """Returns when the occurrences after given ones are.
@@ -173,5 +175,5 @@ def _in_time(rule: Recurrence, times: Int64Array) -> Int64Array:
 
 
 @lru_cache(maxsize=100_000)
-def _start(properties: _Properties, published: int) -> int:
+def _start(of: TimeZones, properties: _Properties, published: int) -> int:
     return first_of(dict(properties), published)

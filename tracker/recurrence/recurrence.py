@@ -13,7 +13,7 @@ from tracker.recurrence import rrule_parts
 from tracker.recurrence.cron import CronRule
 from tracker.recurrence.errors import RecurrenceError
 from tracker.recurrence.rrule import CalendarRule
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION, time_zone
+from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION, TimeZones, time_zone, used
 from tracker.recurrence.wall_clock import Rule, next_instant, wall_time
 
 __all__ = ["TIME_ZONE_DATA_VERSION", "Misfire", "Recurrence", "RecurrenceError"]
@@ -99,7 +99,7 @@ class Recurrence:
         Raises:
             RecurrenceError: one of them can't be read, or the rule never recurs, or more often than once a second.
         """
-        return _parsed(repeat, time_zone, until_millis, times, misfire)
+        return _parsed(used(), repeat, time_zone, until_millis, times, misfire)
 
     @classmethod
     def of_properties(cls, properties: Mapping[str, str]) -> Recurrence | None:
@@ -112,6 +112,7 @@ class Recurrence:
         if repeat is None:
             return None
         return _parsed(
+            used(),
             repeat,
             properties.get(TIME_ZONE, "UTC"),
             _number(REPEAT_UNTIL, properties.get(REPEAT_UNTIL)),
@@ -245,7 +246,9 @@ def recurrence_of(properties: Mapping[str, str]) -> Recurrence:
 
 
 @lru_cache(maxsize=4_096)
-def _parsed(repeat: str, time_zone: str, until: int | None, times: int | None, misfire: str) -> Recurrence:
+def _parsed(
+    of: TimeZones, repeat: str, time_zone: str, until: int | None, times: int | None, misfire: str
+) -> Recurrence:
     return Recurrence(repeat, time_zone, until, times, misfire)
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import io
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property, lru_cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from zoneinfo import ZoneInfo
 
 import tzdata
@@ -11,19 +17,80 @@ import tzdata
 TIME_ZONE_DATA_VERSION: str = tzdata.IANA_VERSION
 
 
+class TimeZones:
+    """The time zones of one version of the IANA database.
+
+    Args:
+        files: a folder such as the package `tzdata` is: with a file `zones`, the names, and a folder `zoneinfo`.
+    """
+
+    def __init__(self, files: Traversable) -> None:
+        self._files = files
+        self._zones: dict[str, ZoneInfo] = {}
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> TimeZones:
+        """Returns time zones that `pack` has packed."""
+        return cls(zipfile.Path(zipfile.ZipFile(io.BytesIO(packed))))
+
+    def pack(self) -> bytes:
+        """Returns all of them as a ZIP archive, some 400 KB."""
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            # With `ZipInfo` members have no time of now: the same zones are the same bytes.
+            archive.writestr(zipfile.ZipInfo("zones"), "\n".join(sorted(self._names)), zipfile.ZIP_DEFLATED)
+            for name in sorted(self._names):
+                archive.writestr(zipfile.ZipInfo(f"zoneinfo/{name}"), self._file(name), zipfile.ZIP_DEFLATED)
+        return packed.getvalue()
+
+    def zone(self, name: str) -> ZoneInfo:
+        """Returns a time zone.
+
+        Raises:
+            KeyError: there is no such time zone.
+        """
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._zones:
+            self._zones[name] = ZoneInfo.from_file(io.BytesIO(self._file(name)), key=name)
+        return self._zones[name]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self._files.joinpath("zones").read_text().split())
+
+    def _file(self, name: str) -> bytes:
+        return self._files.joinpath("zoneinfo").joinpath(*name.split("/")).read_bytes()
+
+
 @lru_cache
+def packaged() -> TimeZones:
+    """Returns the time zones of the package `tzdata`, whatever the machine has: TIME_ZONE_DATA_VERSION."""
+    return TimeZones(resources.files("tzdata"))
+
+
+_used: ContextVar[TimeZones | None] = ContextVar("time zones", default=None)
+
+
+def used() -> TimeZones:
+    """Returns the time zones by which rules and windows are computed now: outside of `using` those `packaged`."""
+    return _used.get() or packaged()
+
+
+@contextmanager
+def using(time_zones: TimeZones | None) -> Iterator[None]:
+    """Has a block computed by the time zones of another version; None: by `packaged`."""
+    token = _used.set(time_zones)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
 def time_zone(name: str) -> ZoneInfo:
-    """Returns a time zone from the package `tzdata`, whatever the machine has: a replay elsewhere says the same.
+    """Returns a time zone of those that are used now.
 
     Raises:
         KeyError: there is no such time zone.
     """
-    if name not in _names():
-        raise KeyError(name)
-    with resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
-        return ZoneInfo.from_file(file, key=name)
-
-
-@lru_cache
-def _names() -> frozenset[str]:
-    return frozenset(resources.files("tzdata").joinpath("zones").read_text().split())
+    return used().zone(name)

@@ -386,6 +386,21 @@ def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_s
     assert not list(Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir())
 
 
+def test_a_batch_has_the_time_zones_that_its_offset_names_where_the_program_has_others(start: Any) -> None:
+    orders = settings(orders=["a"])
+    folder = Checkpoint(Path(local_path(orders.checkpoint))).time_zones_folder
+    first = offset(orders, time_zone_data="2001a")
+    folder.mkdir(parents=True)
+    (folder / "2001a").write_bytes(b"older")
+    (folder / "2000z").write_bytes(b"oldest")
+    intake = start(orders, "one")
+    of_older = intake.parts(first, replace(first, tick=5))
+    assert [(kind, body) for _, kind, body in of_older if kind != InputKind.TICK] == [(InputKind.TIME_ZONES, b"older")]
+    following = intake.next_offset(first)
+    assert {file.name for file in folder.iterdir()} == {"2001a", following.time_zone_data}
+    assert [kind for _, kind, _ in intake.parts(first, following)] == [InputKind.TICK]
+
+
 def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = BatchInput(tmp_path / "input")
     received = Received(messages([(1, 1, 5)]), messages([(2, 2, 0)]))

@@ -1,0 +1,53 @@
+"""What is computed by time zones of another version than the program has."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.recurring import recurring
+from tests.support.time_zones import other_version
+from tracker.recurrence.columns import Recurrences
+from tracker.recurrence.recurrence import Recurrence
+from tracker.recurrence.time_zones import TimeZones, packaged, time_zone, using
+from tracker.shaping.open_time import OpenTime
+from tracker.shaping.rule import OpenWindow
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+def test_packed_they_are_the_same() -> None:
+    copy = TimeZones.unpack(packaged().pack())
+    assert copy.pack() == packaged().pack()
+    for name in ("UTC", "America/Argentina/Buenos_Aires", "Australia/Lord_Howe"):
+        for month in range(1, 13):
+            at = datetime(2027, month, 1, tzinfo=UTC)
+            assert at.astimezone(copy.zone(name)).isoformat() == at.astimezone(packaged().zone(name)).isoformat()
+    with pytest.raises(KeyError):
+        copy.zone("Europe/Nowhere")
+
+
+def test_rules_and_windows_go_by_those_that_are_used_and_then_by_the_program_s_again(tmp_path: Path) -> None:
+    other = TimeZones(other_version(tmp_path, 5 * 3600))
+    window = OpenWindow((0, 1, 2, 3, 4, 5, 6), 12 * 60, 13 * 60, "Europe/Berlin")
+
+    def noon() -> list[int]:
+        """When it is noon first in 1970, hours of UTC, by each of those that ask for a time zone."""
+        rule = Recurrence.parse("0 12 * * *", "Europe/Berlin")
+        # Cron and RRULE: the latter's first occurrence is looked up for each message.
+        rows = [recurring(0, 0, repeat, timeZone="Europe/Berlin") for repeat in ("0 12 * * *", "FREQ=DAILY;BYHOUR=12")]
+        found = [Recurrences(of).following(np.array([1]), np.array([0]))[0] for of in rows]
+        opens = OpenTime([window], 0.0).to_real(OpenTime([window], 0.0).to_open(np.array([0.0])))
+        assert time_zone("UTC").key == "UTC"
+        return [at // HOUR for at in (rule.following(0, 0), *map(int, found), int(opens[0])) if at is not None]
+
+    assert noon() == [11] * 4
+    with using(other):
+        assert noon() == [7] * 4
+        with using(None):
+            assert noon() == [11] * 4
+    assert noon() == [11] * 4
