@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tracker.messages import BoolArray
+from tracker.messages import BoolArray, is_among
 from tracker.recurrence.recurrence import Recurrence
 from tracker.recurrence.start import counts_from, first_of
 from warehouse.pending import IS_SKIPPED_OCCURRENCE
@@ -22,9 +23,10 @@ class OccurrenceRetention:
         query: runs SQL over the tables.
         of_ledgers: SQL condition: a row is of one of the ledgers.
         now: ms since the epoch.
+        horizon: rows that are due from then on stay, ms since the epoch.
     """
 
-    def __init__(self, query: Callable[[str], pa.Table], of_ledgers: str, now: int) -> None:
+    def __init__(self, query: Callable[[str], pa.Table], of_ledgers: str, now: int, horizon: int) -> None:
         self._now = now
         columns = "ledger_id, entry_id, batch_index"
         done = query(
@@ -46,6 +48,21 @@ class OccurrenceRetention:
             of_message = dict(properties or ())
             if (rule := Recurrence.of_properties(of_message)) is not None:
                 self._rules[_message(*message)] = rule, first_of(of_message, published), published
+
+        self._with_next = query(
+            f"SELECT DISTINCT {columns} FROM delayed_index WHERE operation = 'DELAY' AND occurrence IS NOT NULL "  # noqa: S608
+            f"AND sequence IS NOT NULL AND deliver_at >= {horizon} AND {of_ledgers}"
+        )
+
+    def may_go_on(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows are those with which messages came of which a later row stays: bool, (rows,).
+
+        A cancel that concerns the later one can be taken back, and then the first one is needed.
+        """
+        is_first = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"]))
+        has_next = is_among(rows, self._with_next, ["ledger_id", "entry_id", "batch_index"])
+        may_go_on: BoolArray = has_next & is_first.to_numpy(zero_copy_only=False)
+        return may_go_on
 
     def are_done(self, rows: pa.Table, subscription: str) -> BoolArray:
         """Tells which rows a subscription does not need any more.

@@ -249,7 +249,9 @@ class Retention:
             f"FROM deliveries WHERE {delivered_when} AND occurrence IS NULL"
         )
         recurs = has_occurrences(rows)
-        occurrences = OccurrenceRetention(self._query, _of_ledgers(rows), self._now) if recurs else None
+        horizon = self._horizons["delayed_index"]
+        occurrences = OccurrenceRetention(self._query, _of_ledgers(rows), self._now, horizon) if recurs else None
+        may_go_on = occurrences.may_go_on(rows) if occurrences else np.zeros(rows.num_rows, np.bool_)
         # With this row a recurring message came, and it is needed for the next ones.
         is_kept = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
         # Such a row tells that a schedule has ended, where it was missed.
@@ -279,7 +281,7 @@ class Retention:
                     | (self._tenures.were_missed(rows, topic, subscription) & ~is_next)
                 )
             settled |= is_of_topic
-        return settled
+        return settled & ~may_go_on
 
     def _is_durable(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
         """A mask of the rows of entries that do not come again from the source topics after a rebuild.

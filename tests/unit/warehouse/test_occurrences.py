@@ -183,3 +183,30 @@ def test_a_paused_schedule_and_its_pause_stay_until_it_is_cancelled(
     told = tables.sql("SELECT operation FROM outcomes")["operation"].to_pylist()
     assert (sorted(left), told) == (([], []) if is_cancelled else ([1, 2, 2], ["PAUSE_SCHEDULE"] * 2))
     assert len(tables.sql("SELECT 1 FROM deliveries")) == 2  # by their numbers it goes on
+
+
+@pytest.mark.parametrize("due", [NOW + 10 * DAY, NOW - 2 * DAY])
+def test_what_was_cancelled_can_be_restored_until_its_occurrence_is_past(
+    made: tuple[Settings, Tables], write: Write, due: int
+) -> None:
+    settings, tables = made
+    start = due - 30 * DAY
+    of: dict[str, Any] = {"start": start, "publish_time": start - 1, "properties": {"repeat": "@every 30d"}}
+    write("delayed_index", row(1, start, **of), *(row(2, due, name, occurrence_at=due, **of) for name in "ab"))
+    write("deliveries", *(delivery(1, start, name) for name in "ab"))
+    write("entries", {"entry_id": 0, "batch_size": 1, "publish_time": start - 1})
+    write("entries", {"entry_id": 9, "batch_size": 1, "publish_time": NOW})
+    told = {"result": "APPLIED", "sequence": 300 << 20, "applied_at": start + DAY, "deliver_at": due}
+    write("outcomes", *({**told, "operation": "CANCEL", "subscription": name} for name in "ab"))
+    for _ in range(4):
+        maintain(settings, now=NOW)
+    left = tables.sql("SELECT occurrence FROM delayed_index WHERE operation = 'DELAY'")["occurrence"].to_pylist()
+    assert sorted(left) == ([1, 2, 2] if due > NOW else [])
+    if due > NOW:
+        restore = {**told, "operation": "RESTORE", "sequence": 301 << 20, "applied_at": NOW, "subscription": "a"}
+        write("outcomes", restore)
+        for _ in range(2):
+            maintain(settings, now=NOW)
+        assert pending(settings) == [("a", 2)]
+        left = tables.sql("SELECT occurrence FROM delayed_index WHERE operation = 'DELAY' AND subscription IS NULL")
+        assert left["occurrence"].to_pylist() == [1]
