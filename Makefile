@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 CLIENT := clients/python
+BULLMQ := 3.4.4
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
@@ -91,16 +92,19 @@ tools:
 	fi
 
 # Chromium, in which the dashboard is tested, and RabbitMQ, from which an import is; RUNLEVEL keeps its server from being
-# started. Where they can't be had those tests are skipped, but fail if CI is set.
+# started. Where they can't be had those tests are skipped, but fail if CI is set. Without Sidekiq and BullMQ tests are
+# skipped.
 programs:
 	@missing=(); \
 	command -v chromium >/dev/null || missing+=(chromium); \
 	[ -e /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server); \
 	command -v promtool >/dev/null || missing+=(prometheus); \
+	command -v sidekiq >/dev/null || missing+=(ruby-sidekiq); \
 	if [ $${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
 	  export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
 	  { apt-get update || true; for one in "$${missing[@]}"; do apt-get install --yes "$$one" || true; done; } </dev/null >&2; \
 	fi
+	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq bullmq==$(BULLMQ) || rm -rf $(VENV)/bullmq
 
 $(VENV)/.stamp: requirements.lock pyproject.toml
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)

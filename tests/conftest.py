@@ -103,6 +103,7 @@ LONG = frozenset(
         "test_fencing",
         "test_fuzz",
         "test_importing",
+        "test_jobs_of_sidekiq_and_bullmq",
         "test_key_order",
         "test_moves",
         "test_not_seen",
