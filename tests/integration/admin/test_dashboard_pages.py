@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, Response, Route, TimeoutError, ex
 
 from admin.control.async_client import AsyncControlClient
 from conf.settings import Settings
+from docs.make_pictures import SCHEMES
 from status.job_status import Point, StatusWriter
 from tests.support.browser import chromium, need_chromium, wait_until_loaded
 from tests.unit.admin.test_app import served
@@ -35,6 +36,7 @@ PAGES = [
     "/ui/storage",
     "/ui/settings",
 ]
+FILLED = [f"/ui/recurring?topic={REPORTS}", f"/ui/message?topic={ORDERS}&id=7:11", "/ui/login"]
 
 PROBLEMS: list[str] = []  # what the browser's console has said
 
@@ -153,13 +155,17 @@ def test_the_overview_answers_what_is_asked_first_and_has_colours_only_for_what_
 
 
 def grave_faults(page: Page) -> list[tuple[str, str]]:
-    """Returns what keeps people from using a page, and where."""
-    found = Axe().run(page).response["violations"]
+    """Returns what keeps people from using a page, light or dark, and where."""
+    found = []
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        found += Axe().run(page).response["violations"]
+    page.emulate_media(color_scheme=SCHEMES[0])
     return [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
 
 
 def test_tables_fit_and_topics_are_called_by_what_differs(page: Page) -> None:
-    for path in PAGES:
+    for path in [*PAGES, *FILLED]:
         page.goto(path)
         page.wait_for_load_state("networkidle")
         wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
@@ -187,7 +193,7 @@ def test_the_overview_tells_when_what_is_put_off_of_any_topic_is_out(page: Page,
 def test_on_a_phone_a_row_is_a_card_that_says_what_each_of_its_cells_is(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     cards = 0
-    for path in [*PAGES, f"/ui/recurring?topic={REPORTS}", f"/ui/message?topic={ORDERS}&id=7:11", "/docs", "/ui/login"]:
+    for path in [*PAGES, *FILLED, "/docs"]:
         page.goto(path)
         page.wait_for_load_state("networkidle")
         wide = "[document.documentElement, ...document.querySelectorAll('.scroll')].map(e => e.scrollWidth)"
