@@ -34,6 +34,9 @@ PAGES = {
     "message": f"/ui/message?{urlencode({'topic': TOPIC, 'id': '42:4242'})}",
     "schedule_of_a_day": "/ui/schedule",
     "schedule_of_a_month": "/ui/schedule?span=month",
+    "recurring": "/ui/recurring",
+    "retries": "/ui/retries",
+    "control": "/ui/control",
     "storage": "/ui/storage",
 }
 _PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"

@@ -1,8 +1,10 @@
-"""The dashboard's pages are painted at once, however many messages are pending: in a real browser, over millions."""
+"""The dashboard's pages do not wait for what they count: in a real browser, over millions of pending messages.
+
+How soon they are painted is measured by benchmarks/dashboard.py.
+"""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,6 @@ from warehouse.delta.tables import Tables
 pytestmark = pytest.mark.long
 
 ROWS = 10_000_000
-PAINT_MILLIS = 300
 PAGES = {
     "overview": "/",
     "messages": "/ui/messages",
@@ -33,8 +34,6 @@ PAGES = {
     "control": "/ui/control",
     "storage": "/ui/storage",
 }
-
-LOADS = 5  # after one that fills the browser's caches and the API's; others work on the machine beside
 
 _PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 _ANSWERED = "performance.getEntriesByType('navigation')[0].responseEnd"
@@ -73,13 +72,13 @@ def painted_millis(page: Page) -> float:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_painted_at_once(page: Page, name: str) -> None:
-    took: list[int] = []
-    for _ in range(1 + LOADS):
-        page.goto(PAGES[name], wait_until="commit")
-        took.append(round(painted_millis(page)))
-        wait_until_loaded(page)
-    assert statistics.median(took[1:]) <= PAINT_MILLIS, took
+def test_a_page_becomes_whole(page: Page, name: str) -> None:
+    response = page.goto(PAGES[name], wait_until="commit")
+    assert response is not None
+    assert response.ok
+    wait_until_loaded(page)
+    expect(page.locator("h1")).to_be_visible()
+    expect(page.locator(".problem:visible")).to_have_count(0)
 
 
 def test_all_are_counted(page: Page) -> None:
