@@ -30,10 +30,10 @@ def table_text(
     natural = [max(map(_cells, column)) for column in zip(names, *shown, strict=True)]
     widths = _folded(natural, [name in right for name in names], width)
     if widths is None:
-        return _records(names, shown)
+        return _records(names, shown, width)
     lines: list[str] = []
     for row in [names, *shown]:
-        parts = [_fold(cell, w) for cell, w in zip(row, widths, strict=True)]
+        parts = [fold(cell, w) for cell, w in zip(row, widths, strict=True)]
         for i in range(max(map(len, parts))):
             line = [part[i] if i < len(part) else "" for part in parts]
             lines.append(_GAP.join(map(_aligned, line, widths, (name in right for name in names))).rstrip())
@@ -58,17 +58,22 @@ def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] 
     return widths
 
 
-def _records(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns each row as a numbered heading, and a line for each column that is not empty."""
+def _records(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Returns each row as a numbered heading, and a line or more for each column that is not empty."""
     length = max(map(_cells, names))
+    left = max(width - length - len(_GAP), _LEAST)
     lines = []
     for number, row in enumerate(rows, 1):
         lines.append(f"-- {number} --")
-        lines += [f"{_aligned(name, length, False)}{_GAP}{cell}" for name, cell in zip(names, row, strict=True) if cell]
+        for name, cell in zip(names, row, strict=True):
+            if cell:
+                first, *others = fold(cell, left)
+                lines.append(f"{_aligned(name, length, False)}{_GAP}{first}")
+                lines += [f"{' ' * length}{_GAP}{part}" for part in others]
     return "\n".join(lines)
 
 
-def _fold(text: str, width: int) -> list[str]:
+def fold(text: str, width: int) -> list[str]:
     """Returns a text in lines of a width: broken after one of _BREAKS where there is one in a line's second half."""
     from rich.cells import chop_cells
 

@@ -14,6 +14,7 @@ import typer
 from conf.errors import DelayLakeError
 from conf.times import time_text
 from jobs.options import Output
+from jobs.text_table import fold
 
 _HOME, _CLEAR, _END_OF_LINE, _END_OF_SCREEN = "\033[H", "\033[2J", "\033[K", "\033[J"
 
@@ -72,10 +73,7 @@ def watch(
 
 
 def _redraw(lines: list[str]) -> None:
-    """Writes lines over the screen, as many and as far as there is room."""
-    from rich.cells import set_cell_size
-
+    """Writes lines over the screen, as many as there is room for; longer ones are folded."""
     size = shutil.get_terminal_size()
-    shown = [line if len(line) < size.columns else set_cell_size(line, size.columns - 1) for line in lines]
-    shown = shown[: size.lines - 1]
+    shown = [part for line in lines for part in fold(line, size.columns - 1)][: size.lines - 1]
     print(_HOME + "".join(f"{line}{_END_OF_LINE}\n" for line in shown) + _END_OF_SCREEN, end="", flush=True)

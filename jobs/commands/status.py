@@ -84,7 +84,7 @@ def _text(found: JobStatus, now: int, zone: tzinfo | None) -> str:
         )
     else:
         lines.append("it has made no batch since: what waits is not known")
-    if found.history:
+    if found.history and found.last_batch_at:
         last = found.history[-1]
         late = f", late p50 {last.late_millis_p50} ms, p99 {last.late_millis_p99} ms"
         rates = f"in {last.taken_per_second}/s, out {last.delivered_per_second}/s"

@@ -50,7 +50,7 @@ class PostgresTable:
         """Yields the rows as they are when this begins.
 
         Raises:
-            SourceError: the table can't be read, or an expression of the mapping fails.
+            SourceError: the table can't be read, an expression of the mapping fails, or rows have no id of their own.
         """
         import psycopg
         from psycopg.types.json import set_json_loads
@@ -62,6 +62,7 @@ class PostgresTable:
                 connection.read_only = True
                 connection.execute("SET LOCAL TIME ZONE 'UTC'; SET LOCAL datestyle = 'ISO'")
                 table = self._name(connection)
+                self._check_ids(connection)
                 with connection.cursor(name="delaylake") as cursor:
                     cursor.itersize = _ROWS_AT_ONCE
                     cursor.execute(self._sql().encode())
@@ -77,6 +78,21 @@ class PostgresTable:
         if found is None:
             raise SourceError(f"there is no table {self._mapping.table} in the database's search path")
         return ":".join(found)
+
+    def _check_ids(self, connection: psycopg.Connection) -> None:
+        """Checks that each row has an id of its own: of those with the same one only the first would be imported."""
+        mapping = self._mapping
+        sql = (
+            f"SELECT ({mapping.id})::text, count(*) FROM {mapping.table} WHERE {mapping.where} "  # noqa: S608
+            f"GROUP BY 1 HAVING count(*) > 1 OR ({mapping.id})::text IS NULL ORDER BY 2 DESC LIMIT 1"
+        )
+        found = connection.execute(sql.encode()).fetchone()
+        if found is not None:
+            id, rows = found
+            what = f"{rows} rows have none" if id is None else f"{rows} rows have {id[:80]}"
+            raise SourceError(
+                f"{mapping.table}: the mapping's id ({mapping.id}) has to be another one in each row: {what}"
+            )
 
     def _sql(self) -> str:
         mapping = self._mapping

@@ -144,9 +144,15 @@ def delivered(sent: Sent) -> dict[str, int]:
     return {name: names.count(name) for name in set(names)}
 
 
+def reader_of(client: pulsar.Client, topic: str) -> pulsar.Reader:
+    for _ in range(3):
+        with contextlib.suppress(pulsar.Timeout):  # one that was terminated just now may not answer a first time
+            return client.create_reader(topic, pulsar.MessageId.earliest)
+    return client.create_reader(topic, pulsar.MessageId.earliest)
+
+
 def received(client: pulsar.Client, topic: str) -> list[bytes]:
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    found = []
+    reader, found = reader_of(client, topic), []
     while reader.has_message_available():
         found.append(reader.read_next(60_000).data())
     with contextlib.suppress(pulsar.NotConnected):  # a topic that is terminated may be unloaded just now

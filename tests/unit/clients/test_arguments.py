@@ -95,6 +95,12 @@ def test_a_cancel_needs_a_time_and_is_of_a_whole_entry() -> None:
         cancel("orders", "7:0:3", None, None, NOON)
 
 
+@pytest.mark.parametrize("payload", [5, [1, 2], None])
+def test_a_payload_is_bytes_or_a_text(payload: Any) -> None:
+    with pytest.raises(TypeError, match="neither bytes nor a text"):
+        scheduled("orders", payload, NOON, None, None, None, None, None)
+
+
 def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
     made = scheduled("orders", "ü", NOON, None, "k", None, {"region": "eu"}, NOON)
     assert (made.payload, made.properties) == ("ü".encode(), {"region": "eu", "deliverAt": str(NOON_MILLIS)})

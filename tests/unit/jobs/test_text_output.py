@@ -124,8 +124,10 @@ def test_of_a_job_that_has_done_nothing_no_figures_are_told(folder: Path) -> Non
     assert "no job has run on the warehouse" in said(folder, "status", code=1)
     assert "no tables" in said(folder, "sql", "SELECT 1", code=1)
     with StatusWriter(f"file:{folder}/warehouse", 1) as status:
+        status._end_point()
         status._write()
         told = said(folder, "status")
+    assert "/s" not in told
     assert told.startswith("starting, started 2")
     assert "it has made no batch since: what waits is not known" in told
     assert "pending" not in told

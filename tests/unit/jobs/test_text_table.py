@@ -34,6 +34,14 @@ def test_with_too_many_columns_each_row_is_written_below_the_last() -> None:
     assert "column 8" not in text, "it is empty"
 
 
+def test_a_long_cell_below_the_others_is_folded_within_its_column() -> None:
+    names = [f"column {i}" for i in range(9)]
+    lines = table_text(names, [["x" * 30] * 8 + ["a word " * 20]], width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line[:10].strip() for line in lines[9:]] == ["column 8", "", "", "", ""]
+    assert "".join(line[10:] for line in lines[9:]) == "a word " * 20
+
+
 @pytest.mark.parametrize(("cell", "shown"), [("a\nb", "a\\nb"), ("\x1b[2Jx", "\\x1b[2Jx"), ("[b]:-1:", "[b]:-1:")])
 def test_no_value_controls_the_terminal(cell: str, shown: str) -> None:
     assert table_text(["key"], [[cell]], width=80).splitlines() == ["key", shown]

@@ -327,8 +327,11 @@ def scheduled(
     """Makes a message; a text is sent as UTF-8.
 
     Raises:
+        TypeError: the payload is neither bytes nor a text.
         ValueError: the time is none, or a property is one that the service sets or reads.
     """
+    if not isinstance(payload, bytes | bytearray | memoryview | str):
+        raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")
     given = dict(properties or {})
     if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")

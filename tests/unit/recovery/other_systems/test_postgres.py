@@ -145,6 +145,22 @@ def test_a_table_of_ones_own(url: str, tmp_path: Path) -> None:
         read(url, str(file))
 
 
+def test_rows_without_an_id_of_their_own_are_an_error_and_none_is_left_out(url: str, tmp_path: Path) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE named (name text, at bigint)")
+        connection.execute("INSERT INTO named VALUES ('a', 1), ('b', 2), ('b', 3)")
+    file = tmp_path / "named.yaml"
+    file.write_text("{table: named, id: name, deliver_at: at, payload: name}")
+    with pytest.raises(SourceError, match=r"named: the mapping's id \(name\) has to be another one .* 2 rows have b"):
+        read(url, str(file))
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE named SET name = NULL WHERE at = 3")
+    with pytest.raises(SourceError, match="1 rows have none"):
+        read(url, str(file))
+    file.write_text("{table: named, id: name, deliver_at: at, payload: name, where: name IS NOT NULL}")
+    assert len(read(url, str(file))[0]) == 2
+
+
 def test_nothing_is_changed_there_even_if_a_mapping_would(url: str) -> None:
     mapping = TableMapping(table="river_job", id="nextval('river_job_id_seq')", deliver_at="1", payload="NULL")
     with pytest.raises(SourceError, match="read-only transaction"):
