@@ -304,7 +304,9 @@ class Shard:
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
         if self._shaper:
             self._shaper.notice_late(concat([at_once, planned]), step.moment)
-            self._shaper.give(tick.places)
+            self._shaper.give(tick.places, self._tracker.number_waiting)
+        if self._tracker.number_waiting:
+            planned = in_order(concat([self._tracker.take_waiting(self._shaper.most_of_waiting), planned]))
         step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
@@ -347,7 +349,7 @@ class Shard:
         effects.outcomes = concat([*step.outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
         rejected_commands = step.input.rejected_commands
         effects.rejects = concat([effects.rejects, rejected_commands, *(one.rejects for one in given_up)])
-        effects.shaped_until, effects.waiting = self._shaper.until, self._shaper.waiting
+        effects.shaped_until, effects.waiting = self._shaper.until, self._shaper.waiting(self._tracker.number_waiting)
         effects.paused = self._subscriptions.named(self._control.paused)
         effects.status = {
             "tick": tick.tick,

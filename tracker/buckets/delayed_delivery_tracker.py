@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +12,7 @@ from tracker.buckets.chunks import Chunks
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
+from tracker.buckets.waiting_rows import Queue, WaitingRows
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
 from tracker.store import Store
 
@@ -46,6 +47,7 @@ class DelayedDeliveryTracker:
         meta = json.loads(saved) if saved else {}
         self._mutable = MutableBucket(store, meta.get("mutable"))
         self._slots = TimeSlots(store, {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])})
+        self._waiting = WaitingRows(store, meta.get("waiting"))
         self._bits = IndexBits(store)
         self._sealed: int = meta.get("sealed", 0)
         self.near_until: int = meta.get("near_until", 0)
@@ -57,12 +59,12 @@ class DelayedDeliveryTracker:
     @property
     def number_of_delayed_messages(self) -> int:
         """The number of messages that wait, here or in immutable buckets."""
-        return len(self._mutable) + len(self._slots) + self._sealed
+        return self.number_of_loaded_messages + self._sealed
 
     @property
     def number_of_loaded_messages(self) -> int:
         """The number of messages that wait in this tracker's own state."""
-        return len(self._mutable) + len(self._slots)
+        return len(self._mutable) + len(self._slots) + len(self._waiting)
 
     @property
     def number_of_unsealed_messages(self) -> int:
@@ -71,8 +73,8 @@ class DelayedDeliveryTracker:
 
     @property
     def next_due(self) -> int | None:
-        """A time before which no message in a time slot is due; None: no slot has any."""
-        return self._slots.earliest
+        """A time before which no message is due that is in a time slot or was put back; None: there are none."""
+        return min((time for time in (self._slots.earliest, self._waiting.earliest) if time is not None), default=None)
 
     def add_messages(self, rows: pa.Table, cutoff: int) -> pa.Table:
         """Adds new messages that are due after the cutoff; those whose position is known already are ignored.
@@ -118,9 +120,18 @@ class DelayedDeliveryTracker:
         self._add(where(rows, ~is_due))
         return where(rows, is_due)
 
-    def put_back(self, rows: pa.Table) -> None:
-        """Takes back rows that `get_scheduled_messages` returned: they are due again at once."""
-        self._slots.add(rows)
+    def put_back(self, queue: Queue, rows: pa.Table) -> None:
+        """Takes back rows that were due: they wait at the end of a queue until `take_waiting`."""
+        self._waiting.add(queue, rows)
+
+    def take_waiting(self, most: Callable[[Queue], int | None]) -> pa.Table:
+        """Removes and returns the first rows of each queue: see `WaitingRows.take`."""
+        return self._waiting.take(most)
+
+    @property
+    def number_waiting(self) -> dict[Queue, int]:
+        """How many rows wait in each queue; none has no rows."""
+        return self._waiting.counts
 
     def near(self, moved: pa.Table, cutoff: int) -> pa.Table:
         """Filters further rows of known messages: those that do not come to the mutable bucket.
@@ -135,12 +146,13 @@ class DelayedDeliveryTracker:
         return where(moved, int64(moved, "deliver_at") < max(self.near_until, cutoff + 1)) if moved.num_rows else moved
 
     def find(self, times: Iterable[int]) -> pa.Table:
-        """Returns the rows of the mutable bucket, and those of the time slots of some times; they stay.
+        """Returns the rows of the mutable bucket, and those in state that may be due at some times; they stay.
 
         Args:
             times: ms since the epoch.
         """
-        return concat([self._mutable.all(), *self._slots.find(times)])
+        times = set(times)
+        return concat([self._mutable.all(), *self._slots.find(times), *self._waiting.find(times)])
 
     def waiting(self, start: int, end: int) -> pa.Table:
         """Returns the messages in state that are due from `start` to `end`, both included, ms; they stay."""
@@ -222,6 +234,8 @@ class DelayedDeliveryTracker:
             "near_until": self.near_until,
             "load_horizon": self.load_horizon,
         }
+        if len(self._waiting):
+            meta["waiting"] = self._waiting.meta
         if self._recurring.n_chunks:
             meta["recurring"] = [self._recurring.n_chunks, self._recurring.n_rows]
         data = json.dumps(meta, separators=(",", ":")).encode()

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.buckets.waiting_rows import Queue
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.messages import (
@@ -56,7 +57,7 @@ class Shaped(NamedTuple):
 
     masks: Int64Array  # (rows,): the subscriptions to which each row goes as it is, as bits
     placed: pa.Table  # further rows for this release, as MESSAGES and `subscription_mask`, int64: with another time
-    waiting: pa.Table  # rows, as MESSAGES, that are to come due again in the next tick, with places for the first
+    waiting: list[tuple[Queue, pa.Table]]  # rows, as MESSAGES, that come due again when there are places for them
 
 
 class Shaper:
@@ -96,7 +97,6 @@ class Shaper:
         self._unconfirmed: list[list[int]] = saved.get("unconfirmed", [])
         self._this_tick: list[int] = []
         self.n_moved = 0  # messages that this tick has given a place after its cutoff
-        self._n_waiting: dict[tuple[str, int], int] = {}
 
     def __bool__(self) -> bool:
         """Whether any subscription's messages are shaped."""
@@ -112,16 +112,19 @@ class Shaper:
         self._unconfirmed = [one for one in self._unconfirmed if one[0] > confirmed]
         self._this_tick = [moment.tick, moment.now]
 
-    @property
-    def waiting(self) -> dict[str, dict[str, list[int]]]:
-        """By source topic and subscription how many rows wait for the next tick, and the last place given, ms."""
+    def waiting(self, counts: Mapping[Queue, int]) -> dict[str, dict[str, list[int]]]:
+        """Returns by source topic and subscription how many rows wait for a later tick, and the last place given, ms.
+
+        Args:
+            counts: how many rows wait, by queue.
+        """
         found: dict[str, dict[str, list[int]]] = {}
-        for (topic, number), n in self._n_waiting.items():
-            name = self._subscriptions.names[topic][number]
+        for (topic, name), n in counts.items():
+            number = self._subscriptions.names[topic].index(name)
             found.setdefault(topic, {})[name] = [n, self._target(topic, number).state.last]
         return found
 
-    def give(self, places: Places) -> None:
+    def give(self, places: Places, counts: Mapping[Queue, int]) -> None:
         """Takes over the places that the tick's offset gives to what waits in all shards.
 
         All shards get each other's numbers, so that each knows which places are its own: every shard's are spread
@@ -129,11 +132,20 @@ class Shaper:
 
         Args:
             places: of the tick's offset.
+            counts: how many rows wait since an earlier tick, by queue.
         """
+        for (topic, name), n in counts.items():
+            if (number := self._number(topic, name)) is not None:
+                self._target(topic, number).begin(n)
         for topic, names in places.items():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
                 if name in names and self._rule(topic, number) is not None:
                     self._target(topic, number).give(*names[name])
+
+    def most_of_waiting(self, queue: Queue) -> int | None:
+        """Returns how many rows of a queue come due again in this tick; None: all, because they are shaped no more."""
+        number = self._number(*queue)
+        return None if number is None else self._target(queue[0], number).most_of_waiting
 
     @property
     def until(self) -> dict[str, dict[str, int]]:
@@ -206,15 +218,15 @@ class Shaper:
             masks: int64, (rows,): the subscriptions that each row goes to, as bits.
             moment: of this tick.
             cutoff: of this tick, ms since the epoch.
-            have_waited: whether what waited for the places of this tick's offset is among the rows: it goes first.
+            have_waited: whether what comes due again in this tick is among the rows: it goes first.
         """
         nothing = empty_table(_PLACED)
         shaped = masks & self.shaped(rows)
         if not shaped.any():
-            return Shaped(masks, nothing, empty_table(MESSAGES))
+            return Shaped(masks, nothing, [])
         masks = masks.copy()
         placed: list[pa.Table] = []
-        waiting: list[pa.Table] = []
+        waiting: list[tuple[Queue, pa.Table]] = []
         for topic, number, chosen in self._by_target(rows, shaped):
             target = self._target(topic, number)
             of_target = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
@@ -222,8 +234,8 @@ class Shaper:
             places, has_place = target.places(of_target, moment, cutoff, have_waited)
             if (has_none := np.isnan(places)).any():
                 masks[chosen[has_none]] &= ~(1 << number)
-                waiting.append(self._waiting(where(of_target, has_none), number))
-                self._n_waiting[topic, number] = self._n_waiting.get((topic, number), 0) + waiting[-1].num_rows
+                queue = topic, self._subscriptions.names[topic][number]
+                waiting.append((queue, self._of_subscription(where(of_target, has_none), number)))
                 chosen, of_target, due = chosen[~has_none], where(of_target, ~has_none), due[~has_none]
                 places, has_place = places[~has_none], has_place[~has_none]
             # The last place that there is has no end: later would be that of what is held back.
@@ -245,7 +257,7 @@ class Shaper:
                 self._operations.move(original, number, at[is_later], sequence, shaped_from=shaped_from)
                 target.state.last = max(target.state.last, int(at[is_later].max()))
                 self.n_moved += later.num_rows
-        return Shaped(masks, concat(placed, nothing.schema), concat(waiting))
+        return Shaped(masks, concat(placed, nothing.schema), waiting)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
@@ -270,7 +282,7 @@ class Shaper:
         """Forgets buckets that are full again, and places that are past, ms since the epoch."""
         self._targets = {key: target for key, target in self._targets.items() if target.state.forget_past(now)}
 
-    def _waiting(self, rows: pa.Table, number: int) -> pa.Table:
+    def _of_subscription(self, rows: pa.Table, number: int) -> pa.Table:
         """Returns rows as they are, but for one subscription."""
         return with_columns(rows, subscription=self._subscriptions.names_of(rows["topic"], number))
 
@@ -279,6 +291,12 @@ class Shaper:
         if key not in self._targets:
             self._targets[key] = Target(self._rule(topic, number), self._place)
         return self._targets[key]
+
+    def _number(self, topic: str, name: str) -> int | None:
+        """Returns the number of a subscription that is shaped; None: it is not, or not there."""
+        names = self._subscriptions.names.get(topic, ())
+        number = names.index(name) if name in names else None
+        return None if number is None or self._rule(topic, number) is None else number
 
     def _rule(self, topic: str, number: int) -> ShapingRule | None:
         text = self._subscriptions.shaping.get(topic, {}).get(number)

@@ -83,13 +83,26 @@ class Target:
         self._place = place
         self.state = state or TargetState()
         self._given: FloatArray = np.zeros(0)  # places of this tick's offset, real time
-        self._have_waited = False  # whether messages wait since the last tick
+        self._n_waiting = 0  # messages that waited when the tick began
         self._is_rebuilt = False  # in this tick
 
     @property
     def shares_places(self) -> bool:
         """Whether shards get places together for what is beyond their own shares."""
         return self._rule.rate is not None and not self._rule.is_per_key and self._place.shards > 1
+
+    def begin(self, n_waiting: int) -> None:
+        """Begins a tick.
+
+        Args:
+            n_waiting: how many messages wait since an earlier one.
+        """
+        self._n_waiting = n_waiting
+
+    @property
+    def most_of_waiting(self) -> int:
+        """How many of the messages that wait are to come due again in this tick: there are places for no more."""
+        return len(self._given) if self.shares_places else MOST_PLACES
 
     def begin_after(self, last: int) -> None:
         """Begins after a rebuild: what comes due goes after the last place that was given, ms since the epoch."""
@@ -104,7 +117,6 @@ class Target:
             after: the time after which they are, ms since the epoch.
             waiting: how many messages that wait get one, by shard; of a shard in which some wait, at least one.
         """
-        self._have_waited = waiting[self._place.number] > 0
         if self._rule.rate is None or not self.shares_places:
             return
         opened, interval = OpenTime(self._rule.windows, after), 1000 / self._rule.rate
@@ -122,7 +134,8 @@ class Target:
             rows: as MESSAGES, of this subscription.
             moment: of this tick.
             cutoff: of this tick, ms since the epoch.
-            have_waited: whether what has waited since the last tick is among the rows. If not, they wait behind it.
+            have_waited: whether the first of what has waited since an earlier tick, `most_of_waiting`, are among the
+                rows. If not, they wait behind it.
 
         Returns:
             the places, float64, (rows,), ms since the epoch, and which rows had one before. NaN is the place of a row
@@ -138,7 +151,7 @@ class Target:
             # a place whenever it is open.
             has_place &= opened.is_open(places if rule.rate is not None else np.maximum(places, moment.now))
         new = np.flatnonzero(~has_place)
-        if not have_waited and self._have_waited:
+        if not have_waited and self._n_waiting:
             places[new] = np.nan
         elif len(new):
             keys = rows["key"].take(pa.array(new)) if rule.is_per_key else None
@@ -146,8 +159,12 @@ class Target:
             n = min(len(self._given), len(new))
             places[new[:n]] = np.maximum(self._given[:n], times[:n])
             new, times = new[n:], opened.to_open(times[n:])
-            # Alone a shard gives only places of this tick.
-            n = self._number_of_places(times, opened, cutoff) if self.shares_places else MOST_PLACES
+            if not self.shares_places:
+                n = MOST_PLACES
+            elif self._n_waiting > self.most_of_waiting:
+                n = 0
+            else:  # alone a shard gives only places of this tick
+                n = self._number_of_places(times, opened, cutoff)
             places[new[n:]] = np.nan
             new, times, keys = new[:n], times[:n], None if keys is None else keys[:n]
             places[new] = opened.to_real(self._take(times, keys, opened))

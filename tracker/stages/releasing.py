@@ -68,7 +68,8 @@ class Releasing:
             masks, placed, waiting = self._shaper.shape(
                 rows, masks, step.moment, step.tick.cutoff, have_waited=kind == PLANNED
             )
-            self._tracker.put_back(waiting)
+            for queue, of_queue in waiting:
+                self._tracker.put_back(queue, of_queue)
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         if placed is not None and placed.num_rows:

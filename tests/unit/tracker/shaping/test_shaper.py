@@ -29,7 +29,7 @@ from tracker.shaping.rule import rule_of
 from tracker.shaping.spans import SHAPED, recorded
 from tracker.shard import Shard
 from tracker.sharding import Place, shards_of
-from tracker.store import MemoryStore
+from tracker.store import Key, MemoryStore
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
@@ -481,3 +481,51 @@ def test_what_is_late_for_one_subscription_puts_off_no_other() -> None:
     service.step(100, many(1, after + 2_000, first=100))
     service.run_until(after + 5_000)
     assert [row[3] for row in service.of("t")][100:] == [after + 2_000]
+
+
+def test_a_long_queue_keeps_no_other_from_its_places() -> None:
+    service = Service(rate(50, burst=10), places_at_most=100)
+    shaping = {TOPIC: {0: rate(50, burst=10), 1: rate(1_000, burst=100)}}
+    service.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping=shaping)
+    service.step(100, many(2_000, START + 5_000))
+    service.run_until(START + 20_000)
+    assert len(service.of("t")) == 2_000
+    assert most_within([row[3] for row in service.of("t")], 1_000) <= 1_100
+    service.run_until(START + 60_000)
+    assert sorted(row[1] for row in service.of("s")) == list(range(2_000))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_waits_goes_out_when_it_is_shaped_no_more(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 100)
+    service = Service(rate(50, burst=10), shards, places_at_most=100)
+    service.step(100, many(640, START + 5_000))
+    service.run_until(START + 5_000)
+    assert sum(n for effects in service.step(100) for n, _ in effects.waiting.get(TOPIC, {}).values())
+    service.subscriptions = Subscriptions({TOPIC: ["s", "t"]})
+    service.run += 1
+    service.step(100)
+    service.run_until(START + 20_000)
+    assert sorted(row[1] for row in service.of("s")) == list(range(640))
+
+
+def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracker.buckets.waiting_rows.PIECE_ROWS", 50)
+    service = Service(rate(500, burst=10), places_at_most=100)
+    service.step(100, many(4_000, START + 3_000))
+    while not any(effects.waiting for effects in service.step(100)):
+        pass
+    kept: list[str] = []
+    real = MemoryStore.put
+
+    def put(store: MemoryStore, table: str, key: Key, value: bytes) -> None:
+        kept.append(table)
+        real(store, table, key, value)
+
+    monkeypatch.setattr(MemoryStore, "put", put)
+    of_ticks = []
+    while any(effects.waiting for effects in service.step(100)):
+        of_ticks.append(kept.count("waiting"))
+        kept.clear()
+    assert len(of_ticks) > 20
+    assert max(of_ticks) <= len(service.stores)  # the piece that was cut, in each

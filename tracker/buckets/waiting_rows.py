@@ -1,0 +1,113 @@
+"""Rows that were due and wait for places, a queue for each subscription."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.messages import concat, int64
+from tracker.packing import pack, unpack
+from tracker.store import Store, get_present
+
+# Each packed value has so many rows at most: a tick that takes the first of a million leaves the others as they are.
+PIECE_ROWS = 10_000
+
+_TABLE = "waiting"
+
+# A source topic and the name of a subscription.
+Queue = tuple[str, str]
+
+
+class WaitingRows:
+    """Queues of rows, each as packed values in the order in which they were added.
+
+    Args:
+        store: where the rows are kept.
+        saved: the attribute `meta`, which the caller keeps beside the store; None: there are no rows.
+
+    Attributes:
+        meta: what the queues need beside the store, as JSON has it.
+    """
+
+    def __init__(self, store: Store, saved: dict[str, Any] | None = None) -> None:
+        self._store = store
+        saved = saved or {}
+        self._next: int = saved.get("next", 0)
+        # By queue its pieces in order: [number, rows, first and last time of delivery in ms].
+        self._pieces: dict[Queue, list[list[int]]] = {
+            (topic, name): pieces for topic, name, pieces in saved.get("queues", ())
+        }
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return sum(self.counts.values())
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is to be kept beside the store."""
+        return {"next": self._next, "queues": [[*queue, pieces] for queue, pieces in self._pieces.items()]}
+
+    @property
+    def counts(self) -> dict[Queue, int]:
+        """How many rows wait, by queue; none has no rows."""
+        return {queue: sum(n for _, n, _, _ in pieces) for queue, pieces in self._pieces.items()}
+
+    @property
+    def earliest(self) -> int | None:
+        """When the first of the rows was due, ms since the epoch; None: there is none."""
+        return min((first for pieces in self._pieces.values() for _, _, first, _ in pieces), default=None)
+
+    def add(self, queue: Queue, rows: pa.Table) -> None:
+        """Adds rows of MESSAGES to the end of a queue."""
+        for start in range(0, rows.num_rows, PIECE_ROWS):
+            self._pieces.setdefault(queue, []).append(self._put(rows.slice(start, PIECE_ROWS)))
+
+    def take(self, most: Callable[[Queue], int | None]) -> pa.Table:
+        """Removes and returns the first rows of each queue, queue by queue.
+
+        Args:
+            most: returns how many rows to take from a queue at most; None: all.
+        """
+        taken = []
+        for queue in list(self._pieces):
+            n_left = most(queue)
+            pieces = self._pieces.pop(queue)
+            while pieces and (n_left is None or n_left > 0):
+                number, *_ = pieces.pop(0)
+                rows = self._get(number)
+                self._store.remove(_TABLE, (number, 0))
+                if n_left is not None:
+                    if rows.num_rows > n_left:
+                        pieces.insert(0, self._put(rows.slice(n_left)))
+                        rows = rows.slice(0, n_left)
+                    n_left -= rows.num_rows
+                taken.append(rows)
+            if pieces:
+                self._pieces[queue] = pieces
+        if not self._pieces:
+            self._next = 0
+        return concat(taken)
+
+    def find(self, times: Iterable[int]) -> list[pa.Table]:
+        """Returns the rows of the pieces that reach into the time slots of some times, ms; they stay."""
+        slots = sorted({time // SLOT_MILLIS for time in times})
+        return [
+            self._get(number)
+            for pieces in self._pieces.values()
+            for number, _, first, last in pieces
+            if bisect_left(slots, first // SLOT_MILLIS) < bisect_right(slots, last // SLOT_MILLIS)
+        ]
+
+    def _put(self, rows: pa.Table) -> list[int]:
+        """Stores a piece; returns what `_pieces` has of it."""
+        due, number = int64(rows, "deliver_at"), self._next
+        self._store.put(_TABLE, (number, 0), pack(rows))
+        self._next += 1
+        return [number, rows.num_rows, int(due.min()), int(due.max())]
+
+    def _get(self, number: int) -> pa.Table:
+        return unpack(get_present(self._store, _TABLE, (number, 0)))
