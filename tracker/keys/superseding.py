@@ -18,6 +18,7 @@ from tracker.keys.live_keys import KeyHash, Live, LiveKeys, lives, positions
 from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
 from tracker.keys.taken_over import TakenOver
 from tracker.messages import BoolArray, Int64Array, are_recurring, empty_table, int64, typed, where, with_columns
+from tracker.properties.message_position import MessagePosition
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.properties.schedule_key import Mode, key_hash, key_rule
 from tracker.store import Store
@@ -144,16 +145,16 @@ class Superseding:
         )
         standing = {topic: self._standing(topic) for topic in set(topics)}
         ids = [rows[name].to_pylist() for name in Live._fields[:5]]
-        position_of = list(zip(*ids[:4], strict=True))
-        own_since = self._taken_over.take(topics, position_of)
+        at = [MessagePosition(*position) for position in zip(*ids[:4], strict=True)]
+        own_since = self._taken_over.take(topics, at)
         superseded: list[tuple[str, str, _Last, Live]] = []  # topic, key, a message, and the one that it yields to
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
             hashed = hash_of[topic, key]
             before = last.get(hashed)
             waits_for_time = before is not None and before.until > counts_at[i]
             # Moved for a subscription alone, it may come in again after a rebuild: it is not before itself.
-            is_itself = before is not None and before.live[:4] == position_of[i]
-            since[i] = own_since.get(position_of[i], published[i])
+            is_itself = before is not None and before.live.position == at[i]
+            since[i] = own_since.get(at[i], published[i])
             if before is not None and (waits_for_time or is_itself):
                 since[i] = before.live.since
             rule = key_rule(dict(properties))
@@ -343,7 +344,7 @@ class Superseding:
             return empty_table(OUTCOME_ROWS)
         rows = _as_known([(topic, key, one.live) for topic, key, one, _ in superseded])
         others = [other for _, _, _, other in superseded]
-        yields_to = pa.array([f"{o.ledger_id}:{o.entry_id}:{o.partition}:{o.batch_index}" for o in others])
+        yields_to = pa.array([str(other.position) for other in others])
         is_new = np.array([one.row is not None for _, _, one, _ in superseded], np.bool_)
         since = pa.array([other.since for other in others], pa.int64())
         return self._control.supersede(rows, yields_to, since, is_new, moment)
