@@ -26,9 +26,6 @@ from tracker.subscriptions import Subscriptions
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
-# The ledger of no message. An earlier version's rebuild has left keys with it, which are not found.
-_NOWHERE = -1
-
 # For a message's time, ms since the epoch: it waits whenever another one was published, or it does not.
 _ALWAYS = MAX_TIME_MILLIS + 1
 _NEVER = -1
@@ -256,7 +253,6 @@ class Superseding:
             # What is due beyond the load horizon came to the mutable bucket. It was sealed when this was last called,
             # so the index has it. A cancelled message would not be found by its key, but is told of.
             rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._control.is_any_cancelled(rows)
-            rests &= int64(rows, "ledger_id") > _NOWHERE
             return self._control.is_past_for_all(rows, moment), rests
 
         self._keys.sweep(judge, load_horizon, moment.now, self._idle_millis)
@@ -308,7 +304,7 @@ class Superseding:
     def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, Live], dict[KeyHash, list[int]]]:
         """Returns the last messages of the keys that have one, and of others that may be cold in which groups."""
         hashes = list(hashes)
-        found = {hashed: live for hashed, live in self._keys.find(hashes).items() if live.ledger_id > _NOWHERE}
+        found = self._keys.find(hashes)
         return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
 
     def _warm(
