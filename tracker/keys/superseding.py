@@ -14,6 +14,7 @@ from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
 from tracker.keys.cold_keys import group_of, times_of
+from tracker.keys.keyed_messages import KeyedMessages
 from tracker.keys.live_keys import KeyHash, Live, LiveKeys, lives, positions
 from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
 from tracker.keys.taken_over import TakenOver
@@ -82,13 +83,14 @@ class Superseding:
 
     Args:
         store: where the last message of each key is kept.
-        control: tells whether it waits still, and cancels what is superseded.
+        control: tells where commands leave it, and cancels what is superseded.
         subscriptions: those of each source topic.
         idle_millis: for how long at least nothing has named a key that becomes cold.
     """
 
     def __init__(self, store: Store, control: Control, subscriptions: Subscriptions, idle_millis: int) -> None:
         self._control = control
+        self._messages = KeyedMessages(control, subscriptions)
         self._subscriptions = subscriptions
         self._idle_millis = idle_millis
         self._keys = LiveKeys(store)
@@ -205,7 +207,7 @@ class Superseding:
         known = _as_known([(topic, key, found[hashed]) for topic, key, hashed in names if hashed in found])
         hashes = [key_hash(topic, key) for topic, key in zip(*_pairs(known), strict=True)]
         is_new = np.array([hashed in self._new for hashed in hashes], np.bool_)
-        is_past = self._control.are_waiting(known, moment)[2]
+        is_past = self._messages.are_waiting(known, moment)[2]
         is_there = ~is_past | is_new
         there = {hashed for hashed, is_one in zip(hashes, is_there.tolist(), strict=True) if is_one}
         columns = {name: int64(commands, name).copy() for name in _POSITION}
@@ -252,8 +254,8 @@ class Superseding:
         def judge(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
             # What is due beyond the load horizon came to the mutable bucket. It was sealed when this was last called,
             # so the index has it. A cancelled message would not be found by its key, but is told of.
-            rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._control.is_any_cancelled(rows)
-            return self._control.is_past_for_all(rows, moment), rests
+            rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._messages.are_cancelled(rows)
+            return self._messages.are_past_for_all(rows, moment), rests
 
         self._keys.sweep(judge, load_horizon, moment.now, self._idle_millis)
         self._taken_over.sweep(moment.now)
@@ -277,7 +279,7 @@ class Superseding:
         if not found:
             return {}
         there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
-        waits, for_time, _ = self._control.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
+        waits, for_time, _ = self._messages.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
         return {
             hashed: _Last(found[hashed], None, _ALWAYS if for_time[i] else _NEVER, bool(waits[i] & ~for_time[i]))
             for i, (_, _, hashed) in enumerate(there)
@@ -329,7 +331,7 @@ class Superseding:
         rows = where(rows, np.array(chosen, np.bool_))
         if not rows.num_rows:
             return {}
-        rows = where(rows, self._control.are_waiting(rows.select(KNOWN.names), moment)[0])
+        rows = where(rows, self._messages.are_waiting(rows.select(KNOWN.names), moment)[0])
         found = {hash_of[pair]: live for pair, live in last_of_keys(rows).items()}
         for hashed, live in found.items():
             self._keys.warm(hashed, live)
@@ -343,7 +345,7 @@ class Superseding:
         yields_to = pa.array([str(other.position) for other in others])
         is_new = np.array([one.row is not None for _, _, one, _ in superseded], np.bool_)
         since = pa.array([other.since for other in others], pa.int64())
-        return self._control.supersede(rows, yields_to, since, is_new, moment)
+        return self._messages.supersede(rows, yields_to, since, is_new, moment)
 
 
 def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:
