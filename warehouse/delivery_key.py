@@ -1,4 +1,4 @@
-"""What tells two deliveries to a subscription apart: the message, of a retry its number, and which occurrence it is.
+"""The key that tells two deliveries to a subscription apart: message, number of the retry, number of the occurrence.
 
 A message has one position. Its retries, and the occurrences of a recurring one, are deliveries of their own.
 """

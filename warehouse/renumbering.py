@@ -47,7 +47,7 @@ class Renumbering:
 
     @property
     def offset(self) -> int:
-        """What is added to a ledger id."""
+        """The number that is added to a ledger id."""
         return FIRST_IMPORTED_LEDGER + self.place * PLACE_LEDGERS
 
     def ids(self, ledgers: Int64Array, entries: Int64Array) -> tuple[Int64Array, Int64Array, BoolArray]:

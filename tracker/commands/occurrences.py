@@ -40,7 +40,7 @@ MOST_AT_ONCE = 5_000
 
 
 class _Row(NamedTuple):
-    """What the next occurrence depends on. Times are ms since the epoch."""
+    """A recurring message and the occurrence from which its next one follows. Times are ms since the epoch."""
 
     message: Message
     rule: Recurrence
@@ -51,7 +51,7 @@ class _Row(NamedTuple):
 
 
 class _Rows:
-    """What the next occurrences of rows depend on. Times are ms since the epoch.
+    """Recurring messages and the occurrences from which their next ones follow. Times are ms since the epoch.
 
     Args:
         rows: as MESSAGES, of recurring messages.

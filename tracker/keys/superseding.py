@@ -49,7 +49,7 @@ class _Last:
 
 
 class _Standing(NamedTuple):
-    """What becomes of a topic's messages that are due when they come in."""
+    """The fate of a topic's messages that are due when they come in."""
 
     is_held: bool  # they are held back for all subscriptions
     may_wait: bool  # for some they may be held back, or get a place later
@@ -57,7 +57,7 @@ class _Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class Taken:
-    """What has been decided of new messages.
+    """New messages, as they count by their schedule keys.
 
     Attributes:
         messages: as MESSAGES, the same rows, some with another time.

@@ -1,4 +1,4 @@
-"""What is written down of messages that a task has sent: rows of the table `deliveries`, and spans of traces."""
+"""The records of messages that a task has sent: rows of the table `deliveries`, and spans of traces."""
 
 from __future__ import annotations
 
