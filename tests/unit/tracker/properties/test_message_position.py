@@ -21,7 +21,7 @@ def test_the_text_is_the_same_however_it_is_made() -> None:
     assert position_texts(rows).to_pylist() == TEXTS
     columns = {name: rows[name].to_pylist() for name in rows.column_names}
     assert [position_of(columns, i) for i in range(3)] == POSITIONS
-    assert [text for (text,) in duckdb.sql(f"SELECT {POSITION_SQL} FROM rows").fetchall()] == TEXTS
+    assert duckdb.connect().execute(f"SELECT {POSITION_SQL} FROM rows").fetchall() == [(text,) for text in TEXTS]
 
 
 def test_it_is_read_back() -> None:
