@@ -42,7 +42,7 @@ test-long: setup programs ## the longer half: crashes for each feature, other sy
 	@$(PYTEST) -m "long and not chaos"
 
 test-fast: setup ## what is quick and needs no broker and no Spark, with few examples of each property
-	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow and not long" -n 2 --dist worksteal -p no:schemathesis -p no:anyio
+	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow and not long" -n 2 --dist worksteal -p no:schemathesis -p no:anyio -p no:valkey
 
 lint: setup docs ## ruff, mypy, who imports whom, and the docs
 	@$(PY) -m ruff check .

@@ -24,9 +24,9 @@ from benchmarks.pending import MONTH_MILLIS, ROWS_A_FILE, TOPIC, columns, write
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
 from recovery.rebuild.rebuild import rebuild
-from tracker.messages import MESSAGES
+from tracker.messages import MESSAGES, position_texts
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import positions, to_index
+from warehouse.queries.index_rows import to_index
 from warehouse.schemas import DELIVERIES, SCHEMAS
 
 SUBSCRIPTIONS = ["a", "b"]
@@ -39,7 +39,13 @@ def write_delivered(tables: Tables, now: int, n: int) -> None:
     rows = columns(MESSAGES, n, **same, batch_size=1, deliver_at=due, publish_time=0, event_time=0, payload=b"x" * 100)
     tables.append("delayed_index", to_index(rows, 1), {})
     for name in SUBSCRIPTIONS:
-        sent = {"subscription": name, "position": positions(rows), "deliver_at": due, "sent_at": due, "batch_id": 1}
+        sent = {
+            "subscription": name,
+            "position": position_texts(rows),
+            "deliver_at": due,
+            "sent_at": due,
+            "batch_id": 1,
+        }
         tables.append("deliveries", columns(DELIVERIES, n, **same, **sent), {})
 
 

@@ -1,4 +1,4 @@
-"""What `delaylake run` prints: that it is ready, what has changed, and lines of progress."""
+"""The output of `delaylake run`: that it is ready, what has changed, and lines of progress."""
 
 from __future__ import annotations
 

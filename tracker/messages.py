@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.arrow import leave_pandas_out
+from tracker.properties.message_position import MessagePosition
 
 leave_pandas_out()  # whatever gives Arrow a list imports this module first
 
@@ -208,6 +209,19 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
 def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
     return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
+
+
+def position_texts(rows: pa.Table) -> pa.Array:
+    """Returns each row's position as the text of a `MessagePosition`.
+
+    Args:
+        rows: with the columns of a position, without nulls.
+
+    Returns:
+        string, (rows,).
+    """
+    parts = [rows[name].cast(pa.string()) for name in MessagePosition._fields]
+    return pc.binary_join_element_wise(*parts, ":").combine_chunks()
 
 
 def attempts_of(rows: pa.Table) -> Int64Array:

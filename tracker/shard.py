@@ -62,7 +62,7 @@ class _Last(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What came in."""
+    """The messages that came in in a tick, sorted by what becomes of them."""
 
     new: pa.Table  # as MESSAGES: what is added to the tracker
     noted: pa.Table  # as KEPT_SCHEMA: all of it, with the notes of what other shards have

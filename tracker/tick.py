@@ -1,4 +1,4 @@
-"""What a shard is given for a tick, and what comes of it."""
+"""The input of a shard for a tick, and its effects."""
 
 from __future__ import annotations
 

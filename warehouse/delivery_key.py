@@ -1,4 +1,4 @@
-"""What tells two deliveries to a subscription apart: the message, of a retry its number, and which occurrence it is.
+"""The key that tells two deliveries to a subscription apart: message, number of the retry, number of the occurrence.
 
 A message has one position. Its retries, and the occurrences of a recurring one, are deliveries of their own.
 """
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tracker.messages import Int64Array, attempts_of, message_ids
 from tracker.properties.delivered import ATTEMPT, MESSAGE_ID, OCCURRENCE
+from tracker.properties.message_position import position_of
 
 # The properties of a message at its destination that say it, and the columns of `deliveries` for them.
 PROPERTIES = (MESSAGE_ID, ATTEMPT, OCCURRENCE)
@@ -39,15 +40,10 @@ def key_of_row(columns: Mapping[str, Sequence[Any]], row: int, is_rejected: bool
     """
     attempt, occurrence = (None if is_rejected else columns[name][row] for name in ("attempt", "occurrence"))
     return (
-        position_of(columns, row),
+        str(position_of(columns, row)),
         "" if attempt is None else str(attempt),
         "" if occurrence is None else str(occurrence),
     )
-
-
-def position_of(columns: Mapping[str, Sequence[Any]], row: int) -> str:
-    """Returns the position of a row of MESSAGES as text: ledger:entry:partition:batchIndex."""
-    return ":".join(str(columns[name][row]) for name in ("ledger_id", "entry_id", "partition", "batch_index"))
 
 
 def attempt_sql(table: str = "") -> str:

@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
 from broker.position import ENTRY_BITS, Position
-from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64, where
+from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64, position_texts, where
 from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.table_files import DataFile, TableFiles, new_run
 from warehouse.message_schemas import version_bytes, version_number
-from warehouse.queries.index_rows import positions
 from warehouse.schemas import MESSAGE_SCHEMAS, MOVED_AT, PLACES, SCHEMAS
 
 # Columns of `outcomes` with a position as text.
@@ -48,7 +47,7 @@ class Renumbering:
 
     @property
     def offset(self) -> int:
-        """What is added to a ledger id."""
+        """The number that is added to a ledger id."""
         return FIRST_IMPORTED_LEDGER + self.place * PLACE_LEDGERS
 
     def ids(self, ledgers: Int64Array, entries: Int64Array) -> tuple[Int64Array, Int64Array, BoolArray]:
@@ -92,7 +91,7 @@ class Renumbering:
             new["schema_version"] = self.schema_versions(rows["schema_version"])
         rows = _with(rows, new)
         if "position" in rows.column_names:
-            rows = _with(rows, {"position": pc.if_else(is_changed, positions(rows), rows["position"])})
+            rows = _with(rows, {"position": pc.if_else(is_changed, position_texts(rows), rows["position"])})
         texts = [name for name in _TEXTS if name in rows.column_names and rows[name].null_count < rows.num_rows]
         return _with(rows, {name: self._texts(rows[name]) for name in texts}), is_paired
 

@@ -18,6 +18,7 @@ from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
 from broker.pulsar_admin.answers import BrokerEntry
 from status.troubles import NOT_SEEN_REASON
+from tracker.properties.message_position import MessagePosition
 from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import REJECTS
 
@@ -175,7 +176,7 @@ def _row(
         "ledger_id": position.ledger_id,
         "entry_id": position.entry_id,
         "batch_index": -1,
-        "position": f"{position}:{source.partition}:-1",
+        "position": str(MessagePosition(*position, source.partition, -1)),
         "reason": f"{NOT_SEEN_REASON}: {why}",
         # Rows age by it: the present where the broker does not have the entry, or its producer set no readable time.
         "publish_time": time.time_ns() // 1_000_000 if published is None else published,

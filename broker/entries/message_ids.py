@@ -6,8 +6,13 @@ import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from conf.errors import DelayLakeError
+from tracker.properties.message_position import MessagePosition
+
+if TYPE_CHECKING:
+    import pulsar
 
 MAX_ID_BYTES = 128  # Pulsar's longest, with an ack set, is well below
 
@@ -44,7 +49,12 @@ class MessageRef:
     batch_index: int = -1
 
     def __str__(self) -> str:
-        return f"{self.ledger_id}:{self.entry_id}:{self.partition}:{self.batch_index}"
+        return str(MessagePosition(self.ledger_id, self.entry_id, self.partition, self.batch_index))
+
+    @classmethod
+    def of(cls, message_id: pulsar.MessageId) -> MessageRef:
+        """Names the message to which the client has given an id."""
+        return cls(message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
 
 
 def parse(text: str) -> MessageRef:

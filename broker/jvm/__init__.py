@@ -1,1 +1,1 @@
-"""What a JVM is started with: JARs, and an archive of its classes."""
+"""The files with which a JVM is started: JARs, and an archive of its classes."""

@@ -1,4 +1,4 @@
-"""What Pulsar's admin REST API answers of topics and their entries, as Python."""
+"""Topics and their entries, as Pulsar's admin REST API tells of them, in Python."""
 
 from __future__ import annotations
 

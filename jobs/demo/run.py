@@ -39,6 +39,7 @@ from jobs.demo.plan import (
     verify_stored,
 )
 from jobs.demo.progress import Progress
+from tracker.properties.message_position import POSITION_SQL
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
 
@@ -279,11 +280,7 @@ def _remember_position(message: Message) -> Any:
     def sent(result: Any, message_id: Any) -> None:
         # An exception in here would hang the client.
         if message_id is not None:
-            message.position = str(
-                MessageRef(
-                    message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index()
-                )
-            )
+            message.position = str(MessageRef.of(message_id))
 
     return sent
 
@@ -315,7 +312,7 @@ def _stored(settings: Settings) -> Stored:
     entry = "concat_ws(':', ledger_id, entry_id, partition)"
     indexed = tables.query(
         "delayed_index",
-        f"SELECT concat_ws(':', {entry}, batch_index) AS position, deliver_at FROM delayed_index "  # noqa: S608
+        f"SELECT {POSITION_SQL} AS position, deliver_at FROM delayed_index "  # noqa: S608
         "WHERE operation = 'DELAY'",
     )
     delivered = tables.query("deliveries", "SELECT position, subscription, deliver_at FROM deliveries")

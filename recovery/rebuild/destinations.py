@@ -24,6 +24,7 @@ from recovery.rebuild.trimmed import warn_of_trimmed
 from streaming.release.outgoing import is_own
 from tracker.messages import concat, where
 from tracker.properties.delivered import DELIVER_AT, SHAPED_FROM
+from tracker.properties.message_position import MessagePosition
 from warehouse.delivery_key import Key, key_of
 from warehouse.delta.tables import OnProgress, Tables, literal
 from warehouse.renumbering import Renumbering
@@ -187,14 +188,10 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             continue
         if not (_TIME.fullmatch(due) and _ATTEMPT.fullmatch(attempt) and _OCCURRENCE.fullmatch(occurrence)):
             continue
-        ledger, entry, partition, batch_index = (int(part) for part in text.split(":"))
         rows[key] = {
             "topic": topic,
             "subscription": subscription,
-            "partition": partition,
-            "ledger_id": ledger,
-            "entry_id": entry,
-            "batch_index": batch_index,
+            **MessagePosition.parse(text)._asdict(),
             "position": text,
             "deliver_at": int(due),
             "sent_at": message.published_at,

@@ -19,7 +19,7 @@ from recovery.rebuild.delivered import DONE, Delivered, partition_name, read_del
 from recovery.rebuild.destinations import write_missing_deliveries
 from recovery.rebuild.last_answers import find_last_answers
 from recovery.rebuild.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
-from recovery.rebuild.recurring import Schedules
+from recovery.rebuild.recurring.schedules import Schedules
 from recovery.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from recovery.rebuild.waiting_commands import find_waiting
 from streaming.checkpoint.checkpoint import Checkpoint

@@ -13,6 +13,7 @@ from broker.position import Position
 from recovery.rebuild.delivered import partition_name
 from tracker.commands.message_state.rebuilt import LIVE_KEYS, REBUILT_KEPT_MILLIS
 from tracker.messages import attempts_of, concat, int64, is_among, typed, where, with_columns
+from tracker.properties.message_position import MessagePosition
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELAYED_INDEX
 
@@ -88,7 +89,7 @@ def live_keys(
         {
             "topic": row["topic"],
             "schedule_key": row["schedule_key"],
-            **dict(zip(("ledger_id", "entry_id", "partition", "batch_index"), _ids(row["superseded_by"]), strict=True)),
+            **MessagePosition.parse(row["superseded_by"])._asdict(),
             "batch_size": 1,
             "deliver_at": now + REBUILT_KEPT_MILLIS,
             "since": row["since"],
@@ -141,13 +142,9 @@ def _as_they_came(tables: Tables, rows: pa.Table) -> pa.Table:
     return with_columns(rows, deliver_at=pa.array(due))
 
 
-def _ids(position: str) -> tuple[int, ...]:
-    return tuple(map(int, position.split(":")))
-
-
 def _subscriptions_done(positions: Sequence[str], done: pa.Table) -> list[int]:
     """Returns for how many subscriptions each message was delivered or cancelled."""
-    ids = [_ids(position) for position in positions]
+    ids = [MessagePosition.parse(position) for position in positions]
     entries = pa.table({name: pa.array([one[i] for one in ids], pa.int64()) for i, name in enumerate(_MESSAGE[:2])})
     of_them = where(done, is_among(done, entries, _MESSAGE[:2]))
     found: dict[tuple[int, ...], set[int]] = defaultdict(set)
@@ -157,5 +154,5 @@ def _subscriptions_done(positions: Sequence[str], done: pa.Table) -> list[int]:
 
 
 def _comes_again(topic: str, position: str, durable: Mapping[str, Position]) -> bool:
-    ledger_id, entry_id, partition, _ = _ids(position)
-    return Position(ledger_id, entry_id) > durable.get(partition_name(topic, partition), Position(-1, -1))
+    at = MessagePosition.parse(position)
+    return Position(at.ledger_id, at.entry_id) > durable.get(partition_name(topic, at.partition), Position(-1, -1))

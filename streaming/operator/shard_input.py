@@ -44,7 +44,7 @@ class NoTickError(DelayLakeError):
 
 @dataclass(kw_only=True)
 class ShardInput:
-    """What a batch has for a shard.
+    """The rows that a batch has for a shard.
 
     Attributes:
         offset: the batch's.

@@ -1,4 +1,4 @@
-"""What a task is given to send, what it reports, and what has arrived by several reports."""
+"""The input of a task that sends, its report, and the sum of several reports: what has arrived."""
 
 from __future__ import annotations
 

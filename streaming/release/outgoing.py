@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,8 @@ from tracker.properties.delivered import (
     SHAPED_FROM,
     SOURCE,
 )
+from tracker.properties.message_position import is_position, position_of
 from tracker.properties.retry_of import NOT_PASSED_ON, RETRY_OF
-from warehouse.delivery_key import position_of
 
 # A larger rejected message goes without payload, keys and own properties: the table `rejects` has these. A larger one
 # that is retried goes without the reasons, for which there may be no room.
@@ -32,9 +31,6 @@ FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name a
 
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
-
-# The values that the job gives to the property `delaylake.messageId`, with numbers that fit the tables' columns.
-_POSITION = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -96,7 +92,7 @@ def is_own(properties: Mapping[str, str], source: str) -> bool:
     """
     return (
         properties.get(SOURCE) == source
-        and _POSITION.fullmatch(properties.get(MESSAGE_ID, "")) is not None
+        and is_position(properties.get(MESSAGE_ID, ""))
         and not properties.keys().isdisjoint((DELIVER_AT, REASON))
     )
 
@@ -105,7 +101,7 @@ def _properties(columns: Columns, row: int) -> dict[str, str]:
     properties = dict(columns["properties"][row] or ())
     properties.pop(SHAPED_FROM, None)  # it tells of this service, not of the one that a message came from
     properties[SOURCE] = columns["topic"][row]
-    properties[MESSAGE_ID] = position_of(columns, row)
+    properties[MESSAGE_ID] = str(position_of(columns, row))
     return properties
 
 

@@ -20,7 +20,7 @@ MAX_REST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """What the clock needs of the settings.
+    """The settings of the clock.
 
     Attributes:
         run_id: of this run of the query.

@@ -1,4 +1,4 @@
-"""Errors of the warehouse, the broker, the status and the recovery have one root."""
+"""All errors of ours have one root."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from types import ModuleType
 
 import pytest
 
+import admin
 import broker
+import conf
+import jobs
 import recovery
 import status
+import streaming
+import tracker
 import warehouse
 from conf.errors import DelayLakeError
 
@@ -21,7 +26,7 @@ def modules_of(folder: ModuleType) -> Iterator[ModuleType]:
         yield importlib.import_module(found.name)
 
 
-@pytest.mark.parametrize("folder", [broker, recovery, status, warehouse])
+@pytest.mark.parametrize("folder", [conf, tracker, status, broker, warehouse, streaming, recovery, admin, jobs])
 def test_an_error_of_ours_is_a_delay_lake_error(folder: ModuleType) -> None:
     own = [
         kind

@@ -9,17 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.match import entry_results, match, runs, times_of
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of, superseded
+from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
 from tracker.commands.retries import retry_rows
 from tracker.commands.run import Decision, Run
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
-from tracker.commands.standing import standing
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -31,7 +29,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
+from tracker.subscriptions import ALSO_LATER, Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
 
@@ -189,7 +187,7 @@ class Executor:
             return times, attempts
         if run.kind in (CANCEL, SKIP):
             as_entry = decision.is_shared[applied] | (int64(rows, "batch_index") < 0)
-            self._cancel(subscription, rows, as_entry, decision.until[applied] + self._remembered_millis)
+            self._remaining.cancel(subscription, rows, as_entry, decision.until[applied] + self._remembered_millis)
             return times, attempts
         payload_rows = run.payload_rows.take(pa.array(decision.payload_row[applied]))
         if run.kind == RESCHEDULE:
@@ -232,118 +230,6 @@ class Executor:
             until, sequences = np.full(n, moment.now + REBUILT_KEPT_MILLIS), np.full(n, sequence)
             new_times, attempts = times[was_delivered], attempts_of(again)
             remaining.moved.put(subscription, *message_ids(again), sequences, new_times, until, attempts)
-
-    def supersede(
-        self,
-        rows: pa.Table,
-        yields_to: pa.Array,
-        since: pa.Array,
-        is_new: BoolArray,
-        is_released: BoolArray,
-        moment: Moment,
-    ) -> pa.Table:
-        """Cancels messages that another one with their schedule key supersedes, for all subscriptions they wait for.
-
-        Args:
-            rows: as KNOWN, distinct messages.
-            yields_to: strings, (rows,): the position of the other message.
-            since: int64, (rows,), ms since the epoch: when the first message of the key was published.
-            is_new: bool, (rows,): the message came in only in this tick: neither the tracker nor a table gets its row.
-            is_released: bool, (rows,): the message has been handed out.
-            moment: of this tick.
-
-        Returns:
-            OUTCOME_ROWS, also for subscriptions that are added later.
-        """
-        kept = where(rows, ~is_new)
-        wanted = self._remaining.mask_with_removed(kept) != 0
-        masks = by_topic(rows, self._subscriptions.known)
-        is_cancelled = np.zeros(rows.num_rows, np.bool_)
-        outcomes = []
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
-            chosen = np.flatnonzero(masks >> subscription & 1)
-            of_chosen = rows.take(pa.array(chosen))
-            cancelled, is_late, moves, moved_to = standing(
-                self._remaining, subscription, of_chosen, is_released[chosen], moment
-            )
-            is_retry = self._remaining.moved.are_retries(subscription, *message_ids(of_chosen))
-            now = np.flatnonzero(~cancelled & ~is_late & ~is_retry)
-            if not len(now):
-                continue
-            self._remaining.unwanted_moves += int((moves[now] > 0).sum())
-            until = np.maximum(int64(of_chosen, "deliver_at"), moved_to)[now]
-            done, chosen = of_chosen.take(pa.array(now)), chosen[now]
-            self._cancel(subscription, done, int64(done, "batch_index") < 0, until + self._remembered_millis)
-            is_cancelled[chosen] = True
-            sequence = self._operations.next_sequence(moment)
-            names = self._subscriptions.names_of(done["topic"], subscription)
-            at = pa.array(chosen)
-            outcomes.append(superseded(done, names, yields_to.take(at), since.take(at), sequence, moment.now))
-            is_kept = ~is_new[chosen]
-            self._operations.add("CANCEL", where(outcomes[-1], is_kept), sequence, until[is_kept])
-        # A subscription that is added later gets what waits in the delayed index, but for these.
-        later = np.flatnonzero(is_cancelled & ~is_new)
-        if len(later):
-            at, names = pa.array(later), pa.repeat(ALSO_LATER, len(later))
-            sequence = self._operations.next_sequence(moment)
-            found = superseded(rows.take(at), names, yields_to.take(at), since.take(at), sequence, moment.now)
-            outcomes.append(found)
-        still_wanted = self._remaining.mask_with_removed(kept) != 0
-        self._remaining.count_unwanted(where(kept, wanted & ~still_wanted), 1)
-        return concat(outcomes, OUTCOME_ROWS)
-
-    def waiting(self, rows: pa.Table, is_released: BoolArray, moment: Moment) -> tuple[BoolArray, BoolArray, BoolArray]:
-        """Tells which messages wait for a subscription.
-
-        Args:
-            rows: as KNOWN.
-            is_released: bool, (rows,): the message has been handed out.
-            moment: of this tick.
-
-        Returns:
-            three masks, bool, (rows,): which wait for any subscription; which for one for which their time has not
-            come, so that they are not held back, while none has had them; and of which the time has come for all, also
-            where they are cancelled.
-        """
-        masks = by_topic(rows, self._subscriptions.known)
-        wanted = self._remaining.without_removed(rows, masks)
-        waits, waits_for_time, has_been_had, is_past = np.zeros((4, rows.num_rows), np.bool_)
-        is_past[:] = True
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
-            is_of = masks >> subscription & 1 > 0
-            cancelled, is_late, _, moved_to = standing(self._remaining, subscription, rows, is_released, moment)
-            # A retry has nothing to do with the message's schedule key.
-            is_late |= self._remaining.moved.are_retries(subscription, *message_ids(rows))
-            is_waiting = is_of & ~cancelled & ~is_late
-            waits |= is_waiting
-            waits_for_time |= is_waiting & (moved_to != HELD_DELIVER_AT)
-            has_been_had |= (wanted >> subscription & 1 > 0) & ~cancelled & is_late
-            is_past &= is_late | ~is_of
-        return waits, waits_for_time & ~has_been_had, is_past
-
-    def is_past(self, rows: pa.Table, is_released: BoolArray, moment: Moment) -> BoolArray:
-        """Tells of which messages the time has come for all subscriptions, whatever topic they are of: bool, (rows,).
-
-        Args:
-            rows: with the columns of KNOWN, but for the topic.
-            is_released: bool, (rows,): the message has been handed out, where it was not moved.
-            moment: of this tick.
-        """
-        past = np.ones(rows.num_rows, np.bool_)
-        for subscription in range(self._subscriptions.most):
-            is_retry = self._remaining.moved.are_retries(subscription, *message_ids(rows))
-            past &= standing(self._remaining, subscription, rows, is_released, moment).is_late | is_retry
-        return past
-
-    def _cancel(self, subscription: int, rows: pa.Table, as_entry: BoolArray, until: Int64Array) -> None:
-        """Remembers messages as cancelled, some of them with their whole entry, until they are past, ms."""
-        ledgers, entries, indexes = message_ids(rows)
-        sizes = int64(rows, "batch_size")
-        whole, single = as_entry, ~as_entry
-        self._remaining.cancelled.add_entries(subscription, ledgers[whole], entries[whole], until[whole])
-        self._remaining.cancelled.add_messages(
-            subscription, ledgers[single], entries[single], indexes[single], sizes[single], until[single]
-        )
 
     def _for_later(self, run: Run, moment: Moment) -> pa.Table:
         """Returns outcomes for subscriptions that are added later: when one is, these are what applies to it."""

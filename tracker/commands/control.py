@@ -17,7 +17,7 @@ from tracker.commands.match import each_subscription
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.message_state.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.commands.message_state.remaining import Remaining
-from tracker.commands.moment import Moment, is_out_ahead
+from tracker.commands.moment import Moment, are_released
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import answer
@@ -33,7 +33,6 @@ from tracker.messages import (
     concat,
     int64,
     is_rejected,
-    message_ids,
     where,
     with_columns,
 )
@@ -66,7 +65,9 @@ class Control:
         place: which shard this is; None: the only one.
 
     Attributes:
+        remaining: which subscriptions each message still goes to.
         cancelled: the messages that are cancelled or skipped.
+        remembered_millis: how long cancelled messages are remembered beyond their time, ms.
         operations: collects the rows that commands, and other moves, add to the delayed index.
         occurrences: moves recurring messages on.
     """
@@ -82,40 +83,38 @@ class Control:
         self._store = store
         self._place = place or Place()
         self._subscriptions = Subscriptions.of(subscriptions)
-        self._remembered_millis = 2 * tick_time_millis
+        self.remembered_millis = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
         # What earlier versions did not save is empty.
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
         cancels, (unwanted_moves, paused) = meta[:2], meta[2:4]
         defaults: list[Any] = [{}, {}, []]
         unwanted, numbers, going_out = [*meta[4:], *defaults[len(meta) - 4 :]]
-        self._remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
-        self.operations = Operations(
-            store, cancels, self._remaining.moved, self._subscriptions, self._remembered_millis
-        )
+        self.remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
+        self.operations = Operations(store, cancels, self.remaining.moved, self._subscriptions, self.remembered_millis)
+        self.cancelled = self.remaining.cancelled
         self._holding = Holding(
-            self._subscriptions, self._remaining, self.operations, self._remembered_millis, paused, going_out
+            self._subscriptions, self.remaining, self.operations, self.remembered_millis, paused, going_out
         )
         self.occurrences = Occurrences(store, self.operations)
         self._executor = Executor(
-            self._subscriptions, self._remaining, self.operations, self.occurrences, self._remembered_millis
+            self._subscriptions, self.remaining, self.operations, self.occurrences, self.remembered_millis
         )
         self._waiting = WaitingCommands(store)
         self._in_advance = InAdvance(
-            self._waiting, self._subscriptions, self.operations, self._is_home, self._remembered_millis
+            self._waiting, self._subscriptions, self.operations, self._is_home, self.remembered_millis
         )
         self._requests = RequestLog(store)
-        self.cancelled = self._remaining.cancelled
 
     @property
     def has_exceptions(self) -> bool:
         """Whether any message has been cancelled, skipped, moved, or was delivered before a rebuild."""
-        return self._remaining.has_exceptions
+        return self.remaining.has_exceptions
 
     @property
     def unwanted(self) -> int:
         """The number of rows that wait although they go to no subscription any more."""
-        return self._remaining.unwanted
+        return self.remaining.unwanted
 
     @property
     def waiting(self) -> int:
@@ -153,11 +152,11 @@ class Control:
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
         """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""
-        return self._remaining.subscription_mask(rows)
+        return self.remaining.subscription_mask(rows)
 
     def are_done(self, messages: pa.Table) -> BoolArray:
         """Tells which new messages are done with: see `Remaining.are_done`."""
-        return self._remaining.are_done(messages)
+        return self.remaining.are_done(messages)
 
     def take_in(self, messages: pa.Table) -> None:
         """Counts as unwanted the new messages, about to be added to the tracker, that go to no subscription.
@@ -166,7 +165,7 @@ class Control:
             messages: as MESSAGES.
         """
         if self.has_exceptions:
-            self._remaining.count_unwanted(where(messages, self._remaining.mask_with_removed(messages) == 0), 1)
+            self.remaining.count_unwanted(where(messages, self.remaining.mask_with_removed(messages) == 0), 1)
 
     def moved_to(self, known: pa.Table) -> set[int]:
         """Returns the times that messages have been moved to, for any subscription.
@@ -177,7 +176,7 @@ class Control:
         Returns:
             ms since the epoch; with 0 where one of them has not been moved.
         """
-        return self._remaining.moved_to(known)
+        return self.remaining.moved_to(known)
 
     def take_moves(self) -> pa.Table:
         """Removes and returns the new rows of moved messages, as MESSAGES, which the caller adds to the tracker."""
@@ -202,14 +201,14 @@ class Control:
             masks, int64, (rows,): bit i is the topic's subscription of number i. A rejected message goes to none.
         """
         rejected = is_rejected(rows)
-        left = self._remaining.mask_with_removed(rows)
-        self._remaining.count_unwanted(where(rows, ~rejected & (left == 0)), -1)
-        masks = self._remaining.without_removed(rows, left)
+        left = self.remaining.mask_with_removed(rows)
+        self.remaining.count_unwanted(where(rows, ~rejected & (left == 0)), -1)
+        masks = self.remaining.without_removed(rows, left)
         return self._holding.hold(rows, np.where(rejected, 0, masks), moment)
 
     def without_retried(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
         """Returns masks without the subscriptions that have a later retry of a row: see `Remaining.without_retried`."""
-        return self._remaining.without_retried(rows, masks)
+        return self.remaining.without_retried(rows, masks)
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
         """Returns rows to be sealed for the messages of a release that have not arrived: see `Holding.keep_open`."""
@@ -231,66 +230,6 @@ class Control:
     def release_held(self, rows: pa.Table, moment: Moment) -> None:
         """Moves to now the rows that are not held back any more: see `Holding.release`."""
         self._holding.release(rows, moment)
-
-    def supersede(
-        self, rows: pa.Table, yields_to: pa.Array, since: pa.Array, is_new: BoolArray, moment: Moment
-    ) -> pa.Table:
-        """Cancels messages that another one with their schedule key supersedes, for all subscriptions they wait for.
-
-        Args:
-            rows: as KNOWN, distinct messages.
-            yields_to: strings, (rows,): the position of the other message.
-            since: int64, (rows,), ms since the epoch: when the first message of the key was published.
-            is_new: bool, (rows,): the message came in only in this tick: neither the tracker nor a table gets its row.
-            moment: of this tick.
-
-        Returns:
-            OUTCOME_ROWS, also for subscriptions that are added later.
-
-        Raises:
-            SequencesExhaustedError: the tick has more commands and moves than there are sequences.
-        """
-        is_released = self._are_released(rows, is_new, moment)
-        return self._executor.supersede(rows, yields_to, since, is_new, is_released, moment)
-
-    def are_waiting(self, rows: pa.Table, moment: Moment) -> tuple[BoolArray, BoolArray, BoolArray]:
-        """Tells which messages of earlier ticks wait for a subscription.
-
-        Args:
-            rows: as KNOWN.
-            moment: of this tick.
-
-        Returns:
-            three masks, bool, (rows,): which wait for any subscription; which for one for which their time has not
-            come, so that they are not held back; and of which the time has come for all, also where they are cancelled.
-        """
-        is_new = np.zeros(rows.num_rows, np.bool_)
-        return self._executor.waiting(rows, self._are_released(rows, is_new, moment), moment)
-
-    def is_past_for_all(self, rows: pa.Table, moment: Moment) -> BoolArray:
-        """Tells of which messages of earlier ticks the time has come for all subscriptions, whatever their topic.
-
-        Args:
-            rows: with the columns of KNOWN, but for the topic.
-            moment: of this tick.
-        """
-        is_new = np.zeros(rows.num_rows, np.bool_)
-        return self._executor.is_past(rows, self._are_released(rows, is_new, moment), moment)
-
-    def is_any_cancelled(self, rows: pa.Table) -> BoolArray:
-        """Tells which messages are cancelled for any subscription, whatever their topic: bool, (rows,)."""
-        found = np.zeros(rows.num_rows, np.bool_)
-        if self.cancelled:
-            for subscription in range(self._subscriptions.most):
-                found |= self.cancelled.contains(subscription, *message_ids(rows))
-        return found
-
-    def _are_released(self, known: pa.Table, is_new: BoolArray, moment: Moment) -> BoolArray:
-        """Tells which messages have been handed out, if they have not been moved."""
-        due = int64(known, "deliver_at")
-        is_released = (due <= moment.released) & ~is_new
-        is_released |= is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment) & ~is_new
-        return is_released
 
     def arrive(
         self,
@@ -401,7 +340,7 @@ class Control:
             outcomes.append(answer(self._subscriptions, nowhere, Result.NOT_FOUND, "no message waits under this key"))
             commands = where(commands, ~is_nowhere)
 
-        is_released = self._are_released(known, is_new, moment)
+        is_released = are_released(known, is_new, moment)
         ownership = self._ownership(commands, known)
         applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment, ownership)
         outcomes.append(applied)
@@ -424,7 +363,7 @@ class Control:
             rebuilt: this shard's part.
             now: ms since the epoch.
         """
-        self._remaining.rebuild(rebuilt)
+        self.remaining.rebuild(rebuilt)
         self._holding.paused = dict(rebuilt.paused)
         self.occurrences.rebuild(rebuilt.occurrences)
         self._waiting.add(rebuilt.waiting, REBUILT_TICK)
@@ -432,14 +371,14 @@ class Control:
 
     def drop_expired(self, cutoff: int) -> None:
         """Forgets messages cancelled, delivered or moved whose time is past at the cutoff, ms since the epoch."""
-        self._remaining.drop_expired(cutoff)
+        self.remaining.drop_expired(cutoff)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
-        self._remaining.save()
+        self.remaining.save()
         self.occurrences.save()
         self._waiting.save()
-        unwanted_moves, unwanted, numbers = self._remaining.counts
+        unwanted_moves, unwanted, numbers = self.remaining.counts
         meta = [*self.operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]
         if self._holding.going_out:
             meta.append(self._holding.going_out)

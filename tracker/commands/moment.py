@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.messages import MESSAGES, BoolArray, Int64Array, empty_table, is_among
+from tracker.messages import MESSAGES, BoolArray, Int64Array, empty_table, int64, is_among
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,19 @@ def is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, momen
         named = rows.select(ids).append_column("sequence", pa.array(sequences))
         is_out &= ~is_among(named, waiting, [*ids, "sequence"])
     return is_out
+
+
+def are_released(known: pa.Table, is_new: BoolArray, moment: Moment) -> BoolArray:
+    """Tells which messages have been handed out, if they have not been moved.
+
+    Args:
+        known: with the columns of KNOWN, but for the topic.
+        is_new: bool, (known,): the message came in only in this tick.
+        moment: of this tick.
+
+    Returns:
+        bool, (known,).
+    """
+    due = int64(known, "deliver_at")
+    is_out: BoolArray = (due <= moment.released) | is_out_ahead(known, due, np.zeros(known.num_rows, np.int64), moment)
+    return is_out & ~is_new

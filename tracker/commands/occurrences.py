@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.message_state.earlier_occurrences import EarlierOccurrences, Message
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
-from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.schema import PAUSE_SCHEDULE, SKIP_NEXT
@@ -26,8 +26,8 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.packing import pack, unpack
 from tracker.recurrence.columns import NEVER, Recurrences
+from tracker.recurrence.pending import Occurrence, PendingOccurrences
 from tracker.recurrence.recurrence import Misfire, Recurrence
 from tracker.recurrence.start import counts_from
 from tracker.store import Store
@@ -38,25 +38,11 @@ MISFIRE_GRACE_MILLIS = 60_000
 # A shard hands out at most this many consecutive occurrences in a tick; the rest comes with the next.
 MOST_AT_ONCE = 5_000
 
-_TABLE = "occurrences_done"
-
-# The number of a subscription, ledger, entry, number in the entry.
-_Message = tuple[int, int, int, int]
-
-
-class Occurrence(NamedTuple):
-    """An occurrence of a recurring message. Times are ms since the epoch."""
-
-    number: int  # from 1
-    due: int
-    at: int | None = None  # when it is due by its rule; None: `due`
-    was_due: int | None = None  # when it was due, where it is late
-
 
 class _Row(NamedTuple):
-    """What the next occurrence depends on. Times are ms since the epoch."""
+    """A recurring message and the occurrence from which its next one follows. Times are ms since the epoch."""
 
-    message: _Message
+    message: Message
     rule: Recurrence
     start: int  # when the first occurrence is
     number: int
@@ -65,7 +51,7 @@ class _Row(NamedTuple):
 
 
 class _Rows:
-    """What the next occurrences of rows depend on. Times are ms since the epoch.
+    """Recurring messages and the occurrences from which their next ones follow. Times are ms since the epoch.
 
     Args:
         rows: as MESSAGES, of recurring messages.
@@ -98,7 +84,7 @@ class _Rows:
         """The number of rows."""
         return len(self.numbers)
 
-    def message(self, i: int) -> _Message:
+    def message(self, i: int) -> Message:
         """Returns the message of a row, which goes to one subscription."""
         ledger, entry, index = (int(column[i]) for column in self._position)
         return int(self._masks[i]).bit_length() - 1, ledger, entry, max(index, 0)
@@ -108,41 +94,6 @@ class _Rows:
         rule, start = self.recurrences.one(i)
         published = int(self.recurrences.published[i])
         return _Row(self.message(i), rule, start, int(self.numbers[i]), int(self.since[i]), published)
-
-
-class _Pending:
-    """The occurrences that wait from now on, int64, (n,).
-
-    Attributes:
-        numbers: from 1.
-        times: ms since the epoch; NEVER: there is none.
-        by_rule: when they are due by their rule; NEVER: the same as `times`.
-        was_due: when they were due, where they are late; NEVER: they are not.
-    """
-
-    def __init__(
-        self,
-        numbers: Int64Array,
-        times: Int64Array,
-        by_rule: Int64Array | None = None,
-        was_due: Int64Array | None = None,
-    ) -> None:
-        self.numbers, self.times = numbers, times
-        self.by_rule = np.full(len(numbers), NEVER, np.int64) if by_rule is None else by_rule
-        self.was_due = np.full(len(numbers), NEVER, np.int64) if was_due is None else was_due
-
-    def put(self, i: int, one: Occurrence | None) -> None:
-        """Sets one of them; None: there is none."""
-        if one is None:
-            self.times[i] = NEVER
-        else:
-            self.numbers[i], self.times[i] = one.number, one.due
-            self.by_rule[i] = NEVER if one.at is None else one.at
-            self.was_due[i] = NEVER if one.was_due is None else one.was_due
-
-    def take(self, index: Int64Array) -> _Pending:
-        """Returns some of them."""
-        return _Pending(*(column[index] for column in (self.numbers, self.times, self.by_rule, self.was_due)))
 
 
 class Occurrences:
@@ -160,15 +111,8 @@ class Occurrences:
     """
 
     def __init__(self, store: Store, operations: Operations) -> None:
-        self._store = store
         self._operations = operations
-        data = store.get(_TABLE, (0, 0))
-        # By message, number and time by the rule; and those that were rescheduled, with their times.
-        self._done: dict[_Message, dict[int, int]] = {}
-        self._rescheduled: dict[_Message, dict[int, int]] = {}
-        self._is_changed = False
-        if data:
-            self._read(unpack(data))
+        self._earlier = EarlierOccurrences(store)
         self.n_misfires = 0
 
     def hand_out(
@@ -190,7 +134,7 @@ class Occurrences:
         """
         if not has_occurrences(rows):
             return rows, masks
-        if self._done or self._rescheduled:
+        if self._earlier:
             index, masks = _each_subscription(rows, masks)
             rows, shaped = rows.take(pa.array(index)), shaped[index]
         chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
@@ -200,7 +144,7 @@ class Occurrences:
         following = self._next_times(of, moment.now)
         self.n_misfires += _misfires(of, following, is_passed_over, moment.now, masks[chosen])
         further: list[tuple[int, Occurrence]] = []
-        pending = _Pending(np.where(is_passed_over, of.numbers, of.numbers + 1), following)
+        pending = PendingOccurrences(np.where(is_passed_over, of.numbers, of.numbers + 1), following)
         # One by one those of which more has to be done than to wait for the next one.
         is_due = (following != NEVER) & (following <= cutoff)
         for i in np.flatnonzero(is_due | is_passed_over | self._have_done(of)).tolist():
@@ -253,13 +197,13 @@ class Occurrences:
             following = self._next_times(of, moment.now)
             # What is paused stays so.
             times = np.where(of.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
-            pending = _Pending(of.numbers + 1, times, np.where(of.is_paused, following, NEVER))
+            pending = PendingOccurrences(of.numbers + 1, times, np.where(of.is_paused, following, NEVER))
         elif kind == PAUSE_SCHEDULE:
-            pending = _Pending(of.numbers, np.full(len(of), PAUSED_DELIVER_AT), of.by_rule)
+            pending = PendingOccurrences(of.numbers, np.full(len(of), PAUSED_DELIVER_AT), of.by_rule)
         else:
             # Late, it is as if it had been held back: `misfire` says what comes of it.
             was_due = np.where(of.by_rule < moment.now, of.by_rule, NEVER)
-            pending = _Pending(of.numbers, np.maximum(of.by_rule, moment.now), of.by_rule, was_due)
+            pending = PendingOccurrences(of.numbers, np.maximum(of.by_rule, moment.now), of.by_rule, was_due)
         self._replace(rows, subscription, pending, np.ones(rows.num_rows, np.bool_), sequence, moment)
         return of.since if kind == SKIP_NEXT else pending.times
 
@@ -274,13 +218,13 @@ class Occurrences:
         Returns:
             MESSAGES; without rows of messages of which nothing is left.
         """
-        if not self._done or not has_occurrences(rows):
+        if not self._earlier or not has_occurrences(rows):
             return rows
         chosen = np.flatnonzero(are_recurring(rows))
         of = _Rows(_taken(rows, chosen), np.full(len(chosen), 1 << subscription))
         following: dict[int, Occurrence | None] = {}
         for i in range(len(of)):
-            if int(of.numbers[i]) in self._done.get(of.message(i), ()):
+            if int(of.numbers[i]) in self._earlier.done(of.message(i)):
                 following[int(chosen[i])] = self._first_not_done(of.one(i), now)
         if not following:
             return rows
@@ -297,7 +241,7 @@ class Occurrences:
 
     def _first_not_done(self, row: _Row, now: int) -> Occurrence | None:
         """Returns the first occurrence after a row's, which was done before a rebuild, that was not; None: none is."""
-        done, times = self._done[row.message], self._rescheduled.get(row.message, {})
+        done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
         found = self._next(row, row.number, done[row.number], now, times)
         while found is not None and found.number in done:
             found = self._next(row, found.number, done[found.number], now, times)
@@ -305,45 +249,24 @@ class Occurrences:
 
     def rebuild(self, rows: pa.Table) -> None:
         """Takes over the occurrences that were done before a rebuild: see `OCCURRENCES_DONE`."""
-        self._read(rows)
-        self._is_changed = bool(rows.num_rows)
+        self._earlier.rebuild(rows)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
-        if self._is_changed:
-            rows: list[tuple[int | None, ...]]
-            rows = [(*message, *done, None) for message, of in self._done.items() for done in of.items()]
-            rows += [(*message, n, 0, due) for message, of in self._rescheduled.items() for n, due in of.items()]
-            if rows:
-                columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
-                self._store.put(_TABLE, (0, 0), pack(pa.table(columns, names=OCCURRENCES_DONE.names)))
-            else:
-                self._store.remove(_TABLE, (0, 0))
-            self._is_changed = False
-
-    def _read(self, rows: pa.Table) -> None:
-        """Takes rows over, as OCCURRENCES_DONE, of which earlier versions did not have all columns."""
-        columns = (concat([rows], OCCURRENCES_DONE)[name].to_pylist() for name in OCCURRENCES_DONE.names)
-        for subscription, ledger, entry, index, number, at, due in zip(*columns, strict=True):
-            message = subscription, ledger, entry, max(index, 0)
-            if due is None:
-                self._done.setdefault(message, {})[number] = at
-            else:
-                self._rescheduled.setdefault(message, {})[number] = due
+        self._earlier.save()
 
     def _are_passed_over(self, of: _Rows, now: int) -> BoolArray:
         """Tells which occurrences are not handed out: bool, (rows,)."""
         is_missed: BoolArray = of.recurrences.have_misfire(Misfire.SKIP) & (now - of.was_due > MISFIRE_GRACE_MILLIS)
         for i in np.flatnonzero(self._have_done(of)).tolist():
-            is_missed[i] |= int(of.numbers[i]) in self._done.get(of.message(i), ())
+            is_missed[i] |= int(of.numbers[i]) in self._earlier.done(of.message(i))
         return is_missed
 
     def _have_done(self, of: _Rows) -> BoolArray:
         """Tells of which messages occurrences were done, or rescheduled, before a rebuild: bool, (rows,)."""
-        if not self._done and not self._rescheduled:
+        if not self._earlier:
             return np.zeros(len(of), np.bool_)
-        known = self._done.keys() | self._rescheduled.keys()
-        return np.array([of.message(i) in known for i in range(len(of))], np.bool_)
+        return np.array([of.message(i) in self._earlier for i in range(len(of))], np.bool_)
 
     def _next_times(self, of: _Rows, now: int) -> Int64Array:
         """Returns when the next occurrences are: int64, (rows,), ms since the epoch, NEVER where there is none."""
@@ -357,7 +280,7 @@ class Occurrences:
         """Returns the occurrences that follow a row's and are due, and then the one that is pending; None: none is."""
         due: list[Occurrence] = []
         # One that was missed and is passed over gives its number to the next.
-        done, times = self._done.get(row.message, {}), self._rescheduled.get(row.message, {})
+        done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
         number, since = (row.number, row.since) if is_out or row.number in done else (row.number - 1, row.since)
         since = done.get(number, since)
         while (found := self._next(row, number, since, now, times)) is not None:
@@ -374,10 +297,7 @@ class Occurrences:
             else:
                 due.append(found)
         if done or times:
-            last = found.number if found is not None else number + 1
-            self._forget(self._done, row.message, last)
-            self._forget(self._rescheduled, row.message, last)
-            self._is_changed = True
+            self._earlier.forget(row.message, found.number if found is not None else number + 1)
         return due, found
 
     def _next(self, row: _Row, number: int, since: int, now: int, times: Mapping[int, int]) -> Occurrence | None:
@@ -392,19 +312,12 @@ class Occurrences:
             return None
         return Occurrence(*found) if due is None else Occurrence(found[0], due, found[1])
 
-    @staticmethod
-    def _forget(kept: dict[_Message, dict[int, int]], message: _Message, last: int) -> None:
-        """Forgets the occurrences of a message up to one."""
-        left = {number: time for number, time in kept.pop(message, {}).items() if number > last}
-        if left:
-            kept[message] = left
-
     def _move_on(
         self,
         rows: pa.Table,
         masks: Int64Array,
         chosen: Int64Array,
-        pending: _Pending,
+        pending: PendingOccurrences,
         is_replaced: BoolArray,
         moment: Moment,
     ) -> None:
@@ -430,7 +343,7 @@ class Occurrences:
         self,
         rows: pa.Table,
         subscription: int,
-        pending: _Pending,
+        pending: PendingOccurrences,
         is_replaced: BoolArray,
         sequence: int,
         moment: Moment,

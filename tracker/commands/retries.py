@@ -83,7 +83,7 @@ def retry_rows(
 
 @dataclass(frozen=True)
 class SentBackMessages:
-    """What has been decided of new messages, some of which were sent back for a retry, or re-driven.
+    """New messages with their decided times, some of which were sent back for a retry, or re-driven.
 
     Attributes:
         messages: as MESSAGES: those that were sent back have the time of their retry, or a reason to reject them. What

@@ -26,7 +26,7 @@ from tracker.wire.delaylake_pb2 import Result
 
 @dataclass(frozen=True)
 class Decision:
-    """What a run does with the messages that its commands name for one subscription.
+    """The effect of a run on the messages that its commands name for one subscription.
 
     Attributes:
         subscription: its number.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tracker.messages import BoolArray, Int64Array
+from tracker.properties.message_position import MessagePosition
 
 KeyHash = tuple[int, int]
 
@@ -36,6 +37,11 @@ class Live(NamedTuple):
     batch_size: int
     deliver_at: int
     since: int  # when the first message since the key began anew was published, ms since the epoch
+
+    @property
+    def position(self) -> MessagePosition:
+        """The message's position."""
+        return MessagePosition(self.ledger_id, self.entry_id, self.partition, self.batch_index)
 
 
 class PackedBucket:

@@ -14,19 +14,18 @@ from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
 from tracker.keys.cold_keys import group_of, times_of
+from tracker.keys.keyed_messages import KeyedMessages
 from tracker.keys.live_keys import KeyHash, Live, LiveKeys, lives, positions
 from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
 from tracker.keys.taken_over import TakenOver
 from tracker.messages import BoolArray, Int64Array, are_recurring, empty_table, int64, typed, where, with_columns
+from tracker.properties.message_position import MessagePosition
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.properties.schedule_key import Mode, key_hash, key_rule
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
-
-# The ledger of no message. An earlier version's rebuild has left keys with it, which are not found.
-_NOWHERE = -1
 
 # For a message's time, ms since the epoch: it waits whenever another one was published, or it does not.
 _ALWAYS = MAX_TIME_MILLIS + 1
@@ -50,7 +49,7 @@ class _Last:
 
 
 class _Standing(NamedTuple):
-    """What becomes of a topic's messages that are due when they come in."""
+    """The fate of a topic's messages that are due when they come in."""
 
     is_held: bool  # they are held back for all subscriptions
     may_wait: bool  # for some they may be held back, or get a place later
@@ -58,7 +57,7 @@ class _Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class Taken:
-    """What has been decided of new messages.
+    """New messages, as they count by their schedule keys.
 
     Attributes:
         messages: as MESSAGES, the same rows, some with another time.
@@ -84,13 +83,14 @@ class Superseding:
 
     Args:
         store: where the last message of each key is kept.
-        control: tells whether it waits still, and cancels what is superseded.
+        control: tells where commands leave it, and cancels what is superseded.
         subscriptions: those of each source topic.
         idle_millis: for how long at least nothing has named a key that becomes cold.
     """
 
     def __init__(self, store: Store, control: Control, subscriptions: Subscriptions, idle_millis: int) -> None:
         self._control = control
+        self._messages = KeyedMessages(control, subscriptions)
         self._subscriptions = subscriptions
         self._idle_millis = idle_millis
         self._keys = LiveKeys(store)
@@ -144,16 +144,16 @@ class Superseding:
         )
         standing = {topic: self._standing(topic) for topic in set(topics)}
         ids = [rows[name].to_pylist() for name in Live._fields[:5]]
-        position_of = list(zip(*ids[:4], strict=True))
-        own_since = self._taken_over.take(topics, position_of)
+        at = [MessagePosition(*position) for position in zip(*ids[:4], strict=True)]
+        own_since = self._taken_over.take(topics, at)
         superseded: list[tuple[str, str, _Last, Live]] = []  # topic, key, a message, and the one that it yields to
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
             hashed = hash_of[topic, key]
             before = last.get(hashed)
             waits_for_time = before is not None and before.until > counts_at[i]
             # Moved for a subscription alone, it may come in again after a rebuild: it is not before itself.
-            is_itself = before is not None and before.live[:4] == position_of[i]
-            since[i] = own_since.get(position_of[i], published[i])
+            is_itself = before is not None and before.live.position == at[i]
+            since[i] = own_since.get(at[i], published[i])
             if before is not None and (waits_for_time or is_itself):
                 since[i] = before.live.since
             rule = key_rule(dict(properties))
@@ -207,7 +207,7 @@ class Superseding:
         known = _as_known([(topic, key, found[hashed]) for topic, key, hashed in names if hashed in found])
         hashes = [key_hash(topic, key) for topic, key in zip(*_pairs(known), strict=True)]
         is_new = np.array([hashed in self._new for hashed in hashes], np.bool_)
-        is_past = self._control.are_waiting(known, moment)[2]
+        is_past = self._messages.are_waiting(known, moment)[2]
         is_there = ~is_past | is_new
         there = {hashed for hashed, is_one in zip(hashes, is_there.tolist(), strict=True) if is_one}
         columns = {name: int64(commands, name).copy() for name in _POSITION}
@@ -254,9 +254,8 @@ class Superseding:
         def judge(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
             # What is due beyond the load horizon came to the mutable bucket. It was sealed when this was last called,
             # so the index has it. A cancelled message would not be found by its key, but is told of.
-            rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._control.is_any_cancelled(rows)
-            rests &= int64(rows, "ledger_id") > _NOWHERE
-            return self._control.is_past_for_all(rows, moment), rests
+            rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._messages.are_cancelled(rows)
+            return self._messages.are_past_for_all(rows, moment), rests
 
         self._keys.sweep(judge, load_horizon, moment.now, self._idle_millis)
         self._taken_over.sweep(moment.now)
@@ -280,7 +279,7 @@ class Superseding:
         if not found:
             return {}
         there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
-        waits, for_time, _ = self._control.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
+        waits, for_time, _ = self._messages.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
         return {
             hashed: _Last(found[hashed], None, _ALWAYS if for_time[i] else _NEVER, bool(waits[i] & ~for_time[i]))
             for i, (_, _, hashed) in enumerate(there)
@@ -307,7 +306,7 @@ class Superseding:
     def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, Live], dict[KeyHash, list[int]]]:
         """Returns the last messages of the keys that have one, and of others that may be cold in which groups."""
         hashes = list(hashes)
-        found = {hashed: live for hashed, live in self._keys.find(hashes).items() if live.ledger_id > _NOWHERE}
+        found = self._keys.find(hashes)
         return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
 
     def _warm(
@@ -332,7 +331,7 @@ class Superseding:
         rows = where(rows, np.array(chosen, np.bool_))
         if not rows.num_rows:
             return {}
-        rows = where(rows, self._control.are_waiting(rows.select(KNOWN.names), moment)[0])
+        rows = where(rows, self._messages.are_waiting(rows.select(KNOWN.names), moment)[0])
         found = {hash_of[pair]: live for pair, live in last_of_keys(rows).items()}
         for hashed, live in found.items():
             self._keys.warm(hashed, live)
@@ -343,10 +342,10 @@ class Superseding:
             return empty_table(OUTCOME_ROWS)
         rows = _as_known([(topic, key, one.live) for topic, key, one, _ in superseded])
         others = [other for _, _, _, other in superseded]
-        yields_to = pa.array([f"{o.ledger_id}:{o.entry_id}:{o.partition}:{o.batch_index}" for o in others])
+        yields_to = pa.array([str(other.position) for other in others])
         is_new = np.array([one.row is not None for _, _, one, _ in superseded], np.bool_)
         since = pa.array([other.since for other in others], pa.int64())
-        return self._control.supersede(rows, yields_to, since, is_new, moment)
+        return self._messages.supersede(rows, yields_to, since, is_new, moment)
 
 
 def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:

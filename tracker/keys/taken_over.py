@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from tracker.keys.live_keys import KeyHash, LiveKeys, lives
 from tracker.messages import BoolArray, int64
+from tracker.properties.message_position import MessagePosition
 from tracker.properties.schedule_key import key_hash
 from tracker.store import Store
-
-_Position = tuple[int, int, int, int]  # ledger_id, entry_id, partition, batch_index: as `Live` begins
 
 
 class TakenOver:
@@ -30,9 +29,9 @@ class TakenOver:
     def add(self, rows: pa.Table) -> None:
         """Adds messages that come in again: of LIVE_KEYS those with `comes_again`."""
         named = zip(rows["topic"].to_pylist(), lives(rows), strict=True)
-        self._rows.update({_hash_of(topic, live[:4]): live for topic, live in named})
+        self._rows.update({_hash_of(topic, live.position): live for topic, live in named})
 
-    def take(self, topics: Iterable[str], positions: Sequence[_Position]) -> dict[_Position, int]:
+    def take(self, topics: Iterable[str], positions: Sequence[MessagePosition]) -> dict[MessagePosition, int]:
         """Returns since when the keys go on of those of some messages that are here, ms since the epoch; forgets them.
 
         Args:
@@ -63,5 +62,5 @@ class TakenOver:
         self._rows.save()
 
 
-def _hash_of(topic: str, position: _Position) -> KeyHash:
-    return key_hash(topic, ":".join(map(str, position)))
+def _hash_of(topic: str, position: MessagePosition) -> KeyHash:
+    return key_hash(topic, str(position))

@@ -17,7 +17,7 @@ MAX_KEY_BYTES = 512
 
 
 class Mode(StrEnum):
-    """What a message does to the one of its key that waits."""
+    """The way in which a message treats the one of its key that waits."""
 
     REPLACE = "replace"  # takes its place
     KEEP = "keep"  # yields to it

@@ -1,4 +1,4 @@
-"""What makes the properties of a recurring message wrong."""
+"""The error of a recurring message's wrong properties."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _PROBE_FROM = 54 * 365 * 86_400  # some time in 2023: a rule that never occurs f
 
 
 class Misfire(StrEnum):
-    """What becomes of occurrences whose time has passed, as while the job was down."""
+    """The fate of occurrences whose time has passed, as while the job was down."""
 
     ONCE = "once"  # one is delivered for all of them
     ALL = "all"  # each one is delivered

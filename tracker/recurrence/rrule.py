@@ -28,7 +28,7 @@ class CalendarRule:
     """The times of a recurrence rule from its DTSTART on: see `tracker.recurrence.wall_clock.Rule`."""
 
     def __init__(self, parts: Parts, start: int) -> None:
-        """What the rule leaves open DTSTART says, as the RFC has it.
+        """Reads a rule. The parts that it leaves open are as in DTSTART, as the RFC has it.
 
         Args:
             parts: the rule's.

@@ -53,7 +53,7 @@ Places = Mapping[str, Mapping[str, tuple[int, Sequence[int]]]]
 
 
 class Shaped(NamedTuple):
-    """What has become of due rows."""
+    """Due rows, sorted by when their subscriptions have room for them."""
 
     masks: Int64Array  # (rows,): the subscriptions to which each row goes as it is, as bits
     placed: pa.Table  # further rows for this release, as MESSAGES and `subscription_mask`, int64: with another time

@@ -33,7 +33,7 @@ _NO_RULE = ShapingRule(rate=None, burst=1, is_per_key=False, windows=())
 
 @dataclass
 class TargetState:
-    """What is kept of a subscription.
+    """The state of a subscription's rate.
 
     Attributes:
         next_times: by key the state of its bucket as a real time, ms since the epoch; without keys that of `_NO_KEY`.

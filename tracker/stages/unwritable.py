@@ -1,4 +1,4 @@
-"""What a tick says of destinations that can't be written (`tracker.tick.Tick.unwritable`), in subscriptions' bits."""
+"""The destinations that can't be written in a tick (`tracker.tick.Tick.unwritable`), in subscriptions' bits."""
 
 from __future__ import annotations
 

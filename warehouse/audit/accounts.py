@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import DelayLakeError
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.holding.giving_up import NOT_DELIVERED
+from tracker.properties.message_position import POSITION_SQL
 from warehouse.delivery_key import COLUMNS
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ FROM (
 GROUP BY {_KEY}
 """  # noqa: S608
 
-_POSITION = "concat_ws(':', ledger_id, entry_id, partition, batch_index) AS position"
+_POSITION = f"{POSITION_SQL} AS position"
 
 # The queries for each kind of finding: rows of (topic, subscription, position).
 _FINDINGS = {

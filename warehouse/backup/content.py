@@ -1,4 +1,4 @@
-"""What a version of a Delta table consists of, and commits that make a table consist of something else."""
+"""The files of a version of a Delta table, and commits that give a table other files."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class BackupError(DelayLakeError):
 
 @dataclass
 class CopiedTable:
-    """What a run copied of a table, or in a dry run would; `files` and `bytes` are those of the version."""
+    """The files of a table that a run copied, or in a dry run would; `files` and `bytes` are those of the version."""
 
     table: str
     version: int  # in the warehouse
@@ -65,7 +65,7 @@ class CopiedTable:
 
 @dataclass
 class BackupReport:
-    """What a run did, or in a dry run would do. Times are ms since the epoch.
+    """The effect of a run, or of a dry run if it were none. Times are ms since the epoch.
 
     Attributes:
         made_at: when the versions to be copied were chosen.

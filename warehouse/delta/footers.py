@@ -1,4 +1,4 @@
-"""What the footer of a Parquet file tells of its columns."""
+"""The columns of a Parquet file, as its footer tells of them."""
 
 from __future__ import annotations
 

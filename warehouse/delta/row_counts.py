@@ -94,7 +94,7 @@ class RowCounts:
 
 
 def _of_row_groups(footer: pq.FileMetaData, columns: list[str]) -> pa.Table:
-    """What a footer tells of a file's row groups, as `RowCounts` takes it."""
+    """A file's row groups as its footer tells of them, for `RowCounts`."""
     found: dict[str, list[Any]] = {"rows": [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]}
     for column, chunks in column_statistics(footer, columns).items():
         is_known = [chunk is not None and chunk.has_min_max for chunk in chunks]

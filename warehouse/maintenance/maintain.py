@@ -40,7 +40,7 @@ class UnderWayError(MaintenanceError):
 
 @dataclass
 class TableReport:
-    """What a run did to a table, or in a dry run would do; its files and bytes stay the same after a dry run."""
+    """The effect of a run on a table, or that of a dry run if it were none: then files and bytes stay the same."""
 
     table: str
     files_before: int

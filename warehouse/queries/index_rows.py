@@ -22,6 +22,7 @@ from tracker.messages import (
     int64,
     is_among,
     of_entries,
+    position_texts,
     typed,
     where,
 )
@@ -324,24 +325,11 @@ def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
         as REJECTS, (messages,), in their order.
     """
     extra = {
-        "position": positions(messages),
+        "position": position_texts(messages),
         "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
     }
     columns = [extra[f.name] if f.name in extra else messages[f.name] for f in REJECTS]
     return pa.table(columns, schema=REJECTS)
-
-
-def positions(messages: pa.Table) -> pa.Array:
-    """Returns each message's position as text, `ledger:entry:partition:batchIndex`.
-
-    Args:
-        messages: with the columns ledger_id, entry_id, partition and batch_index, without nulls.
-
-    Returns:
-        string, (messages,).
-    """
-    parts = [messages[name].cast(pa.string()) for name in ("ledger_id", "entry_id", "partition", "batch_index")]
-    return pc.binary_join_element_wise(*parts, ":").combine_chunks()
 
 
 def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
@@ -355,7 +343,7 @@ def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
     names = [Result.Name(number) for number in range(len(Result.keys()))]
     values = {
         **{name: outcomes[name] for name in outcomes.column_names},
-        "position": positions(outcomes),
+        "position": position_texts(outcomes),
         "result": pa.array(names).take(outcomes["result"].combine_chunks()),
         "command_hash": outcomes["body"],
         "applied_at": pa.array([now] * n, pa.int64()),

@@ -1,4 +1,4 @@
-"""What is asked of a topic's pending messages, and what is answered: filter, messages, pages, cursors and errors."""
+"""The parts of a listing of a topic's pending messages: filter, messages, pages, cursors and errors."""
 
 from __future__ import annotations
 

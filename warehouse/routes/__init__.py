@@ -1,1 +1,1 @@
-"""What the warehouse knows of the settings' routes: now, earlier, and since when."""
+"""The settings' routes as the warehouse knows them: now, earlier, and since when."""

@@ -17,7 +17,7 @@ MAX_UPCOMING = 1_000  # occurrences that are computed ahead
 
 
 class ScheduleState(StrEnum):
-    """What becomes of a schedule for a subscription."""
+    """The state of a schedule for a subscription."""
 
     WAITING = "waiting"  # its next occurrence waits
     HELD = "held"  # its next occurrence is due, and held back, as by a pause of the subscription

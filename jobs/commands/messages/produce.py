@@ -140,6 +140,7 @@ def send(
     from rich.progress import Progress
 
     from broker.client import FIRST_SEQUENCE_ID, PulsarError, connect
+    from broker.entries.message_ids import MessageRef
 
     ids = [""] * total
     failures: list[str] = []
@@ -149,9 +150,7 @@ def send(
         # An exception in here would hang the client.
         def record(result: pulsar.Result, message_id: Any) -> None:
             if result == pulsar.Result.Ok:
-                ids[position] = (
-                    f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}:{message_id.batch_index()}"
-                )
+                ids[position] = str(MessageRef.of(message_id))
             else:
                 failures.append(str(result).removeprefix("Result."))
             answered.release()

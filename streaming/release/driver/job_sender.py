@@ -33,7 +33,7 @@ _PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold 
 
 @dataclass
 class FinishedJob:
-    """What has become of a job: rows to be written down, and where some of it did not arrive."""
+    """The result of a job: rows to be written down, and where some of it did not arrive."""
 
     job: Job
     deliveries: pa.Table = field(default_factory=DELIVERIES.empty_table)  # rows of the table `deliveries`

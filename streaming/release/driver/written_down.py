@@ -1,4 +1,4 @@
-"""What the driver writes down of releases: deliveries, and messages that no producer takes."""
+"""The records of releases that the driver writes: deliveries, and messages that no producer takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down of messages that a task has sent: rows of the table `deliveries`, and spans of traces."""
+"""The records of messages that a task has sent: rows of the table `deliveries`, and spans of traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.traces import Delivery
 from tracker.in_flight import PLANNED
-from warehouse.delivery_key import position_of
+from tracker.properties.message_position import position_of
 from warehouse.schemas import DELIVERIES
 
 
@@ -24,7 +24,7 @@ def delivery_rows(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -
         )
     }
     columns["occurrence_at"] = [_occurrence_at(plan.columns, send.row) for send, plan, _ in chosen]
-    columns["position"] = [position_of(plan.columns, send.row) for send, plan, _ in chosen]
+    columns["position"] = [str(position_of(plan.columns, send.row)) for send, plan, _ in chosen]
     columns["subscription"] = [send.subscription for send, _, _ in chosen]
     columns["sent_at"] = [at for _, _, at in chosen]
     columns["short_notice"] = [not plan.kind & PLANNED for _, plan, _ in chosen]
@@ -47,7 +47,7 @@ def traced_delivery(send: PlannedSend, plan: Plan, sent_at: int) -> Delivery:
     columns, row = plan.columns, send.row
     return Delivery(
         properties=columns["properties"][row] or (),
-        message_id=position_of(columns, row),
+        message_id=str(position_of(columns, row)),
         source=columns["topic"][row],
         subscription=str(send.subscription),
         destination=send.topic,

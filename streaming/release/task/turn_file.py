@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from conf.errors import DelayLakeError
 from conf.files import replace_file
 from streaming.release.naming import Target
 
 _POLL_SECONDS = 0.005
 
 
-class RunEndedError(Exception):
+class RunEndedError(DelayLakeError):
     """The run of a task that waits for its turn has ended: the turn does not come. Control flow: it ends the task."""
 
 

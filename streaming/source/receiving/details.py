@@ -10,10 +10,11 @@ from broker.client import PulsarError
 from broker.entries.key_encodings import BASE64, KeyEncodings
 from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
+from conf.errors import DelayLakeError
 from warehouse.message_schemas import MessageSchema, SchemaKeeper
 
 
-class NotKnownYetError(Exception):
+class NotKnownYetError(DelayLakeError):
     """The broker or the warehouse does not answer: the message has to be taken in later. Control flow: it is caught."""
 
 

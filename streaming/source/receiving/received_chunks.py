@@ -1,4 +1,4 @@
-"""What has been received of a topic partition, in chunks, from when it comes in until Spark has committed it."""
+"""The messages of a topic partition, in chunks, from when they come in until Spark has committed them."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from streaming.source.watch.standing import STANDING_MILLIS
 from tests.support import java_client
 from tests.support.harness import now, wait_until
 from tests.support.java_client import make_key
+from tracker.messages import position_texts
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import positions
 from warehouse.schemas import SCHEMAS
 
 SUBSCRIPTION = "delaylake"
@@ -129,7 +129,7 @@ class Watched:
         """Delivers and books entries, as the job does, and acknowledges them."""
         messages = receiver.rows(after, last)
         n = messages.num_rows
-        own = {"subscription": ["a"] * n, "position": positions(messages), "sent_at": messages["deliver_at"]}
+        own = {"subscription": ["a"] * n, "position": position_texts(messages), "sent_at": messages["deliver_at"]}
         for name in ("deliveries", "entries"):
             fields = [
                 (f, own.get(f.name, messages[f.name] if f.name in messages.column_names else None))

@@ -15,6 +15,7 @@ CASES = Path(__file__).with_name("alerts.test.yaml")
 _MISSING = "the alerts' test needs promtool: apt-get install prometheus"
 
 
+@pytest.mark.slow
 def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

@@ -22,13 +22,13 @@ from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.control import Control
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import PauseChange
-from tracker.messages import MESSAGES, concat, typed, with_columns
+from tracker.messages import MESSAGES, concat, position_texts, typed, with_columns
 from tracker.store import MemoryStore
 from tracker.tick import Effects
 from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
-from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, positions, to_index
+from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index
 from warehouse.queries.listing import PendingFilter, State
 from warehouse.queries.pending_rows import WAITS
 from warehouse.queries.waiting import Pending
@@ -221,7 +221,7 @@ def placed(rows: pa.Table) -> pa.Table:
     columns = dict(zip(("topic", "partition", "ledger_id"), zip(*at, strict=True), strict=True))
     types = {name: pa.array(list(values), rows.schema.field(name).type) for name, values in columns.items()}
     rows = with_columns(rows, **types)
-    return with_columns(rows, position=positions(rows)) if "position" in rows.column_names else rows
+    return with_columns(rows, position=position_texts(rows)) if "position" in rows.column_names else rows
 
 
 PendingModel.TestCase.settings = settings(

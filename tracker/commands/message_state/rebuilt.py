@@ -74,10 +74,7 @@ OCCURRENCES_DONE = pa.schema(
         ("batch_index", pa.int64()),
         ("occurrence", pa.int64()),
         ("at", pa.int64()),  # ms since the epoch: the following occurrence is later than this
-        (
-            "due",
-            pa.int64(),
-        ),  # ms since the epoch: when it is due, as it is not done, but was rescheduled; null: it is done
+        ("due", pa.int64()),  # ms since the epoch, of one that is not done, but was rescheduled; null: it is done
     ]
 )
 

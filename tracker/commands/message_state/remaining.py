@@ -162,6 +162,23 @@ class Remaining:
             times.update(self.moved.find(subscription, *message_ids(known))[1].tolist())
         return times
 
+    def cancel(self, subscription: int, rows: pa.Table, as_entry: BoolArray, until: Int64Array) -> None:
+        """Remembers messages as cancelled.
+
+        Args:
+            subscription: its number.
+            rows: with ledger_id, entry_id, batch_index and batch_size.
+            as_entry: bool, (rows,): with its whole entry.
+            until: int64, (rows,), ms since the epoch: the message is remembered until it is past.
+        """
+        ledgers, entries, indexes = message_ids(rows)
+        sizes = int64(rows, "batch_size")
+        whole, single = as_entry, ~as_entry
+        self.cancelled.add_entries(subscription, ledgers[whole], entries[whole], until[whole])
+        self.cancelled.add_messages(
+            subscription, ledgers[single], entries[single], indexes[single], sizes[single], until[single]
+        )
+
     def count_unwanted(self, rows: pa.Table, sign: int) -> None:
         """Counts rows that wait and go to no subscription.
 

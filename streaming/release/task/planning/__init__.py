@@ -1,1 +1,1 @@
-"""What is sent where, when, and under which names: worked out before anything is sent, and the same each time."""
+"""The plan of a release: what is sent where, when and under which names. It is the same each time."""

@@ -70,6 +70,7 @@ def test_where_nothing_is_due_the_window_is_a_day(warehouse: Warehouse) -> None:
     assert (found.counts.sum(), found.n_before, found.n_after) == (0, 0, 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.integers(-5, 60) | st.integers(0, 100 * 24 * 60), max_size=30),

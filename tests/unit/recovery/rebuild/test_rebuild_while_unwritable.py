@@ -79,6 +79,7 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_was_handed_out_and_what_was_held_back_goes_out_once_after_a_rebuild(service: Service) -> None:
     assert service.step(10, messages([(1, e, NOW + due) for e, due in enumerate((5, 6, 30, 40, 900))])) == [
         (0, 3),

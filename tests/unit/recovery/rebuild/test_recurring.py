@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
-
 from recovery.rebuild.done_occurrences import Done
+
 from recovery.rebuild.rebuild import rebuild
-from recovery.rebuild.recurring import next_number
+from recovery.rebuild.recurring.schedules import next_number
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.examples import examples
 from tests.support.messages import TOPIC, batches, command, commands

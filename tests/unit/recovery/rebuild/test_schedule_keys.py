@@ -22,6 +22,7 @@ from tracker.properties.schedule_key import key_hash
 from tracker.wire.delaylake_pb2 import Result
 
 
+@pytest.mark.slow
 def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> None:
     made, tables = make(tmp_path)
     made = made.model_copy(update={"tracker": made.tracker.model_copy(update={"shards": 3})})

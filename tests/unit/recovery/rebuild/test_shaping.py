@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.rebuilt import of_all_shards, prepared
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 
 
+@pytest.mark.slow
 def test_what_was_put_off_keeps_its_place_and_what_comes_later_goes_behind_it(tmp_path: Path) -> None:
     made, tables = make(tmp_path)
 

@@ -175,6 +175,7 @@ def test_places_of_one_shard_are_in_the_order_in_which_messages_were_due(
         assert came == [n for _, n in sorted(due)]
 
 
+@pytest.mark.slow
 def test_without_it_the_same_history_has_messages_of_a_key_overtake_each_other() -> None:
     # The other subscription has the same messages, but no order.
     found = 0

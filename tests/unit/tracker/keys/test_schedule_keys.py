@@ -295,6 +295,7 @@ def check_shards(steps: list[tuple[int, list[Message], str | None, str, int]], j
     assert job.all_entries() == [(1, i * 64) for i in range(n)]
 
 
+@pytest.mark.slow
 def test_of_very_many_messages_of_a_key_one_is_sealed_and_delivered() -> None:
     job = Job(2)
     job.step()

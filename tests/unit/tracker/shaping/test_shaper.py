@@ -188,6 +188,7 @@ def test_a_queue_that_is_longer_than_the_calendar_waits() -> None:
     assert len(times) == 2_999
 
 
+@pytest.mark.slow
 def test_a_tick_moves_no_more_than_there_are_places_and_the_rest_waits() -> None:
     service = Service(rate(50, burst=10), places_at_most=100)
     service.step(100, many(640, START + 5_000))
@@ -200,6 +201,7 @@ def test_a_tick_moves_no_more_than_there_are_places_and_the_rest_waits() -> None
     assert max(moved) <= 100 + len(service.places) + 10 + 50 * 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rate(50, 10), rate(25, 5, "key"), CLOSED])
 def test_a_shard_that_gives_places_alone_moves_no_more_than_so_many_in_a_tick(
     rule: str, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +222,7 @@ def test_a_shard_that_gives_places_alone_moves_no_more_than_so_many_in_a_tick(
     assert outs[0] == outs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_what_comes_at_short_notice_goes_behind_what_has_waited_for_a_place(
     shards: int, monkeypatch: pytest.MonkeyPatch

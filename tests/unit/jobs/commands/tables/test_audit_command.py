@@ -32,6 +32,7 @@ def test_the_numbers_of_a_topic_have_the_names_that_scripts_know() -> None:
     assert found["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [STANDING, UNWRITABLE])
 def test_what_stands_still_or_cannot_be_written_is_named_while_the_job_runs(
     tmp_path: Path, kind: str, delaylake_here: Run

@@ -383,7 +383,7 @@ def test_one_is_not_there_again_before_all_has_arrived_that_was_handed_out_befor
     job = make()
     job.broken["a"] = "TopicTerminated"
     job.submit(1, [1])
-    job.submit(2, [2], due=now() + 4_000)  # nobody sends it for a while
+    job.submit(2, [2], unwritable={}, due=now() + 4_000)  # nobody sends it for a while
     wait_until(lambda: job.open("a") == [1], 5, "it is open")
     job.submit(3)
     job.broken.clear()
