@@ -10,12 +10,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from conf.settings import Settings, local_path
-from status.job_status import read_status
+from conf.settings import Settings
+from status.job_status import known_status
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.delivery_key import attempt_sql
+from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import literal
 from warehouse.pending import (
@@ -210,7 +211,9 @@ class Warehouse:
         as_of: queries see the versions of the tables at this time, ms since the epoch; None: the newest.
 
     Raises:
-        DeltaError: a table is missing, or had no version then, or its version was removed.
+        TableNotFoundError: a table is missing.
+        DeltaError: a table had no version then, or its version was removed.
+        UnreadableWarehouseError: a table is there and can't be read.
     """
 
     def __init__(self, settings: Settings, as_of: int | None = None) -> None:
@@ -224,7 +227,7 @@ class Warehouse:
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
         last_batch = time.time_ns() // 1_000_000 if as_of is None else as_of
-        if (status := read_status(settings.warehouse)) is not None:
+        if (status := known_status(settings.warehouse)) is not None:
             last_batch = min(last_batch, status.last_batch_at)
         missed = Tenures.of(settings.warehouse)
         missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription", "i.sequence")
@@ -246,7 +249,7 @@ class Warehouse:
 
 
 def _table(settings: Settings, name: str, as_of: int | None) -> DeltaTable:
-    table = DeltaTable(f"{local_path(settings.warehouse)}/{name}")
+    table = open_table(settings.warehouse, name)
     if as_of is not None:
         table.load_as_version(datetime.fromtimestamp(as_of / 1000, UTC))
     return table

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
@@ -68,6 +68,7 @@ class Pending:
         CursorError: the cursor is of another listing, or is none.
         VersionGoneError: the cursor's versions of the tables have been removed; also of the methods, at any time.
         NoTablesError: the job has not run yet.
+        UnreadableWarehouseError: the tables can't be read; also of the methods, at any time.
     """
 
     def __init__(
@@ -340,8 +341,10 @@ class Pending:
         }
         try:
             return Snapshot(settings.warehouse, versions)
-        except DeltaError:
+        except TableNotFoundError:
             raise version_gone() if cursor else NoTablesError(settings.no_tables()) from None
+        except DeltaError:
+            raise version_gone() from None
 
 
 def _descending() -> str:
