@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from conf.errors import UnreadableWarehouseError
 from conf.settings import is_object_storage, local_path
+
+# How an error begins that is of a table's file, and not of the query or a value.
+_OF_A_FILE = re.compile("(External error: )*(Arrow error: )?(Parquet|Object Store) ")
 
 
 def open_table(warehouse: str, name: str, version: int | None = None) -> DeltaTable:
@@ -69,6 +73,6 @@ def reading_files(warehouse: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # deltalake has no class of its own for what fails while a query runs
-        if isinstance(error, OSError) or any(of in str(error) for of in ("Object Store error", "Parquet error")):
+        if isinstance(error, OSError) or _OF_A_FILE.match(str(error)):
             raise UnreadableWarehouseError(warehouse, error) from error
         raise
