@@ -18,8 +18,8 @@ class DelayLakeError(Exception):
         return [one_line(self)]
 
 
-class UnreadableWarehouseError(DelayLakeError, OSError):
-    """The warehouse, or something in it, is there and can't be read. Also an OSError, for those who go on without.
+class UnreadableWarehouseError(DelayLakeError):
+    """The warehouse, or something in it, is there and can't be read.
 
     Args:
         warehouse: a folder or URI.

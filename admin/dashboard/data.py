@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
 from admin.security.refusals import TABLE as REFUSALS
 from broker.entries.message_ids import MessageRef
@@ -90,7 +90,7 @@ def changes_log(
         `batch_index` of one of them.
 
     Raises:
-        DeltaError: there is no such table.
+        TableNotFoundError: there is no such table.
     """
     shared = "request, topic, subscription, operation, result, issued_by, reason"
     conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value and column != "request_id"]
@@ -117,7 +117,7 @@ def outcomes_of(
     """Returns the outcomes of a row of `changes_log`, in the order in which they were applied: rows of `outcomes`.
 
     Raises:
-        DeltaError: there is no such table.
+        TableNotFoundError: there is no such table.
     """
     rows: list[dict[str, Any]] = (
         Snapshot(settings.warehouse, {"outcomes": None})
@@ -141,7 +141,7 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
     """
     try:
         snapshot = Snapshot(settings.warehouse, {REFUSALS: None})
-    except DeltaError:
+    except TableNotFoundError:
         return []
     where = "true" if sees_all else _of_topics(topics)
     rows: list[dict[str, Any]] = snapshot.sql(
@@ -243,7 +243,7 @@ def attempts_of(
         limit: the most rows that are returned.
 
     Raises:
-        DeltaError: there are no tables.
+        TableNotFoundError: there are no tables.
     """
     conditions = [f"topic = {literal(topic)}", *([f"subscription = {literal(subscription)}"] if subscription else [])]
     conditions += [_ATTEMPTS[which]] if which in _ATTEMPTS else []

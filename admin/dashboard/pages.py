@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
@@ -105,7 +105,7 @@ def outcomes(
     topics = [route.source for route in caller.routes]
     try:
         rows = outcomes_of(_settings(request), topics, request_id, result, subscription, _LOGGED)
-    except DeltaError:
+    except TableNotFoundError:
         rows = []
     return part(request, "parts/outcomes.html", caller, rows=rows, limit=_LOGGED)
 
@@ -241,7 +241,7 @@ def retries(request: Request, caller: Caller, topic: Text = "", subscription: Te
     attempts, problem = [], None
     try:
         attempts = attempts_of(_settings(request), route.source, subscription or None, which, _LOGGED)
-    except DeltaError:
+    except TableNotFoundError:
         problem = "there are no tables yet: the job has not run"
     return page(
         request, "retries.html", caller, topics=caller.routes, route=route, subscription=subscription, which=which,
@@ -268,7 +268,7 @@ def message(request: Request, caller: Caller, topic: Text = "", id: Text = "") -
     try:
         found = message_of(settings, route.source, ref)
         events = history_of(settings, route.source, ref)
-    except DeltaError:
+    except TableNotFoundError:
         problem = f"there are no tables in {settings.warehouse}: the job has not run yet"
     if found is None and not events:
         code = 404
@@ -320,7 +320,7 @@ def _logged(
     try:
         topics = [route.source for route in caller.routes]
         return changes_log(_settings(request), topics, asked, limit, n_read), None
-    except DeltaError:
+    except TableNotFoundError:
         return [], "there are no tables yet: the job has not run"
     except UnreadableWarehouseError as error:
         return [], str(error)

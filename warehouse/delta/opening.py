@@ -17,6 +17,21 @@ from conf.settings import is_object_storage, local_path
 _OF_A_FILE = re.compile("(External error: )*(Arrow error: )?(Parquet|Object Store) ")
 
 
+class _UnreachableError(UnreadableWarehouseError, OSError):
+    """The system does not let it be read, now: for those who then try again, or go on without."""
+
+
+class _DamagedError(UnreadableWarehouseError, DeltaError):
+    """Delta can't make a table of what is there."""
+
+
+def _unreadable(warehouse: str, error: Exception) -> UnreadableWarehouseError:
+    """Returns the error for what can't be read, which is still of the kind of its cause."""
+    if isinstance(error, OSError):
+        return _UnreachableError(warehouse, error)
+    return (_DamagedError if isinstance(error, DeltaError) else UnreadableWarehouseError)(warehouse, error)
+
+
 def open_table(warehouse: str, name: str, version: int | None = None) -> DeltaTable:
     """Opens a table of the warehouse.
 
@@ -32,7 +47,10 @@ def open_table(warehouse: str, name: str, version: int | None = None) -> DeltaTa
     with reading(warehouse):
         table = DeltaTable(path)
     if version is not None and version != table.version():
-        table.load_as_version(version)
+        try:
+            table.load_as_version(version)
+        except OSError as error:
+            raise _unreadable(warehouse, error) from error
     return table
 
 
@@ -52,7 +70,7 @@ def reading(warehouse: str) -> Iterator[None]:
     except UnreadableWarehouseError:
         raise
     except (DeltaError, OSError) as error:
-        raise UnreadableWarehouseError(warehouse, error) from error
+        raise _unreadable(warehouse, error) from error
 
 
 def _check(warehouse: str) -> None:
@@ -64,7 +82,7 @@ def _check(warehouse: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UnreadableWarehouseError(warehouse, error.strerror) from error
+        raise _unreadable(warehouse, error) from error
 
 
 @contextmanager
@@ -74,5 +92,5 @@ def reading_files(warehouse: str) -> Iterator[None]:
         yield
     except Exception as error:  # deltalake has no class of its own for what fails while a query runs
         if isinstance(error, OSError) or _OF_A_FILE.match(str(error)):
-            raise UnreadableWarehouseError(warehouse, error) from error
+            raise _unreadable(warehouse, error) from error
         raise

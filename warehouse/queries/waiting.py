@@ -13,6 +13,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from broker.entries.message_ids import MessageRef
+from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
@@ -368,6 +369,8 @@ class Pending:
             return Snapshot(settings.warehouse, versions)
         except TableNotFoundError:
             raise version_gone() if cursor else NoTablesError(settings.no_tables()) from None
+        except UnreadableWarehouseError:
+            raise
         except DeltaError:
             raise version_gone() from None
 
