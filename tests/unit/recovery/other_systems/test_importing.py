@@ -41,7 +41,7 @@ class FakeSource:
 def settings(tmp_path: Path) -> Settings:
     settings = Settings(
         warehouse=str(tmp_path / "warehouse"),
-        routes=tuple({"source": topic, "subscriptions": [{"name": "a"}]} for topic in (TOPIC, OTHER)),  # type: ignore[arg-type]
+        routes=tuple({"source": topic, "subscriptions": [{"name": "a"}]} for topic in (TOPIC, OTHER)),  # type: ignore[misc]
         pulsar={"max_message_size_bytes": 65_536},  # type: ignore[arg-type]
     )
     Tables(settings.warehouse).create()
