@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 
 from admin.control.async_client import ControlUnavailableError, NoOutcomeError
 from admin.control.requests import Outcome
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, UnreadableWarehouseError
 
 
 class AdminError(DelayLakeError):
@@ -72,6 +72,10 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     @app.exception_handler(NoOutcomeError)
     async def no_answer(_: Request, error: NoOutcomeError) -> Response:
         return error_response(504, str(error))
+
+    @app.exception_handler(UnreadableWarehouseError)
+    async def unreadable(request: Request, error: UnreadableWarehouseError) -> Response:
+        return answer(request, 503, str(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -1,5 +1,13 @@
 """The root of the errors that a user can do something about."""
 
+from __future__ import annotations
+
+import re
+
+# What deltalake puts into the texts of its errors: colours with arrows, and the frames of a stack.
+_ARROW = re.compile("\\s*\x1b\\[[0-9;]*m\\S*\x1b\\[[0-9;]*m\\s*")
+_FRAMES = re.compile(r"\n\s*0: .*\n\s*1: .*", re.DOTALL)
+
 
 class DelayLakeError(Exception):
     """An expected failure. The message is one line that says what is wrong and what to do."""
@@ -10,6 +18,19 @@ class DelayLakeError(Exception):
         return [one_line(self)]
 
 
+class UnreadableWarehouseError(DelayLakeError):
+    """The warehouse, or something in it, is there and can't be read.
+
+    Args:
+        warehouse: a folder or URI.
+        cause: what the system says.
+    """
+
+    def __init__(self, warehouse: str, cause: object) -> None:
+        what = f"the warehouse {warehouse} can't be read ({one_line(cause)})"
+        super().__init__(f"{what}: see `warehouse` in the settings")
+
+
 def one_line(error: object) -> str:
     """Returns an error, or what another program says of one, as one line."""
-    return " ".join(str(error).split())
+    return " ".join(_ARROW.sub(": ", _FRAMES.sub("", str(error))).split())

@@ -14,9 +14,9 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from conf.api_settings import ApiSettings, AuthSettings
-from conf.errors import DelayLakeError, one_line
+from conf.errors import DelayLakeError
 from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
-from conf.settings_file import repeated, unknown_variables, wrong_settings
+from conf.settings_file import SettingsTree, unknown_variables, unreadable, wrong_settings
 from conf.shaping import Rate, Window
 
 # The settings file that is there without any; one of the working folder at this path comes before it.
@@ -301,7 +301,7 @@ def load_settings(file: Path | None = None) -> Settings:
             program's own.
 
     Raises:
-        SettingsError: the file is missing or no YAML, or a setting is unknown or wrong.
+        SettingsError: the file is missing, no YAML or no mapping, or a setting is unknown, wrong or there twice.
     """
     default = _WORKING_FOLDERS_FILE if _WORKING_FOLDERS_FILE.is_file() else DEFAULT_SETTINGS_FILE
     path = file or Path(os.environ.get("DELAYLAKE_CONFIG") or default)
@@ -314,16 +314,19 @@ def load_settings(file: Path | None = None) -> Settings:
     sections = [name for name, field in Settings.model_fields.items() if isinstance(field.default, Section)]
     unknown = unknown_variables(_ENVIRONMENT_PREFIX, sections)
     try:
-        if lines := repeated(path):
-            raise SettingsError("\n".join(lines))
+        tree = SettingsTree(path)
+        wrong = [*unknown, *tree.repeated, *tree.wrong]
+        if tree.wrong:
+            raise SettingsError("\n".join(wrong))
         settings = FromFile()
         settings._file = path.absolute()
     except ValidationError as error:
-        raise SettingsError("\n".join(unknown + wrong_settings(error, path, _ENVIRONMENT_PREFIX))) from error
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: {one_line(error)}") from error
-    if unknown:
-        raise SettingsError("\n".join(unknown))
+        wrong += wrong_settings(error, path, tree.root, _ENVIRONMENT_PREFIX)
+        raise SettingsError("\n".join(wrong)) from error
+    except (ValueError, OSError, yaml.YAMLError, RecursionError) as error:
+        raise SettingsError("\n".join([*unknown, unreadable(error, path)])) from error
+    if wrong:
+        raise SettingsError("\n".join(wrong))
     return settings
 
 

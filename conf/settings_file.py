@@ -10,33 +10,92 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from conf.errors import one_line
 from conf.secrets import is_secret
 
+_TEXT, _NULL, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "null", "merge"))
 
-def repeated(path: Path) -> list[str]:
-    """Returns a line for each setting that is twice in a file, of which YAML would take the last one.
+
+class SettingsTree:
+    """What is in a settings file, as YAML has it, before settings are made of it.
+
+    Attributes:
+        root: None: the file is empty.
+        wrong: a line for each thing for which no settings can be made of it.
+        repeated: a line for each setting that is there twice, of which YAML would take the last one.
 
     Raises:
-        yaml.YAMLError: it is no YAML.
+        OSError, UnicodeDecodeError, yaml.YAMLError: it can't be read, or is no YAML.
+        RecursionError: it is nested too deeply.
     """
-    lines: list[str] = []
 
-    def look(node: yaml.Node | None, name: str) -> None:
-        known: dict[str, int] = {}
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._constructor = yaml.constructor.SafeConstructor()
+        self._done: set[int] = set()
+        self.root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        self.wrong: list[str] = []
+        self.repeated: list[str] = []
+        if isinstance(self.root, yaml.MappingNode):
+            self._look(self.root, "", ())
+        elif self.root is not None and self.root.tag != _NULL:
+            kind = "a list" if isinstance(self.root, yaml.SequenceNode) else "a single value"
+            self.wrong.append(
+                f"{self._at(self.root)}: settings are a mapping, as `warehouse: file:...`, and not {kind}"
+            )
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self._path}:{node.start_mark.line + 1}"
+
+    def _look(self, node: yaml.Node, name: str, within: tuple[yaml.Node, ...]) -> None:
+        if any(node is outer for outer in within):
+            self.wrong.append(f"{self._at(node)}: {name} is a part of itself")
+        if id(node) in self._done:  # an alias
+            return
+        self._done.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                inner = f"{name}.{key.value}".lstrip(".")
-                if key.value in known and key.value != "<<":
-                    first = known[key.value]
-                    lines.append(f"{path}:{key.start_mark.line + 1}: {inner} is there twice, first in line {first}")
-                known.setdefault(key.value, key.start_mark.line + 1)
-                look(value, inner)
+            self._look_at_pairs(node, name, (*within, node))
         elif isinstance(node, yaml.SequenceNode):
             for i, item in enumerate(node.value):
-                look(item, f"{name}.{i}")
+                self._look(item, f"{name}.{i}", (*within, node))
+        else:
+            try:
+                self._constructor.construct_object(node)
+            except ValueError as error:
+                shown = "" if is_secret(name) else f" = {node.value!r}"
+                self.wrong.append(f"{self._at(node)}: {name}{shown}: {error}")
 
-    look(yaml.compose(path.read_text()), "")
-    return lines
+    def _look_at_pairs(self, node: yaml.MappingNode, name: str, within: tuple[yaml.Node, ...]) -> None:
+        known: dict[str, str] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                self._look(value, name, within)
+                continue
+            if key.tag != _TEXT:
+                written = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+                self.wrong.append(f"{self._at(key)}: {name or 'settings'}: {written} is no name of a setting")
+                continue
+            inner, line = f"{name}.{key.value}".lstrip("."), str(key.start_mark.line + 1)
+            if key.value in known:
+                self.repeated.append(f"{self._at(key)}: {inner} is there twice, first in line {known[key.value]}")
+            known.setdefault(key.value, line)
+            self._look(value, inner, within)
+
+
+def unreadable(error: Exception, path: Path) -> str:
+    """Returns the line of a settings file that can't be read: where, and why."""
+    line = None
+    reason = one_line(error)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        line = error.problem_mark.line
+        reason = one_line(", ".join(filter(None, (error.context, error.problem))))
+    elif isinstance(error, yaml.reader.ReaderError):
+        line, reason = path.read_text()[: error.position].count("\n"), one_line(error).split(' in "')[0]
+    elif isinstance(error, UnicodeDecodeError):
+        line = error.object[: error.start].count(b"\n")
+    elif isinstance(error, RecursionError):
+        reason = "nested too deeply"
+    return f"{path}: {reason}" if line is None else f"{path}:{line + 1}: {reason}"
 
 
 def unknown_variables(prefix: str, sections: Collection[str]) -> list[str]:
@@ -58,15 +117,15 @@ def unknown_variables(prefix: str, sections: Collection[str]) -> list[str]:
     return lines
 
 
-def wrong_settings(error: ValidationError, path: Path, prefix: str) -> list[str]:
+def wrong_settings(error: ValidationError, path: Path, tree: yaml.Node | None, prefix: str) -> list[str]:
     """Returns a line for each wrong setting: where it is, its name and value, and what is allowed.
 
     Args:
         error: of the settings' validation.
         path: the settings file.
+        tree: what is in it.
         prefix: of the environment variables that are settings.
     """
-    tree = yaml.compose(path.read_text())
     errors = error.errors()
     lines = []
     for one in errors:
@@ -106,6 +165,8 @@ def _place(at: tuple[str | int, ...], path: Path, tree: yaml.Node | None, prefix
             return variable, True
     place = str(path)
     for part in at:
+        if isinstance(tree, yaml.MappingNode):
+            yaml.constructor.SafeConstructor().flatten_mapping(tree)
         if isinstance(tree, yaml.MappingNode) and (
             found := [pair for pair in tree.value if pair[0].value == str(part)]
         ):

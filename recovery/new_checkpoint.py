@@ -18,7 +18,7 @@ from conf.settings import Settings, local_path
 from recovery.rebuild.rebuild import last_entries, rebuild
 from recovery.restore.another_broker import move
 from recovery.restore.rewind import check_alone, check_broker, rewind
-from status.job_status import STALE_MILLIS, read_status
+from status.job_status import STALE_MILLIS, known_status
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from warehouse.backup.marker import read_marker, remove_marker
 from warehouse.backup.restoring import restore
@@ -182,7 +182,7 @@ def _wait_for_overtaken(warehouse: str, on_progress: OnProgress) -> None:
 
     The messages that it sends until then are found at the destinations.
     """
-    status = read_status(warehouse)
+    status = known_status(warehouse)
     if status is None or status.state not in ("starting", "running"):
         return
     if status.host == socket.gethostname() and not psutil.pid_exists(status.process_id):

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 
-from conf.errors import one_line
+from conf.errors import UnreadableWarehouseError, one_line
 from conf.files import replace_file
 from conf.settings import is_object_storage, local_path
 from status.clock_steps import ClockSteps
@@ -168,10 +168,26 @@ _STATUS = TypeAdapter(JobStatus)
 
 
 def read_status(warehouse: str) -> JobStatus | None:
-    """Reads the status that the job of a warehouse wrote last; None: there is none that can be read."""
+    """Reads the status that the job of a warehouse wrote last; None: there is none, as no job has run yet.
+
+    Raises:
+        UnreadableWarehouseError: it is there and can't be read.
+    """
     try:
         return _STATUS.validate_json(_read(warehouse))
-    except (OSError, ValidationError):
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise UnreadableWarehouseError(warehouse, f"{FILE} is damaged") from error
+    except OSError as error:
+        raise UnreadableWarehouseError(warehouse, error) from error
+
+
+def known_status(warehouse: str) -> JobStatus | None:
+    """As `read_status`, for those who go on without: None also where it can't be read."""
+    try:
+        return read_status(warehouse)
+    except UnreadableWarehouseError:
         return None
 
 
@@ -244,7 +260,7 @@ class StatusWriter:
             "process_id": os.getpid(),
         }
         # A rebuild knows of missing routes by these alone: a start that is refused must not lose them.
-        if (last := read_status(warehouse)) is not None:
+        if (last := known_status(warehouse)) is not None:
             self._values["routes"] = last.routes
         of_deliveries = ("delivered", "retried", "dead_letters", "occurrences")
         self._totals = dict.fromkeys(("batches", "batch_millis_sum", "clock_steps", *of_deliveries, *_SUMMED_UP), 0)

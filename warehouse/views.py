@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -10,12 +11,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from conf.settings import Settings, local_path
-from status.job_status import read_status
+from conf.errors import DelayLakeError, UnreadableWarehouseError, one_line
+from conf.settings import Settings
+from status.job_status import known_status
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.delivery_key import attempt_sql
+from warehouse.delta.opening import open_table, reading_files
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import literal
 from warehouse.pending import (
@@ -203,6 +206,10 @@ ORDER BY s.topic, s.subscription
 }
 
 
+class QueryError(DelayLakeError):
+    """A query can't be answered. The message is one line."""
+
+
 class Warehouse:
     """The tables of the settings' warehouse and the VIEWS, for queries, as they are or were.
 
@@ -210,10 +217,13 @@ class Warehouse:
         as_of: queries see the versions of the tables at this time, ms since the epoch; None: the newest.
 
     Raises:
-        DeltaError: a table is missing, or had no version then, or its version was removed.
+        TableNotFoundError: a table is missing.
+        DeltaError: a table had no version then, or its version was removed.
+        UnreadableWarehouseError: a table is there and can't be read.
     """
 
     def __init__(self, settings: Settings, as_of: int | None = None) -> None:
+        self._warehouse = settings.warehouse
         # `entries` first: what it has is in the other tables already, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
         tables = {name: _table(settings, name, as_of) for name in names}
@@ -224,7 +234,7 @@ class Warehouse:
         rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
         values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
         last_batch = time.time_ns() // 1_000_000 if as_of is None else as_of
-        if (status := read_status(settings.warehouse)) is not None:
+        if (status := known_status(settings.warehouse)) is not None:
             last_batch = min(last_batch, status.last_batch_at)
         missed = Tenures.of(settings.warehouse)
         missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription", "i.sequence")
@@ -240,13 +250,20 @@ class Warehouse:
         """Runs a query over tables and views, and returns the rows.
 
         Raises:
-            DeltaError: the query is wrong.
+            QueryError: the query is wrong, or fails at a row.
+            UnreadableWarehouseError: a file of the tables can't be read, or is not there any more.
         """
-        return run_sql(self._builder, sql)
+        try:
+            with reading_files(self._warehouse):
+                return run_sql(self._builder, sql)
+        except UnreadableWarehouseError:
+            raise
+        except Exception as error:  # deltalake has no class of its own for what fails while a query runs
+            raise QueryError(re.sub("^(External error: )+", "", one_line(error))) from error
 
 
 def _table(settings: Settings, name: str, as_of: int | None) -> DeltaTable:
-    table = DeltaTable(f"{local_path(settings.warehouse)}/{name}")
+    table = open_table(settings.warehouse, name)
     if as_of is not None:
         table.load_as_version(datetime.fromtimestamp(as_of / 1000, UTC))
     return table

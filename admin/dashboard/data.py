@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
 from admin.security.refusals import TABLE as REFUSALS
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from status.job_status import DEAD_LETTERS, read_status
+from status.job_status import DEAD_LETTERS, known_status
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.properties.schedule import deliver_at
+from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import Snapshot
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import literal
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import SCHEMAS, STATISTICS
@@ -90,7 +90,7 @@ def changes_log(
         `batch_index` of one of them.
 
     Raises:
-        DeltaError: there is no such table.
+        TableNotFoundError: there is no such table.
     """
     shared = "request, topic, subscription, operation, result, issued_by, reason"
     conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value and column != "request_id"]
@@ -117,7 +117,7 @@ def outcomes_of(
     """Returns the outcomes of a row of `changes_log`, in the order in which they were applied: rows of `outcomes`.
 
     Raises:
-        DeltaError: there is no such table.
+        TableNotFoundError: there is no such table.
     """
     rows: list[dict[str, Any]] = (
         Snapshot(settings.warehouse, {"outcomes": None})
@@ -141,7 +141,7 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
     """
     try:
         snapshot = Snapshot(settings.warehouse, {REFUSALS: None})
-    except DeltaError:
+    except TableNotFoundError:
         return []
     where = "true" if sees_all else _of_topics(topics)
     rows: list[dict[str, Any]] = snapshot.sql(
@@ -228,7 +228,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
 
 def lookahead_millis(settings: Settings) -> int:
     """Returns how long before its time a message is handed out now, ms; 0: nothing is, since no job is at work."""
-    status = read_status(settings.warehouse)
+    status = known_status(settings.warehouse)
     return 0 if status is None or status.trouble(time.time_ns() // 1_000_000) else status.lookahead_millis
 
 
@@ -243,7 +243,7 @@ def attempts_of(
         limit: the most rows that are returned.
 
     Raises:
-        DeltaError: there are no tables.
+        TableNotFoundError: there are no tables.
     """
     conditions = [f"topic = {literal(topic)}", *([f"subscription = {literal(subscription)}"] if subscription else [])]
     conditions += [_ATTEMPTS[which]] if which in _ATTEMPTS else []
@@ -263,12 +263,14 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
 
     Returns:
         a dictionary for each table. `merged_at`: when its files were last merged, ms since the epoch; None: never.
+
+    Raises:
+        UnreadableWarehouseError: a table is there and can't be read.
     """
     found = []
-    tables = Tables(settings.warehouse)
     for name in [*SCHEMAS, REFUSALS]:
         try:
-            table = DeltaTable(tables.path(name))
+            table = open_table(settings.warehouse, name)
         except TableNotFoundError:
             continue
         files = pa.table(table.get_add_actions(flatten=True))

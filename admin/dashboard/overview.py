@@ -14,8 +14,9 @@ from fastapi.responses import JSONResponse
 from admin.dashboard.responses import page, part
 from admin.security.policy import Reader, requires_some
 from conf.api_settings import Operation
+from conf.errors import UnreadableWarehouseError
 from conf.settings import Route
-from status.job_status import read_status
+from status.job_status import known_status, read_status
 from status.troubles import Trouble
 from warehouse.queries.listing import PendingError
 
@@ -35,9 +36,13 @@ def overview(request: Request, caller: Caller) -> Response:
 def overview_data(request: Request, caller: Caller) -> Response:
     """Answers with the job's status as JSON: figures, and the points of the charts."""
     now = time.time_ns() // 1_000_000
-    status = read_status(request.app.state.settings.warehouse)
+    status, trouble = None, _NO_STATUS
+    try:
+        status = read_status(request.app.state.settings.warehouse)
+    except UnreadableWarehouseError as error:
+        trouble = str(error)
     if status is None:
-        return JSONResponse({"now": now, "state": "unknown", "trouble": _NO_STATUS, "troubles": [], "history": []})
+        return JSONResponse({"now": now, "state": "unknown", "trouble": trouble, "troubles": [], "history": []})
     last = status.history[-1] if status.history else None
     return JSONResponse(
         {
@@ -85,9 +90,9 @@ def subscriptions(request: Request, caller: Caller) -> Response:
     for route in caller.routes:
         try:
             found.append(request.app.state.stats.of(route.source))
-        except PendingError as error:
+        except (PendingError, UnreadableWarehouseError) as error:
             problem = str(error)
-    status, now = read_status(request.app.state.settings.warehouse), time.time_ns() // 1_000_000
+    status, now = known_status(request.app.state.settings.warehouse), time.time_ns() // 1_000_000
     queues = (
         []
         if status is None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
@@ -28,10 +28,10 @@ from admin.dashboard.search_form import Asked, Text, parse_field_time, parse_ref
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
 from conf.api_settings import Operation
-from conf.errors import one_line
+from conf.errors import UnreadableWarehouseError, one_line
 from conf.secrets import without_secrets
 from conf.settings import Route, Settings
-from status.job_status import read_status
+from status.job_status import known_status
 from warehouse.queries.listing import Page, PendingError, State
 from warehouse.queries.waiting import Pending
 from warehouse.schedules.schedules import Schedules
@@ -105,7 +105,7 @@ def outcomes(
     topics = [route.source for route in caller.routes]
     try:
         rows = outcomes_of(_settings(request), topics, request_id, result, subscription, _LOGGED)
-    except DeltaError:
+    except TableNotFoundError:
         rows = []
     return part(request, "parts/outcomes.html", caller, rows=rows, limit=_LOGGED)
 
@@ -123,7 +123,7 @@ def schedule(
     route = _route(caller, topic)
     _check_subscription(route, subscription)
     begin, until = (parse_field_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
-    status = read_status(_settings(request).warehouse)
+    status = known_status(_settings(request).warehouse)
     queues = status.queues(route.source, subscription, _now()) if status is not None else []
     return page(
         request, "schedule.html", caller, queues=queues, topics=caller.routes, route=route, subscription=subscription,
@@ -153,7 +153,7 @@ def schedule_data(
         found = histogram(settings, route.source, subscription or None, span, begin, until)
     except PendingError as error:
         raise AdminError(503, str(error)) from error
-    status = read_status(settings.warehouse)
+    status = known_status(settings.warehouse)
     return JSONResponse(
         {
             "version": found.version,
@@ -207,7 +207,7 @@ def _page_of(pending: Pending | None) -> tuple[Page | None, str | None]:
     """Finds the page of a listing, if there is one, or says what is wrong."""
     try:
         return (pending.page(_PAGE) if pending is not None else None), None
-    except (PendingError, DeltaError) as error:
+    except (PendingError, DeltaError, UnreadableWarehouseError) as error:
         return None, one_line(error)
 
 
@@ -241,7 +241,7 @@ def retries(request: Request, caller: Caller, topic: Text = "", subscription: Te
     attempts, problem = [], None
     try:
         attempts = attempts_of(_settings(request), route.source, subscription or None, which, _LOGGED)
-    except DeltaError:
+    except TableNotFoundError:
         problem = "there are no tables yet: the job has not run"
     return page(
         request, "retries.html", caller, topics=caller.routes, route=route, subscription=subscription, which=which,
@@ -268,7 +268,7 @@ def message(request: Request, caller: Caller, topic: Text = "", id: Text = "") -
     try:
         found = message_of(settings, route.source, ref)
         events = history_of(settings, route.source, ref)
-    except DeltaError:
+    except TableNotFoundError:
         problem = f"there are no tables in {settings.warehouse}: the job has not run yet"
     if found is None and not events:
         code = 404
@@ -299,7 +299,7 @@ def control(
 def storage_page(request: Request, caller: Caller) -> Response:
     settings = _settings(request)
     return page(
-        request, "storage.html", caller, tables=storage(settings), status=read_status(settings.warehouse), now=_now()
+        request, "storage.html", caller, tables=storage(settings), status=known_status(settings.warehouse), now=_now()
     )
 
 
@@ -320,8 +320,10 @@ def _logged(
     try:
         topics = [route.source for route in caller.routes]
         return changes_log(_settings(request), topics, asked, limit, n_read), None
-    except DeltaError:
+    except TableNotFoundError:
         return [], "there are no tables yet: the job has not run"
+    except UnreadableWarehouseError as error:
+        return [], str(error)
 
 
 def _settings(request: Request) -> Settings:

@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from admin.errors import AdminError, error_responses
 from admin.security.policy import open_to_all
+from conf.errors import UnreadableWarehouseError
 from status.job_status import read_status
 
 router = APIRouter(dependencies=[Depends(open_to_all)])
@@ -35,13 +36,16 @@ def readyz(request: Request) -> JSONResponse:
     except TableNotFoundError as error:
         raise AdminError(503, "there are no tables: the job has not run yet") from error
     except (DeltaError, OSError) as error:
-        raise AdminError(503, f"the tables can't be read: {type(error).__name__}") from error
-    status = read_status(request.app.state.settings.warehouse)
+        raise AdminError(503, f"the tables can't be read: {type(error.__cause__ or error).__name__}") from error
+    status, trouble = None, "the job has told nothing of itself"
+    try:
+        status = read_status(request.app.state.settings.warehouse)
+    except UnreadableWarehouseError:
+        trouble = "what the job tells of itself can't be read"
     now = time.time_ns() // 1_000_000
-    trouble = "the job has told nothing of itself" if status is None else status.trouble(now)
     job = {
         "state": "unknown" if status is None else status.state,
-        "trouble": trouble,
+        "trouble": trouble if status is None else status.trouble(now),
         "ageMillis": None if status is None else now - status.updated_at,
     }
     return JSONResponse({"status": "ready", "job": job})

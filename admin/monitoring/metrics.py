@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from admin.dashboard.data import storage
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
+from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
-from status.job_status import read_status
+from status.job_status import known_status
 from status.metrics import JobCollector
 from warehouse.queries.paused import paused
 from warehouse.schedules.live_schedules import live_schedules
@@ -25,7 +26,10 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class StorageCollector(Collector):
-    """Metrics of what the tables and the source topics hold; these are read at most every ten seconds."""
+    """Metrics of what the tables and the source topics hold; these are read at most every ten seconds.
+
+    Of tables that can't be read there are none: /readyz says so.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -39,7 +43,10 @@ class StorageCollector(Collector):
         yield from self._found
 
     def _tables(self) -> Iterator[Metric]:
-        found = storage(self._settings)
+        try:
+            found = storage(self._settings)
+        except UnreadableWarehouseError:
+            return
         for name, text, key in (
             ("files", "Files of a table's newest version.", "files"),
             ("rows", "Rows of a table's newest version.", "rows"),
@@ -72,7 +79,10 @@ class StorageCollector(Collector):
 
 
 class WarehouseCollector(Collector):
-    """Metrics of the routes' subscriptions that are read from the tables, at most every minute."""
+    """Metrics of the routes' subscriptions that are read from the tables, at most every minute.
+
+    While these can't be read there are none: /readyz says so.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -83,8 +93,11 @@ class WarehouseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         if time.monotonic() - self._read_at >= _SUBSCRIPTIONS_SECONDS:
             self._read_at = time.monotonic()
-            self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
-            self._paused = paused(self._settings.warehouse)
+            try:
+                self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
+                self._paused = paused(self._settings.warehouse)
+            except UnreadableWarehouseError:
+                self._schedules = {}
         labels = ["topic", "subscription"]
         schedules = GaugeMetricFamily(
             "delaylake_schedules", "Recurring messages that have an occurrence to come.", labels=labels
@@ -118,7 +131,7 @@ class ApiMetrics:
         )
         self.registry.register(StorageCollector(settings))
         self.registry.register(WarehouseCollector(settings))
-        self.registry.register(JobCollector(lambda: read_status(settings.warehouse)))
+        self.registry.register(JobCollector(lambda: known_status(settings.warehouse)))
 
 
 class CountRequests:

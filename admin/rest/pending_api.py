@@ -34,7 +34,7 @@ from admin.rest.topics_schema import (
     Subscription,
 )
 from conf.settings import Settings
-from status.job_status import read_status
+from status.job_status import known_status
 from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
 from warehouse.queries.listing import PendingError, PendingFilter, State
@@ -284,7 +284,7 @@ def _check_partition(target: Target, rows: pa.Table) -> None:
 def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:
     """Returns the pending messages of a subscription that are not handed out, by the job's lookahead."""
     settings: Settings = request.app.state.settings
-    status = read_status(settings.warehouse)
+    status = known_status(settings.warehouse)
     horizon = time.time_ns() // 1_000_000 + (status.lookahead_millis if status else 0)
     return _ask(request, target, PendingFilter(subscription=subscription, due_from=horizon))
 

@@ -75,7 +75,7 @@ def import_file(importer: Importer, path: Path) -> None:
     rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
     first = 0
     for number, rows in enumerate(_batches(path, rows_at_once), 1):
-        importer.append(_messages(importer, rows, ledger, first), f"import-{ledger}", number)
+        importer.append(messages_of(importer, rows, ledger, first), f"import-{ledger}", number)
         first += rows.num_rows
 
 
@@ -89,11 +89,11 @@ def import_rows(importer: Importer, rows: pa.Table, ledger: int) -> None:
     Raises:
         FencedError: somebody else has taken the warehouse over.
     """
-    importer.append(_messages(importer, rows, ledger, 0), f"import-{ledger}", 1)
+    importer.append(messages_of(importer, rows, ledger), f"import-{ledger}", 1)
 
 
-def _messages(importer: Importer, rows: pa.Table, ledger: int, first: int) -> pa.Table:
-    """Returns a file's rows as MESSAGES of a ledger, with entry ids from `first` on."""
+def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0) -> pa.Table:
+    """Returns rows as MESSAGES of a ledger, with entry ids from `first` on, and `reason` of those that are rejected."""
     n, now = rows.num_rows, time.time_ns() // 1_000_000
     own = _own_columns(rows)
     due = pc.fill_null(own["deliver_at"], now)

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from recovery.importing.files import FIRST_LEDGER_OF_FILES, hash48, import_rows
-from recovery.importing.importer import Importer
+from recovery.importing.files import FIRST_LEDGER_OF_FILES, hash48, import_rows, messages_of
+from recovery.importing.importer import Imported, Importer
 from recovery.other_systems.item import Item, Source
-from tracker.messages import int64
+from tracker.messages import int64, is_rejected, where
 from warehouse.delta.tables import Tables, exists, literal
 from warehouse.schemas import IMPORTED
 
@@ -36,15 +37,15 @@ class Found:
     """What an import would do.
 
     Attributes:
-        items: how many it would import.
+        items: how many it would write to the tables: what `Imported.messages` would be.
         rejected: how many of them can't be taken, and would be kept aside in `rejects`.
         reasons: the same, by the reason.
         examples: ids of some of these, with the reason.
         already_there: how many an earlier import has brought in.
-        overdue: how many would be delivered at once.
+        overdue: how many of those that are not rejected would be delivered at once.
         first_due: when the first of the others is due, ms since the epoch; None: there is none.
         last_due: when the last of them is due.
-        payload_bytes: of all that would be imported.
+        payload_bytes: of those that are not rejected.
     """
 
     items: int = 0
@@ -57,39 +58,52 @@ class Found:
     last_due: int | None = None
     payload_bytes: int = 0
 
+    def add(self, rows: pa.Table, messages: pa.Table, now: int) -> None:
+        """Adds rows of IMPORTED that would be written, and the messages that they would be."""
+        rejected = is_rejected(messages)
+        self.items += rows.num_rows
+        self.rejected += int(rejected.sum())
+        for id, reason in zip(where(rows, rejected)["item"], where(messages, rejected)["reason"], strict=True):
+            self.reasons[reason.as_py()] = self.reasons.get(reason.as_py(), 0) + 1
+            if len(self.examples) < _MOST_EXAMPLES:
+                self.examples.append(f"{id}: {reason}")
+        taken = where(messages, ~rejected)
+        self.payload_bytes += pc.sum(pc.binary_length(taken["payload"])).as_py() or 0
+        due = int64(taken, "deliver_at")
+        later = due[due > now]
+        self.overdue += len(due) - len(later)
+        if len(later):
+            first, last = int(later.min()), int(later.max())
+            self.first_due = first if self.first_due is None else min(self.first_due, first)
+            self.last_due = last if self.last_due is None else max(self.last_due, last)
 
-def look(warehouse: str, source_topic: str, source: Source) -> Found:
-    """Says what an import would do, and does nothing. The job may run.
 
-    Args:
-        source_topic: as the route names it.
+def look(importer: Importer, source: Source) -> Found:
+    """Says what `import_items` would do, and does nothing. The job may run.
 
     Raises:
         SourceError: the other system can't be read.
     """
-    found = Found()
-    now = time.time_ns() // 1_000_000
-    known = _known(Tables(warehouse), source_topic) if exists(warehouse, TABLE) else set()
-    seen: set[str] = set()
-    for item in source.items():
-        if item.id in seen:
-            continue
-        seen.add(item.id)
-        if item.id in known:
-            found.already_there += 1
-            continue
-        found.items += 1
-        found.payload_bytes += len(item.payload or b"")
-        if item.reason is not None:
-            found.rejected += 1
-            found.reasons[item.reason] = found.reasons.get(item.reason, 0) + 1
-            if len(found.examples) < _MOST_EXAMPLES:
-                found.examples.append(f"{item.id}: {item.reason}")
-        elif item.due is None or item.due <= now:
-            found.overdue += 1
-        else:
-            found.first_due = item.due if found.first_due is None else min(found.first_due, item.due)
-            found.last_due = max(found.last_due or 0, item.due)
+    tables, topic = importer.tables, importer.source_topic
+    found, passed_over = Found(), Imported()
+    known: set[str] = set()
+    read: set[str] = set()
+
+    def add(rows: pa.Table) -> None:
+        messages = messages_of(importer, rows.drop_columns([*_IDS, "imported_at"]), _FIRST_LEDGER)
+        found.add(rows, messages, time.time_ns() // 1_000_000)
+
+    if exists(tables.warehouse, TABLE):
+        known = _known(tables, topic)
+        for rows in _unfinished(tables, topic):
+            read.update(rows["item"].to_pylist())
+            if tables.written("entries", f"import-{rows['ledger_id'][0]}") < 0:
+                add(rows)
+            else:
+                passed_over.already_there += rows.num_rows
+    for items in _in_parts(source, known, read, passed_over):
+        add(_rows(topic, _FIRST_LEDGER, items))
+    found.already_there = passed_over.already_there
     return found
 
 
@@ -107,7 +121,7 @@ def import_items(importer: Importer, source: Source) -> None:
     for rows in _unfinished(tables, topic):
         read.update(rows["item"].to_pylist())
         _finish(importer, rows)
-    for items in _in_parts(source, known, read, importer):
+    for items in _in_parts(source, known, read, importer.done):
         ledger = _FIRST_LEDGER + hash48(f"{topic} {number}".encode())
         rows = _rows(topic, ledger, items)
         tables.append(TABLE, rows, {f"import-{ledger}": 1})
@@ -116,8 +130,8 @@ def import_items(importer: Importer, source: Source) -> None:
     tables.forget_replaced(TABLE)
 
 
-def _in_parts(source: Source, known: set[str], read: set[str], importer: Importer) -> Iterator[list[Item]]:
-    """Yields the items that are neither known nor read yet; adds the ids of all to those that are read."""
+def _in_parts(source: Source, known: set[str], read: set[str], done: Imported) -> Iterator[list[Item]]:
+    """Yields the items that are neither known nor read yet; adds the ids of all to `read`, counts the known."""
     part: list[Item] = []
     n_bytes = 0
     for item in source.items():
@@ -125,7 +139,7 @@ def _in_parts(source: Source, known: set[str], read: set[str], importer: Importe
             continue
         read.add(item.id)
         if item.id in known:
-            importer.done.already_there += 1
+            done.already_there += 1
             continue
         part.append(item)
         n_bytes += len(item.payload or b"")

@@ -36,9 +36,12 @@ class RQ:
         """Yields the scheduled jobs, queue by queue, and then those of rq-scheduler."""
         begin = f"{self._prefix}scheduled:"
         queues = self._queues or names_of(self._redis, begin, "")
-        for key in [*(begin + queue for queue in queues), f"{self._prefix}scheduler:scheduled_jobs"]:
+        sets = [*((begin + queue, queue) for queue in queues), (f"{self._prefix}scheduler:scheduled_jobs", None)]
+        for key, queue in sets:
             for member, seconds, fields in hashes(self._redis, key, f"{self._prefix}job:", _FIELDS):
-                if self._queues and text(fields.get("origin")) not in self._queues:
+                origin = text(fields.get("origin")) or queue
+                # Of a job that is gone nobody knows the queue: it is told, whichever are asked for.
+                if self._queues and "data" in fields and origin not in self._queues:
                     self.left["of other queues"] += 1
                 else:
                     yield job(member, seconds, fields)

@@ -176,13 +176,14 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
 
     Raises:
         AuditError: a table is missing, or there are no routes.
+        UnreadableWarehouseError: a table is there and can't be read.
     """
-    from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     from warehouse.audit.broker_comparison import compare, read_broker
     from warehouse.delta.engine import LOCAL
-    from warehouse.delta.tables import Tables, literal
+    from warehouse.delta.opening import open_table
+    from warehouse.delta.tables import literal
     from warehouse.routes.missing_routes import missing_routes
     from warehouse.routes.tenure import Tenures
     from warehouse.schemas import SCHEMAS
@@ -190,13 +191,12 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
     broker = read_broker(settings)  # before the tables, so that they have all that was acknowledged then
-    tables = Tables(settings.warehouse)
     # `entries` first: what it has is in the other tables already, also while the job runs. Each is opened once, so
     # that all queries see one version of it.
     opened: dict[str, DeltaTable] = {}
     for name in sorted(SCHEMAS, key=lambda name: name != "entries"):
         try:
-            opened[name] = DeltaTable(tables.path(name))
+            opened[name] = open_table(settings.warehouse, name)
         except TableNotFoundError:
             raise AuditError(settings.no_tables(name)) from None
     n_rows = sum(_rows_of(table) for table in opened.values())

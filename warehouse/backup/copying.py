@@ -33,6 +33,7 @@ from warehouse.backup.marker import Marker, read_marker, write_marker
 from warehouse.backup.storage import Storage
 from warehouse.delta.commits import sync_checkpoint
 from warehouse.delta.epoch import EPOCH
+from warehouse.delta.opening import open_table
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
 
@@ -90,9 +91,9 @@ class _Version:
     files: Files
 
     @staticmethod
-    def of(uri: str) -> _Version | None:
+    def of(warehouse: str, name: str) -> _Version | None:
         try:
-            table = DeltaTable(uri)
+            table = open_table(warehouse, name)
         except TableNotFoundError:
             return None
         return _Version(table, files_of(table))
@@ -175,7 +176,7 @@ class _Backup:
 
     def _choose(self) -> dict[str, _Version]:
         self._made_at = time.time_ns() // 1_000_000
-        versions = {name: _Version.of(f"{self._source}/{name}") for name in CHOSEN}
+        versions = {name: _Version.of(self._source, name) for name in CHOSEN}
         found = {name: one for name, one in versions.items() if one is not None}
         if missing := [name for name in _FIRST if name not in found]:
             raise BackupError(self._settings.no_tables(missing[0]))

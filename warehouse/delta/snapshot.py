@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.fs import DeltaStorageHandler
 
-from conf.settings import local_path
+from warehouse.delta.opening import open_table, reading_files
 from warehouse.schemas import SCHEMAS
 
 # What SQL calls the types of columns that tables have got later.
@@ -24,13 +24,14 @@ class Snapshot:
         versions: for each table, opened in this order, the version to read; None: the newest.
 
     Raises:
-        DeltaError: there is no such table, or no such version of it any more.
+        TableNotFoundError: there is no such table.
+        DeltaError: there is no such version of it any more.
+        UnreadableWarehouseError: a table is there and can't be read.
     """
 
     def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
-        self._tables = {
-            name: DeltaTable(f"{local_path(warehouse)}/{name}", version=version) for name, version in versions.items()
-        }
+        self._warehouse = warehouse
+        self._tables = {name: open_table(warehouse, name, version) for name, version in versions.items()}
         self._builder = query_builder(self._tables)
         self._known_files: dict[str, pa.Table] = {}
         self._folders: dict[str, pa.fs.PyFileSystem] = {}
@@ -81,8 +82,13 @@ class Snapshot:
         return pq.ParquetFile(self._folders[name].open_input_file(path))
 
     def sql(self, sql: str) -> pa.Table:
-        """Runs a query over the tables, and over those that earlier queries created, and returns the rows."""
-        return pa.table(self._builder.execute(sql).read_all())
+        """Runs a query over the tables, and over those that earlier queries created, and returns the rows.
+
+        Raises:
+            UnreadableWarehouseError: a file of the tables can't be read, or is not there any more.
+        """
+        with reading_files(self._warehouse):
+            return pa.table(self._builder.execute(sql).read_all())
 
 
 def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = False) -> QueryBuilder:

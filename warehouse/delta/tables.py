@@ -17,6 +17,7 @@ from conf.errors import DelayLakeError
 from conf.settings import local_path
 from warehouse.delta.commits import commit_next, remove_torn_commits
 from warehouse.delta.epoch import EPOCH, FencedError
+from warehouse.delta.opening import open_table, reading, reading_files
 from warehouse.delta.parquet import appended
 from warehouse.delta.snapshot import query_builder, run_sql, without_views
 from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
@@ -111,7 +112,7 @@ class Tables:
             if self._epoch is None or age < max_age_seconds:
                 return
             if self._fence is None:
-                self._fence = DeltaTable(self.path(next(iter(SCHEMAS))))
+                self._fence = open_table(self._warehouse, next(iter(SCHEMAS)))
             else:
                 self._fence.update_incremental()
             self._check(self._fence)
@@ -306,11 +307,13 @@ class Tables:
             version: the table's version to read; the newest where not given.
         """
         table = self._open(name) if version is None else self._open_version(name, version)
-        return run_sql(query_builder({name: table}), sql)
+        with reading_files(self._warehouse):
+            return run_sql(query_builder({name: table}), sql)
 
     def sql(self, sql: str) -> pa.Table:
         """Runs a query over the newest versions of the job's tables (SCHEMAS), and returns the rows."""
-        return run_sql(self._all(), sql)
+        with reading_files(self._warehouse):
+            return run_sql(self._all(), sql)
 
     def stream(self, sql: str, rows: int = 500_000) -> Iterator[pa.Table]:
         """Runs a query as `sql` does, and yields its rows in parts: not all have to be in memory.
@@ -336,14 +339,15 @@ class Tables:
     def _open(self, name: str) -> DeltaTable:
         with self._lock:
             if name not in self._tables:
-                self._tables[name] = DeltaTable(self.path(name))
+                self._tables[name] = open_table(self._warehouse, name)
             table = self._tables[name]
-            table.update_incremental()
+            with reading(self._warehouse):
+                table.update_incremental()
             return table
 
     def _open_version(self, name: str, version: int) -> DeltaTable:
         table = self._open(name)
-        return table if table.version() == version else DeltaTable(self.path(name), version=version)
+        return table if table.version() == version else open_table(self._warehouse, name, version)
 
 
 def _number(table: DeltaTable, app: str) -> int:
@@ -378,9 +382,13 @@ def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def exists(warehouse: str, name: str) -> bool:
-    """Whether a table of the warehouse has been created."""
+    """Whether a table of the warehouse has been created.
+
+    Raises:
+        UnreadableWarehouseError: it is there and can't be read.
+    """
     try:
-        DeltaTable(f"{local_path(warehouse)}/{name}")
+        open_table(warehouse, name)
     except TableNotFoundError:
         return False
     return True

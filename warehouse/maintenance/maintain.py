@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def lock(settings: Settings) -> FileLock:
     The system releases it when the process dies.
 
     Raises:
-        MaintenanceError: its folder can't be made.
+        MaintenanceError: its folder can't be made or written.
     """
     name = "checkpoint" if is_object_storage(settings.warehouse) else "warehouse"
     folder = Path(local_path(getattr(settings, name)))
@@ -70,6 +71,8 @@ def lock(settings: Settings) -> FileLock:
         raise MaintenanceError(
             f"the folder {folder} can't be made ({one_line(error)}): see `{name}` in the settings"
         ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise MaintenanceError(f"the folder {folder} can't be written: see `{name}` in the settings")
     return FileLock(folder / "maintain.lock")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -128,6 +128,10 @@ class PendingMessage:
         """Its values of ORDER."""
         ref = self.ref
         return self.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition, self.sequence
+
+    def is_at_the_same_time(self, other: PendingMessage) -> bool:
+        """Whether another one is the same message, due then, and differs at most in which subscriptions wait for it."""
+        return replace(self, subscriptions=other.subscriptions, sequence=other.sequence) == other
 
     def to_json(self) -> dict[str, Any]:
         """The message as JSON, as the admin API and `--json` give it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import TableNotFoundError
 
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
@@ -14,10 +14,13 @@ def paused(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
     Args:
         warehouse: its location. Without tables nothing is paused.
         topic: the only one that is asked for; None: all.
+
+    Raises:
+        UnreadableWarehouseError: the tables can't be read.
     """
     try:
         outcomes = Snapshot(warehouse, {"outcomes": None})
-    except DeltaError:
+    except TableNotFoundError:
         return set()
     of_topic = "true" if topic is None else f"topic = {literal(topic)}"
     changes = outcomes.sql(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from deltalake.exceptions import DeltaError
 
+from conf.errors import UnreadableWarehouseError
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64
 from warehouse.delta.snapshot import Snapshot
@@ -212,10 +213,11 @@ class PendingRows:
 
         Raises:
             VersionGoneError: the versions of the tables have been removed.
+            UnreadableWarehouseError: they can't be read.
         """
         try:
             return self.tables.sql(sql)
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, UnreadableWarehouseError) as error:
             if "not found" in str(error).lower():
                 raise version_gone() from error
             raise

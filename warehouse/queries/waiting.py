@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from broker.entries.message_ids import MessageRef
+from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
@@ -68,6 +70,7 @@ class Pending:
         CursorError: the cursor is of another listing, or is none.
         VersionGoneError: the cursor's versions of the tables have been removed; also of the methods, at any time.
         NoTablesError: the job has not run yet.
+        UnreadableWarehouseError: the tables can't be read; also of the methods, at any time.
     """
 
     def __init__(
@@ -97,8 +100,11 @@ class Pending:
         return self._filter.state is State.CANCELLED
 
     def page(self, limit: int) -> Page:
-        """Returns the next messages of the listing, soonest first: at most `limit`."""
-        found = [self._message(row) for row in self.rows(limit + 1, _SHOWN).to_pylist()]
+        """Returns the next messages of the listing, soonest first: at most `limit`.
+
+        A message is one, with all subscriptions that wait for it then, also where it has a row for each of them.
+        """
+        found = self._messages(limit + 1)
         cursor = None
         if len(found) > limit:
             del found[limit:]
@@ -111,15 +117,36 @@ class Pending:
             ).encode()
         return Page(self.version, self.as_of, found, cursor)
 
+    def _messages(self, n: int) -> list[PendingMessage]:
+        """Returns the next n messages of the listing, or some more, those before the n-th with all their rows."""
+        found: list[PendingMessage] = []
+        after, n_rows, wanted = self._cursor.last if self._cursor else None, 0, n
+        while True:
+            messages = [self._message(row) for row in self._rows(wanted, _SHOWN, after).to_pylist()]
+            n_rows += len(messages)
+            for message in messages:
+                if found and found[-1].is_at_the_same_time(message):
+                    waits = {*found[-1].subscriptions, *message.subscriptions}
+                    names = tuple(s.name for s in self.subscriptions if s.name in waits)
+                    found[-1] = replace(message, subscriptions=names)
+                else:
+                    found.append(message)
+            if len(messages) < wanted or len(found) >= n:
+                return found
+            after = messages[-1].place
+            # As many as are likely to have the rest, if these are as the ones before.
+            wanted = (n - len(found)) * n_rows // len(found) + len(self.subscriptions)
+
     def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
-        """Returns the next messages of the listing, soonest first.
+        """Returns the next rows of the listing, soonest first.
 
         Args:
             limit: the most rows that are returned.
             columns: of the delayed index.
 
         Returns:
-            a row for each message, with these columns and WAITS, int64.
+            a row for each message, with these columns and WAITS, int64; for one that was moved, a row for each
+            subscription.
         """
         return self._rows(limit, columns, self._cursor.last if self._cursor else None)
 
@@ -340,8 +367,12 @@ class Pending:
         }
         try:
             return Snapshot(settings.warehouse, versions)
-        except DeltaError:
+        except TableNotFoundError:
             raise version_gone() if cursor else NoTablesError(settings.no_tables()) from None
+        except UnreadableWarehouseError:
+            raise
+        except DeltaError:
+            raise version_gone() from None
 
 
 def _descending() -> str:

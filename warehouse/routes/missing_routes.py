@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from conf.settings import Route, Settings
-from status.job_status import read_status
+from status.job_status import known_status
 from status.troubles import NO_ROUTE, Troubles
 from tracker.commands.decode import resolve_topic
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, as_routes
@@ -22,7 +22,7 @@ _REST = 20  # the pause after a count is at least this many times as long as the
 
 def missing_routes(settings: Settings) -> list[Route]:
     """Returns the routes that the job had once and that the settings do not have, with their last subscriptions."""
-    status = read_status(settings.warehouse)
+    status = known_status(settings.warehouse)
     known = KnownRoutes.from_json(status.routes if status is not None else {})
     return [route for route in as_routes(known.routes) if settings.route(route.source) is None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import TableNotFoundError
 
 from conf.settings import Settings
 from warehouse.delta.snapshot import Snapshot
@@ -42,6 +42,9 @@ def live_schedules(settings: Settings, now: int) -> dict[tuple[str, str], int]:
 
     Args:
         now: ms since the epoch.
+
+    Raises:
+        UnreadableWarehouseError: the tables can't be read.
     """
     found = {(route.source, s.name): 0 for route in settings.routes for s in route.subscriptions}
     if not found:
@@ -51,7 +54,7 @@ def live_schedules(settings: Settings, now: int) -> dict[tuple[str, str], int]:
     try:
         before = Tenures.of(settings.warehouse).sql_before("d", "d.deliver_at", "d.topic", "d.subscription")
         tables = Snapshot(settings.warehouse, dict.fromkeys(("delayed_index", "deliveries", "outcomes")))
-    except DeltaError:
+    except TableNotFoundError:
         return found  # the job has not run yet
     rows = tables.sql(sql.replace("{before}", before).replace("{subscriptions}", values)).to_pylist()
     counts = {(row["topic"], row["subscription"]): int(row["n"]) for row in rows}

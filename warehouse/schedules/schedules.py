@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import TableNotFoundError
 
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
@@ -64,6 +64,7 @@ class Schedules:
     Raises:
         UnknownTopicError: no route has the topic, or the topic has no such subscription.
         NoTablesError: the job has not run yet.
+        UnreadableWarehouseError: the tables can't be read.
     """
 
     def __init__(self, settings: Settings, topic: str, subscription: str | None = None, now: int | None = None) -> None:
@@ -73,7 +74,7 @@ class Schedules:
         self._tenures = Tenures.of(settings.warehouse)
         try:
             self._tables = Snapshot(settings.warehouse, dict.fromkeys(_TABLES))
-        except DeltaError:
+        except TableNotFoundError:
             raise NoTablesError(settings.no_tables()) from None
 
     def page(self, limit: int, cursor: str | None = None, with_ended: bool = False) -> SchedulePage:

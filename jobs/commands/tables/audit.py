@@ -52,10 +52,10 @@ def _troubles(warehouse: str, now: int) -> list[Trouble]:
 
     Of a job that does not run nothing is known: what it wrote last may be over.
     """
-    from status.job_status import read_status
+    from status.job_status import known_status
     from status.troubles import STANDING, UNWRITABLE
 
-    status = read_status(warehouse)
+    status = known_status(warehouse)
     if status is None or status.trouble(now) is not None:
         return []
     return [trouble for trouble in status.troubles if trouble.kind in (STANDING, UNWRITABLE)]

@@ -100,7 +100,7 @@ def import_messages(
         if from_topic is not None:
             check_topic(settings, from_topic)
         if dry_run and source is not None:
-            found = look(settings.warehouse, importer.source_topic, source)
+            found = look(importer, source)
             show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
             return
 
@@ -120,7 +120,8 @@ def import_messages(
     done = importer.done
     value: dict[str, Any] = asdict(done) | {"pending": rebuilt["pending"], "warnings": warnings}
     text = (
-        f"{done.messages:,} messages imported, {done.rejected:,} of them rejected; {done.already_there:,} were there\n"
+        f"{done.messages - done.rejected:,} messages imported; {done.rejected:,} rejected; "
+        f"{done.already_there:,} were there\n"
     )
     if source is not None:
         value["left"] = dict(source.left)
@@ -148,7 +149,8 @@ def _text(found: Found, left: dict[str, int], zone: tzinfo | None) -> str:
     from conf.times import time_text
 
     lines = [
-        f"{found.items:,} to import, {found.payload_bytes:,} bytes of payload; {found.already_there:,} are there",
+        f"{found.items - found.rejected:,} to import, {found.payload_bytes:,} bytes of payload; "
+        f"{found.rejected:,} to be rejected; {found.already_there:,} are there",
         f"{found.overdue:,} of them are due at once",
     ]
     if found.first_due is not None and found.last_due is not None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import time as clock_time
+from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 # Columns of these names, and the first and last of them, are times, ms since the epoch. A column that is computed from
 # others has another name, unless the query gives it one.
 _TIME = re.compile(r"((min|max|first_value|last_value)\()?(\w+\.)*\w+_(at|time)\)?")
+
+# How a query begins that only reads; before it there may be comments and brackets.
+_READS = re.compile(r"(\s|\(|--[^\n]*\n|/\*((?!\*/).)*\*/)*(SELECT|WITH|EXPLAIN)\b", re.IGNORECASE | re.DOTALL)
 
 
 class SqlOutput(StrEnum):
@@ -65,48 +71,78 @@ def sql(
     from warehouse.views import Warehouse
 
     text = sys.stdin.read() if query == "-" else query
-    if text.split(maxsplit=1)[:1] == [] or text.split(maxsplit=1)[0].upper() not in ("SELECT", "WITH", "EXPLAIN"):
+    if not _READS.match(text):
         raise SqlError('a SELECT is needed: delaylake sql "SELECT * FROM schedule LIMIT 20"')
     options = global_options(context)
     try:
-        rows = Warehouse(options.settings, as_of).sql(text)
+        warehouse = Warehouse(options.settings, as_of)
     except TableNotFoundError:
         raise SqlError(options.settings.no_tables()) from None
     except DeltaError as error:
         raise SqlError(one_line(error)) from error
+    answer = warehouse.sql(text)
+    rows = _rows(answer)
     if output is SqlOutput.JSON:
-        for row in rows.to_pylist():
-            print(json.dumps(_plain(row)))
+        for row in rows:
+            print(json.dumps(_plain(dict(zip(answer.column_names, row, strict=True)))))
     elif output is SqlOutput.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(rows.column_names)
-        writer.writerows([_cell(value) for value in row] for row in _rows(rows))
+        writer.writerow(answer.column_names)
+        writer.writerows([_cell(value) for value in row] for row in rows)
     else:
-        print(_text(rows, options.zone))
+        print(_text(answer.schema, rows, options.zone))
 
 
-def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    """The values of each row; a query may give two columns the same name."""
-    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
+    """The values of each row; a query may give two columns the same name.
+
+    Raises:
+        SqlError: a value is none that can be printed, such as a date beyond the year 9999.
+    """
+    import pyarrow as pa
+
+    try:
+        micros = answer.cast(pa.schema([f.with_type(_in_micros(f.type)) for f in answer.schema]), safe=False)
+        return list(zip(*(column.to_pylist() for column in micros.columns), strict=True))
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise SqlError(f"the answer has a value that can't be printed: {one_line(error)}") from error
 
 
-def _text(table: pa.Table, zone: tzinfo | None) -> str:
+def _in_micros(type_: pa.DataType) -> pa.DataType:
+    """A type with times to the microsecond instead of the nanosecond, which Python's do not have."""
+    import pyarrow as pa
     from pyarrow import types
 
-    names = table.column_names
+    if types.is_timestamp(type_) and type_.unit == "ns":
+        return pa.timestamp("us", type_.tz)
+    if types.is_duration(type_) and type_.unit == "ns":
+        return pa.duration("us")
+    if types.is_time64(type_):
+        return pa.time64("us")
+    if types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_in_micros(type_.value_type)))
+    if types.is_struct(type_):
+        return pa.struct([field.with_type(_in_micros(field.type)) for field in type_])
+    return type_
+
+
+def _text(schema: pa.Schema, rows: list[tuple[Any, ...]], zone: tzinfo | None) -> str:
+    from pyarrow import types
+
+    names = schema.names
     if names == ["plan_type", "plan"]:  # of an EXPLAIN: text of several lines
-        return "\n".join(f"{kind}:\n{plan}" for kind, plan in _rows(table))
-    is_time = [types.is_int64(field.type) and _TIME.fullmatch(field.name) is not None for field in table.schema]
+        return "\n".join(f"{kind}:\n{plan}" for kind, plan in rows)
+    is_time = [types.is_int64(field.type) and _TIME.fullmatch(field.name) is not None for field in schema]
     numbers = [
         field.name
-        for field, at in zip(table.schema, is_time, strict=True)
+        for field, at in zip(schema, is_time, strict=True)
         if not at and (types.is_integer(field.type) or types.is_floating(field.type))
     ]
-    rows = [
+    cells = [
         [_time(value, zone) if at else _cell(value, zone) for value, at in zip(row, is_time, strict=True)]
-        for row in _rows(table)
+        for row in rows
     ]
-    return table_text(names, rows, right=numbers)
+    return table_text(names, cells, right=numbers)
 
 
 def _time(millis: int | None, zone: tzinfo | None) -> str:
@@ -120,21 +156,39 @@ def _time(millis: int | None, zone: tzinfo | None) -> str:
 
 
 def _cell(value: Any, zone: tzinfo | None = UTC) -> str:
-    """A value as text: a timestamp, which is in UTC, in a zone (None: the machine's); maps and lists as JSON."""
+    """A value as text: a timestamp in a zone (None: the machine's); maps and lists as JSON."""
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.replace(tzinfo=UTC).astimezone(zone).isoformat().replace("+00:00", "Z")
+        return _aware(value).astimezone(zone).isoformat().replace("+00:00", "Z")
+    if isinstance(value, float):
+        return str(value)  # also what is no number
     plain = _plain(value)
     return json.dumps(plain) if isinstance(plain, dict | list) else str(plain)
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON can have it: times in ISO 8601, UTC; bytes as text; maps as objects."""
+    """Returns a value as JSON can have it.
+
+    Times are in ISO 8601, timestamps in UTC; decimals and intervals text; bytes, too; maps objects; what is no finite
+    number null.
+    """
     if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
+        return {str(_plain(name)): _plain(v) for name, v in value.items()}
     if isinstance(value, list):
-        return dict(value) if all(isinstance(item, tuple) for item in value) and value else value
+        is_map = value and all(type(item) is tuple for item in value)
+        return _plain(dict(value)) if is_map else [_plain(item) for item in value]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return f"{value.isoformat()}Z" if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return _aware(value).astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, date | clock_time):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Decimal | timedelta | tuple) else value
+
+
+def _aware(value: datetime) -> datetime:
+    """A timestamp with its zone: UTC, where it has none."""
+    return value if value.tzinfo else value.replace(tzinfo=UTC)

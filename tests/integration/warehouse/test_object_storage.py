@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from admin.app import create_app
 from broker.standalone import EmbeddedBroker
+from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from status.job_status import StatusWriter, read_status
 from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
@@ -114,7 +115,8 @@ def test_a_backup_goes_there_and_comes_back(storage: ObjectStorage, tmp_path: Pa
 def test_a_warehouse_that_is_nowhere_does_not_end_what_tells_of_the_job(warehouse: str) -> None:
     with StatusWriter(warehouse, 1):
         pass
-    assert read_status(warehouse) is None
+    with pytest.raises(UnreadableWarehouseError):
+        read_status(warehouse)
 
 
 @pytest.mark.chaos

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
-from deltalake.exceptions import DeltaError
 
 from conf.settings import Settings, load_settings
 from tests.conftest import run_here
@@ -24,7 +23,7 @@ from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import FENCED, LATER, SCHEMAS
-from warehouse.views import VIEWS, Warehouse
+from warehouse.views import VIEWS, QueryError, Warehouse
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +108,7 @@ def test_lateness_is_apart_for_what_was_not_planned(settings: Settings, write: W
 
 def test_schemas_are_there_once_a_message_has_had_one(settings: Settings) -> None:
     count = "SELECT count(*) AS n FROM schemas"
-    with pytest.raises(DeltaError, match="schemas"):
+    with pytest.raises(QueryError, match="schemas"):
         Warehouse(settings).sql(count)
     then = time.time_ns() // 1_000_000
     time.sleep(0.01)
@@ -121,7 +120,7 @@ def test_schemas_are_there_once_a_message_has_had_one(settings: Settings) -> Non
 
 def test_further_tables_are_there_once_something_needed_them(settings: Settings) -> None:
     for name in LATER.keys() - FENCED.keys():
-        with pytest.raises(DeltaError, match=name):
+        with pytest.raises(QueryError, match=name):
             Warehouse(settings).sql(f"SELECT count(*) AS n FROM {name}")
     Tables(settings.warehouse).create(LATER)
     for name in LATER:
@@ -147,12 +146,67 @@ def test_every_view_is_there_for_the_command(settings: Settings, tmp_path: Path,
     assert len(rows) == Warehouse(settings).sql(f"SELECT * FROM {view}").num_rows
 
 
-@pytest.mark.parametrize(("query", "error"), [("DROP TABLE x", "a SELECT is needed"), ("SELECT x FROM y", "y")])
-def test_what_can_not_be_answered_is_one_line(settings: Settings, tmp_path: Path, query: str, error: str) -> None:
-    done = run(tmp_path, query)
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("DROP TABLE x", "a SELECT is needed"),
+        ("", "a SELECT is needed"),
+        ("SELECTED", "a SELECT is needed"),
+        ("SELECT x FROM y", "y"),
+        ("SELECT 1; SELECT 2", "a single SQL statement"),
+        ("SELECT 1/0", "Divide by zero"),
+        ("SELECT column1 % 0 FROM (VALUES (1))", "Divide by zero"),
+        ("SELECT -9223372036854775808 / -1", "overflow"),
+        ("SELECT abs(-9223372036854775808)", "overflow"),
+        ("SELECT CAST('Parquet error: ' AS INT)", "Cannot cast string 'Parquet error: '"),
+        ("SELECT CAST(column1 AS INT) FROM (VALUES ('Parquet error: '))", "Cannot cast string 'Parquet error: '"),
+        ("SELECT CAST(300 AS TINYINT)", "Can't cast value 300"),
+        ("SELECT regexp_replace('a', '(', '')", "unclosed group"),
+        ("SELECT (SELECT column1 FROM (VALUES (1), (2)))", "more than one row"),
+        ("SELECT to_timestamp('x')", "Error parsing timestamp"),
+        ("SELECT to_timestamp_seconds(9999999999999)", "a value that can't be printed"),
+        ("SELECT DATE '0000-01-01'", "a value that can't be printed"),
+    ],
+)
+@pytest.mark.parametrize("output", ["text", "json", "csv"])
+def test_what_can_not_be_answered_is_one_line(
+    settings: Settings, tmp_path: Path, query: str, error: str, output: str
+) -> None:
+    done = run(tmp_path, query, "--output", output)
     assert (done.returncode, done.stdout) == (1, "")
     assert error in done.stderr
+    assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+    assert "unexpected" not in done.stderr
+
+
+@pytest.mark.parametrize("before", ["", "\n-- the next ones\n", "/* the\nnext * ones */ ", "(", " (("])
+def test_comments_and_brackets_may_come_before_a_query(settings: Settings, tmp_path: Path, before: str) -> None:
+    done = run(tmp_path, f"{before}select(7) AS n{')' * before.count('(')}", "--output", "csv")
+    assert (done.returncode, done.stdout) == (0, "n\n7\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "plain"),
+    [
+        ("DATE '2030-01-31'", "2030-01-31", "2030-01-31"),
+        ("TIME '10:00:00'", "10:00:00", "10:00:00"),
+        ("TIMESTAMP '2030-01-31T10:00:00.123456789'", "2030-01-31T10:00:00.123456Z", "2030-01-31T10:00:00.123456Z"),
+        ("TIMESTAMP '2030-01-31T10:00:00' AT TIME ZONE '+02:00'", "2030-01-31T08:00:00Z", "2030-01-31T08:00:00Z"),
+        ("TIMESTAMP '2030-01-31' - TIMESTAMP '2030-01-30T23:59:59.999999999'", "0:00:00", "0:00:00"),
+        ("CAST(1.5 AS DECIMAL(10,2))", "1.50", "1.50"),
+        ("1.0 / 0", "inf", None),
+        ("make_array(DATE '2030-01-31', NULL)", '["2030-01-31", null]', ["2030-01-31", None]),
+        ("make_array(TIMESTAMP '2030-01-31T10:00:00.123456789')", '["2030-01-31T10:00:00.123456Z"]', None),
+        ("map(['a'], [CAST(1 AS DECIMAL(5,2))])", '{"a": "1.00"}', {"a": "1.00"}),
+        ("X'6162ff'", "ab\ufffd", "ab\ufffd"),
+    ],
+)
+def test_values_of_all_types_are_printed(settings: Settings, tmp_path: Path, value: str, text: str, plain: Any) -> None:
+    query = f"SELECT {value} AS value"
+    assert run(tmp_path, query).stdout.splitlines()[1].strip() == text
+    [row] = run(tmp_path, query, "--output", "json").stdout.splitlines()
+    assert json.loads(row, parse_constant=pytest.fail) == {"value": json.loads(text) if text[0] == "[" else plain}
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(settings: Settings, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_where_fewer_wait_all_are_skipped(tmp_path: Path, n: int) -> None:
 
 def test_what_is_within_the_lookahead_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "admin.rest.pending_api.read_status",
+        "admin.rest.pending_api.known_status",
         lambda warehouse: SimpleNamespace(lookahead_millis=DUE + 6 - time.time_ns() // 1_000_000),
     )
     with api(tmp_path, lambda entry: "APPLIED") as (client, control):

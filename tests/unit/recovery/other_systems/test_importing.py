@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from conf.settings import Settings
 from recovery.importing.importer import Importer
 from recovery.other_systems import importing
-from recovery.other_systems.importing import import_items, look
+from recovery.other_systems.importing import Found, import_items, look
 from recovery.other_systems.item import Item, SourceError, bad, item
 from tests.support.messages import TOPIC
 from warehouse.delta.tables import Tables
@@ -21,6 +22,7 @@ from warehouse.delta.tables import Tables
 pytestmark = pytest.mark.slow
 
 NOW = 1_800_000_000_000
+OTHER = "persistent://public/default/other"
 
 
 class FakeSource:
@@ -39,7 +41,7 @@ class FakeSource:
 def settings(tmp_path: Path) -> Settings:
     settings = Settings(
         warehouse=str(tmp_path / "warehouse"),
-        routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),  # type: ignore[arg-type]
+        routes=tuple({"source": topic, "subscriptions": [{"name": "a"}]} for topic in (TOPIC, OTHER)),  # type: ignore[misc]
         pulsar={"max_message_size_bytes": 65_536},  # type: ignore[arg-type]
     )
     Tables(settings.warehouse).create()
@@ -50,6 +52,10 @@ def run(settings: Settings, *items: Item | Exception) -> tuple[int, int, int]:
     importer = Importer(settings, TOPIC)
     import_items(importer, FakeSource(list(items)))
     return importer.done.messages, importer.done.rejected, importer.done.already_there
+
+
+def looked(settings: Settings, *items: Item | Exception) -> Found:
+    return look(Importer(settings, TOPIC), FakeSource(list(items)))
 
 
 def rows(settings: Settings, table: str) -> list[dict[str, Any]]:
@@ -85,11 +91,11 @@ def test_what_was_imported_is_passed_over_also_after_its_rows_are_gone(settings:
     assert run(settings, job(1), job(2)) == (2, 0, 0)
     Tables(settings.warehouse).delete("delayed_index", "true")
     Tables(settings.warehouse).delete("entries", "true")
-    found = look(settings.warehouse, TOPIC, FakeSource([job(1), job(2), job(2), job(3)]))
+    found = looked(settings, job(1), job(2), job(2), job(3))
     assert (found.items, found.already_there) == (1, 2)
     assert run(settings, job(1), job(2), job(2), job(3)) == (1, 0, 2)
     assert [row["payload"] for row in rows(settings, "delayed_index")] == [b"payload 3"]
-    assert look(settings.warehouse, "persistent://public/default/other", FakeSource([job(1)])).items == 1
+    assert look(Importer(settings, OTHER), FakeSource([job(1)])).items == 1
 
 
 class Killed(BaseException):
@@ -156,16 +162,54 @@ def test_what_was_read_before_the_other_system_failed_is_kept(
     assert run(settings, job(1), job(2), job(3)) == (1, 0, 2)
 
 
-def test_a_look_counts_and_changes_nothing(settings: Settings) -> None:
-    items: list[Item | Exception] = [
+def test_a_look_counts_what_the_import_does_and_changes_nothing(settings: Settings) -> None:
+    far = settings.model_copy(update={"tracker": settings.tracker.model_copy(update={"max_delay_millis": 1 << 50})})
+    assert run(far, job(1)) == (1, 0, 0)
+    items = [
         job(5),
         job(9),
+        job(9),
+        job(1),
         item("now", None, b"x"),
         item("past", 1, b"y"),
-        bad("b", "no job", b"z"),
+        item("negative", -1, b"xx"),
+        item("too far", 1 << 51, b"xx"),
+        item("beyond the year 9999", 1 << 59, b"xx"),
+        item("no time", float("nan"), b"xx"),
+        item("big", NOW, bytes(70_000)),
+        item("no text", 1, b"xx", {"colour": "\ud800"}),
+        bad("b", "no job", None),
     ]
-    found = look(settings.warehouse, TOPIC, FakeSource(items))
-    assert (found.items, found.rejected, found.overdue, found.already_there) == (5, 1, 2, 0)
-    assert (found.first_due, found.last_due, found.reasons) == (NOW + 5, NOW + 9, {"no job": 1})
-    assert found.examples == ["b: no job"]
-    assert rows(settings, "imported") == []
+    before = rows(settings, "imported")
+    found = looked(far, *items)
+    assert rows(settings, "imported") == before
+    assert (found.items, found.rejected, found.already_there) == (11, 7, 1)
+    assert (found.overdue, found.payload_bytes) == (2, 2 * len(b"payload 5") + 2)
+    assert (found.first_due, found.last_due) == (NOW + 5, NOW + 9)
+    assert found.examples[0] == "negative: deliver_at is negative"
+    assert len(found.examples) == 5
+    assert run(far, *items) == (found.items, found.rejected, found.already_there)
+    assert Counter(row["reason"] for row in rows(settings, "rejects")) == found.reasons
+    assert sum(found.reasons.values()) == found.rejected
+
+
+@pytest.mark.parametrize("killed_at", range(1, 9))
+def test_a_look_after_an_import_was_killed_counts_what_the_next_one_does(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    items = [job(1), job(2), bad("x", "no job", b"bytes")]
+    commit = Tables.commit
+    left = killed_at
+
+    def killed(self: Tables, *args: Any, **kwargs: Any) -> bool:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Killed
+        return commit(self, *args, **kwargs)
+
+    with monkeypatch.context() as killing, suppress(Killed):
+        killing.setattr(Tables, "commit", killed)
+        run(settings, *items)
+    found = looked(settings, *items, job(3))
+    assert run(settings, *items, job(3)) == (found.items, found.rejected, found.already_there)

@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -94,6 +95,59 @@ def test_a_job_of_rq_is_what_its_serializer_made_and_is_not_unpickled() -> None:
     assert rq.job(b"fa8c", SECONDS, {}).reason == "its hash is not there, or has no data"
     bomb = zlib.compress(bytes(65 << 20))
     assert rq.job(b"fa8c", SECONDS, fields | {"data": bomb}).reason == f"it has more than {64 << 20} bytes"
+
+
+class FakeRedis:
+    """Answers as redis-py does, of sorted sets and hashes that are given."""
+
+    def __init__(self, sets: dict[str, dict[bytes, float]], hashes: dict[bytes, dict[str, bytes]]) -> None:
+        self._sets = sets
+        self._hashes = hashes
+        self._asked: list[list[bytes | None]] = []
+
+    def scan_iter(self, match: str, **_: Any) -> list[bytes]:
+        begin, end = match.replace("\\", "").split("*")
+        return [key.encode() for key in self._sets if key.startswith(begin) and key.endswith(end)]
+
+    def zscan_iter(self, key: str, count: int) -> Iterator[tuple[bytes, float]]:
+        return iter(self._sets.get(key, {}).items())
+
+    def pipeline(self, transaction: bool) -> FakeRedis:
+        return self
+
+    def hmget(self, key: bytes, *fields: str) -> None:
+        self._asked.append([self._hashes.get(key, {}).get(field) for field in fields])
+
+    def execute(self) -> list[list[bytes | None]]:
+        answers, self._asked = self._asked, []
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("queues", "taken", "left"),
+    [
+        ([], ["1", "2", "3", "5", "6"], {}),
+        (["mail"], ["1", "5"], {"of other queues": 2}),
+        (["video"], ["2", "3"], {"of other queues": 3}),
+    ],
+)
+def test_of_a_job_of_rq_that_is_gone_it_is_told_whichever_queues_are_asked_for(
+    queues: list[str], taken: list[str], left: dict[str, int]
+) -> None:
+    data = zlib.compress(b"x")
+    scheduled = {
+        "rq:scheduled:mail": {b"1": 1.0, b"gone": 1.0},
+        "rq:scheduled:video": {b"2": 1.0, b"3": 1.0, b"gone": 1.0},
+        "rq:scheduler:scheduled_jobs": {b"5": 1.0, b"6": 1.0, b"gone there": 1.0, b"3": 1.0},
+    }
+    jobs = {b"1": b"mail", b"2": b"video", b"3": None, b"5": b"mail", b"6": b"other"}
+    hashes = {b"rq:job:" + id: {"data": data} | ({"origin": of} if of else {}) for id, of in jobs.items()}
+    source = rq.RQ(FakeRedis(scheduled, hashes), queues, "")
+    found = list(source.items())
+    bad = {one.id for one in found if one.reason == "its hash is not there, or has no data"}
+    assert bad == {"rq:gone", "rq:gone there"}
+    assert sorted({one.id.removeprefix("rq:") for one in found if one.reason is None}) == taken
+    assert source.left == left
 
 
 def test_a_task_of_celery_is_its_body() -> None:
