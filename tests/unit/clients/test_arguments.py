@@ -5,38 +5,78 @@ from __future__ import annotations
 import inspect
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 from delaylake import AsyncClient, Client, MessageId
-from delaylake.commands import KeyRule, Repeat, cancel, command, full_name, reschedule, scheduled
+from delaylake import scheduled as scheduled_module
+from delaylake.commands import cancel, command, full_name, reschedule
+from delaylake.paging import listing
+from delaylake.rest import redrive
+from delaylake.scheduled import KeyRule, Repeat, scheduled
 from delaylake.times import due, millis, moment
 
 from tracker.properties.schedule_key import MAX_KEY_BYTES, SCHEDULE_KEY, Mode, key_rule, schedule_key
-from tracker.recurrence.recurrence import Recurrence
+from tracker.recurrence.recurrence import Recurrence, RecurrenceError
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
 
 
+LAST_MILLIS = 253_402_300_799_999
+
+
 def test_a_time_has_a_zone_and_is_never_before_the_one_that_was_given() -> None:
-    assert millis(NOON) == millis(NOON.astimezone(timezone(timedelta(hours=9)))) == NOON_MILLIS
-    assert millis(NOON + timedelta(microseconds=1)) == NOON_MILLIS + 1
+    assert millis("at", NOON) == millis("at", NOON.astimezone(timezone(timedelta(hours=9)))) == NOON_MILLIS
+    assert millis("at", NOON + timedelta(microseconds=1)) == NOON_MILLIS + 1
     assert moment(NOON_MILLIS) == NOON
-    for wrong, what in (
-        (NOON.replace(tzinfo=None), "no time zone"),
-        (datetime.min.replace(tzinfo=UTC), "1970"),
-    ):
-        with pytest.raises(ValueError, match=what):
-            millis(wrong)
+    assert millis("at", moment(LAST_MILLIS)) == LAST_MILLIS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "what"),
+    [
+        (NOON.replace(tzinfo=None), ValueError, "no time zone"),
+        (datetime.min.replace(tzinfo=UTC), ValueError, "1970"),
+        (datetime.max.replace(tzinfo=UTC), ValueError, "9999"),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-9))), ValueError, "9999"),
+        (datetime.max.replace(tzinfo=ZoneInfo("America/New_York")), ValueError, "9999"),
+        ("2030-01-31T12:00Z", TypeError, "no datetime"),
+        (NOON_MILLIS, TypeError, "no datetime"),
+    ],
+)
+def test_what_is_no_time_is_refused_by_the_name_of_its_argument(wrong: Any, error: type[Exception], what: str) -> None:
+    published: Any = (None, None, None, None)
+    for name, call in {
+        "at": lambda: scheduled("orders", b"", wrong, None, None, None, None, None),
+        "event_time": lambda: scheduled("orders", b"", NOON, None, None, None, None, wrong),
+        "repeat_until": lambda: recurring("@every 1d", until=wrong),
+        "deliver_at": lambda: cancel("orders", "7:0", None, None, wrong),
+        "due_from": lambda: listing("orders", None, None, wrong, None, None, "waiting", None),
+        "due_before": lambda: listing("orders", None, None, None, wrong, None, "waiting", None),
+        "published_from": lambda: redrive("orders", "a", *published, wrong, None, True, 1, None),
+        "published_before": lambda: redrive("orders", "a", *published, None, wrong, True, 1, None),
+    }.items():
+        with pytest.raises(error, match=f"^{name} is .*{what}|^{name} has {what}"):
+            call()
+    with pytest.raises(error, match=f"^at .*{what}"):
+        reschedule("orders", "7:0", None, None, wrong, None)
 
 
 def test_a_message_is_due_at_a_time_or_after_one() -> None:
-    before = millis(datetime.now(UTC))
+    before = millis("now", datetime.now(UTC))
     assert 10_000 <= due(None, timedelta(seconds=10)) - before < 60_000
     assert due(NOON, None) == NOON_MILLIS
-    wrong: list[tuple[Any, Any]] = [(None, None), (NOON, timedelta(1)), (None, timedelta(-1))]
-    for at, after in wrong:
-        with pytest.raises(ValueError, match=r"one of at and after|negative"):
+    wrong: list[tuple[Any, Any, Any]] = [
+        (None, None, ValueError),
+        (NOON, timedelta(1), ValueError),
+        (None, timedelta(-1), ValueError),
+        (None, timedelta.max, ValueError),
+        (None, timedelta(days=365 * 8_000), ValueError),
+        (None, 10, TypeError),
+    ]
+    for at, after, error in wrong:
+        with pytest.raises(error, match=r"^one of at and after|^after is"):
             due(at, after)
 
 
@@ -108,6 +148,9 @@ def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
     for name in ("deliverAt", "deliverAfter", "delaylake.source", "repeat", "misfire", "scheduleKey", "debounceMax"):
         with pytest.raises(ValueError, match="own"):
             scheduled("orders", b"", NOON, None, None, None, {name: "1"}, None)
+    wrong: Any = {"n": 5}
+    with pytest.raises(TypeError, match="'n' is no text"):
+        scheduled("orders", b"", NOON, None, None, None, wrong, None)
 
 
 def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_service_reads() -> None:
@@ -127,28 +170,103 @@ def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_servi
         "orders", b"", NOON, None, None, None, None, None, Repeat.of("@every 90s", None, None, None, None)
     )
     assert (first.deliver_at, first.properties) == (NOON, {"repeat": "@every 90s", "deliverAt": str(NOON_MILLIS)})
-    wrong: list[tuple[Any, ...]] = [
-        ("", None, None, None, None),
-        ("@every 90s", None, None, 0, None),
-        ("@every 90s", None, None, None, "twice"),
-        (None, "UTC", None, None, None),
-        (None, None, None, None, "once"),
+
+
+def recurring(
+    rule: Any, zone: Any = None, until: Any = None, times: Any = None, misfire: Any = None, at: datetime | None = None
+) -> dict[str, str]:
+    """The properties of a message that recurs."""
+    repeat = Repeat.of(rule, zone, until, times, misfire)
+    return scheduled("orders", b"", at, None, None, None, None, None, repeat).properties
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "* * * * *",
+        " 0  9\t* * MON-FRI ",
+        "*/30 * * * * *",
+        "0 0 L * *",
+        "@every 90s",
+        "@every  1.5h ",
+        "@every 1000",
+        "@every 1d",
+        "FREQ=MONTHLY;BYDAY=-1FR",
+        "rrule:freq=daily;count=3",
+    ],
+)
+def test_a_rule_that_the_service_reads_is_sent(rule: str) -> None:
+    assert recurring(rule)["repeat"] == rule
+    Recurrence.of_properties(recurring(rule))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "",
+        "tomorrow",
+        "@daily",
+        "* * * *",
+        "* * * * * * *",
+        "@every",
+        "@every ",
+        "@every day",
+        "@every 90",
+        "@every 999ms",
+        "@every 1.5",
+        "@every -5m",
+        "@every 0s",
+        "@every 999999999999d",
+        "FREQ=OFTEN",
+        "FREQ=DAILY;",
+        "BYDAY=MO",
+        "FREQ=DAILY COUNT",
+        "0 0 * * * " + "0" * 512,
+    ],
+)
+def test_a_rule_without_the_shape_of_one_is_refused_as_the_service_would(rule: str) -> None:
+    with pytest.raises(RecurrenceError, match="repeat"):
+        Recurrence.parse(rule)
+    with pytest.raises(ValueError, match=r"^repeat "):
+        recurring(rule)
+
+
+@pytest.mark.parametrize("zone", ["", "Berlin", "Mars/Base", "Europe", "../UTC", "/etc/passwd", "a\0b", "x" * 300])
+def test_an_unknown_time_zone_is_refused_where_this_machine_knows_them(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"^time_zone "):
+        recurring("0 9 * * *", zone)
+
+    def find_nothing(name: str) -> None:
+        raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(scheduled_module, "ZoneInfo", find_nothing)
+    assert recurring("0 9 * * *", "Europe/Berlin")["timeZone"] == "Europe/Berlin"
+
+
+def test_what_goes_with_a_rule_is_checked_too() -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert recurring("0 9 * * *", until=NOON, at=NOON)["repeatUntil"] == str(NOON_MILLIS)
+    assert recurring("0 9 * * *", until=soon, times=3)["repeatTimes"] == "3"
+    wrong: list[tuple[str, Any]] = [
+        ("repeat_times", {"times": 0}),
+        ("repeat_times", {"times": -1}),
+        ("repeat_times", {"times": 2.5}),
+        ("repeat_times", {"times": True}),
+        ("repeat_times", {"times": 10**18}),
+        ("misfire", {"misfire": "twice"}),
+        ("misfire", {"misfire": ""}),
+        ("repeat_until", {"until": NOON, "at": NOON + timedelta(milliseconds=1)}),
+        ("repeat_until", {"until": datetime.now(UTC) - timedelta(hours=1)}),
+        ("time_zone, repeat_until, repeat_times and misfire", {"rule": None, "zone": "UTC"}),
+        ("time_zone, repeat_until, repeat_times and misfire", {"rule": None, "misfire": "once"}),
     ]
-    for arguments in wrong:
-        with pytest.raises(ValueError, match=r"repeat|misfire"):
-            Repeat.of(*arguments)
-    with pytest.raises(ValueError, match="no time zone"):
-        scheduled(
-            "orders",
-            b"",
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            Repeat.of("@every 1d", None, NOON.replace(tzinfo=None), 1, None),
-        )
+    for name, arguments in wrong:
+        with pytest.raises(ValueError, match=f"^{name} "):
+            recurring(**{"rule": "@every 90s"} | arguments)
+    with pytest.raises(TypeError, match=r"^time_zone "):
+        recurring("0 9 * * *", UTC)
 
 
 def test_a_message_with_a_schedule_key_has_the_properties_that_the_service_reads() -> None:
@@ -174,6 +292,8 @@ def test_a_message_with_a_schedule_key_has_the_properties_that_the_service_reads
         ("k", "keep", timedelta(1)),
         ("k", "debounce", timedelta(0)),
         ("k", "debounce", timedelta(microseconds=999)),
+        ("k", "debounce", timedelta(-1)),
+        ("k", "debounce", timedelta.max),
         (None, "keep", None),
         (None, None, timedelta(1)),
     ]

@@ -11,11 +11,12 @@ from typing import TypeVar
 import httpx
 
 from delaylake import commands, paging, rest
-from delaylake.commands import Command, KeyRule, Misfire, Repeat, ScheduleMode
+from delaylake.commands import Command
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
+from delaylake.scheduled import KeyRule, Misfire, Repeat, ScheduleMode, scheduled
 
 _Listed = TypeVar("_Listed")
 
@@ -66,9 +67,7 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         """See `Client.schedule`."""
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
-        message = commands.scheduled(
-            topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
-        )
+        message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
         begun = time.monotonic()
         sent = await asyncio.to_thread(self._pulsar().schedule, message)
         try:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from delaylake.commands import Command, Scheduled
+from delaylake.commands import Command
 from delaylake.errors import DelayLakeError, Forbidden, Invalid, NoAnswer, NotFound, Unavailable
 from delaylake.message_ids import MessageId, Outcome
 
 if TYPE_CHECKING:
     import pulsar
 
+    from delaylake.scheduled import Scheduled
     from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome, SkipEntry
 
 CONTROL_TOPIC = "persistent://public/default/delaylake-control"

@@ -11,11 +11,12 @@ from typing import TypeVar
 import httpx
 
 from delaylake import commands, paging, rest
-from delaylake.commands import Command, KeyRule, Misfire, Repeat, ScheduleMode
+from delaylake.commands import Command
 from delaylake.connections import Connections
 from delaylake.errors import NoAnswer, Unavailable
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
+from delaylake.scheduled import KeyRule, Misfire, Repeat, ScheduleMode, scheduled
 
 _Listed = TypeVar("_Listed")
 
@@ -94,15 +95,14 @@ class Client(Connections[httpx.Client]):
             its id, with the time where one was given.
 
         Raises:
-            ValueError: the time or the key is none, or a property is the service's own.
+            ValueError: an argument, which it names, can't be what it is for, or a property is the service's own. Whether
+                the rule can be read in full the service says: one that can't be goes to the topic's rejects.
             NoAnswer: it may have been sent. There is no id to send it again with: a copy would be another message.
             Unavailable, NotFound, Forbidden, Invalid: the broker does not take it.
         """
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
-        message = commands.scheduled(
-            topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
-        )
+        message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
         begun = time.monotonic()
         sent = self._pulsar().schedule(message)
         try:

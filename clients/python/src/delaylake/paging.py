@@ -92,8 +92,8 @@ def listing(
     query = {
         "subscription": subscription,
         "key": key,
-        "dueFrom": None if due_from is None else millis(due_from),
-        "dueBefore": None if due_before is None else millis(due_before),
+        "dueFrom": None if due_from is None else millis("due_from", due_from),
+        "dueBefore": None if due_before is None else millis("due_before", due_before),
         "property": [f"{name}={value}" for name, value in (properties or {}).items()] or None,
         "state": STATES[state],
     }

@@ -170,8 +170,8 @@ def redrive(
         "properties": dict(properties) if properties else None,
         "messageIds": None if ids is None else [f"{one.ledger_id}:{one.entry_id}:{one.batch_index}" for one in ids],
         "reason": reason,
-        "publishedFrom": None if published_from is None else millis(published_from),
-        "publishedBefore": None if published_before is None else millis(published_before),
+        "publishedFrom": None if published_from is None else millis("published_from", published_from),
+        "publishedBefore": None if published_before is None else millis("published_before", published_before),
     }
     given = {name: value for name, value in wanted.items() if value is not None}
     content = {"filter": given, "dryRun": dry_run, "max": limit}
