@@ -341,8 +341,12 @@ def test_a_cancel_by_schedule_key_does_not_wait_for_its_message() -> None:
 def test_a_client_says_what_it_lacks() -> None:
     with pytest.raises(ValueError, match="needed"):
         Client()
-    with pytest.raises(ValueError, match="http://"):
-        Client("127.0.0.1:8081")
+    for url in ("", "127.0.0.1:8081", "ftp://host", "http://", "http://host:port"):
+        with pytest.raises(ValueError, match="http://"):
+            Client(url)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout_seconds"):
+            Client("http://127.0.0.1:1", timeout_seconds=seconds)
     with Client("http://127.0.0.1:1") as client, pytest.raises(ValueError, match="broker"):
         client.schedule("orders", b"", at=NOON)
     with Client(broker="pulsar://127.0.0.1:1") as client:

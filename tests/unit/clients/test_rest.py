@@ -196,9 +196,40 @@ def test_without_outcomes_the_status_is_the_error(ask: Ask, status: int, error: 
         assert type(raised.value) is error
 
 
-def test_what_is_no_admin_api_is_said(ask: Ask) -> None:
-    with pytest.raises(DelayLakeError, match="is it an admin API"):
-        ask([httpx.Response(200, text="<html>")], "skip", "orders", "7:0")
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        *((200, body) for body in ("", "<html>", "[]", '{"detail": "all is well"}')),
+        *((404, body) for body in ("", "<html>", "[]", '{"detail": "Not Found"}')),
+        *((status, "<html>") for status in (302, 400, 405, 410, 412, 500, 501)),
+    ],
+)
+def test_what_is_no_admin_api_is_said(ask: Ask, status: int, body: str) -> None:
+    calls: dict[str, dict[str, Any]] = {
+        "skip": {"message": "7:0"},
+        "redrive": {"subscription": "a"},
+        "pending": {},
+        "schedules": {},
+        "get": {"message": "7:0"},
+    }
+    for method, more in calls.items():
+        with pytest.raises(DelayLakeError, match="is it delaylake's admin API") as raised:
+            ask([httpx.Response(status, text=body)], method, "orders", **more)
+        assert type(raised.value) is DelayLakeError
+        assert str(raised.value).startswith(f"{URL}/admin/v2/persistent/public/default/orders/")
+
+
+def test_errors_show_no_password() -> None:
+    with httpx.Client(transport=httpx.MockTransport(Api([httpx.Response(404)]))) as http:
+        lake = Client("http://me:secret@api.example", http=http)
+        with pytest.raises(DelayLakeError, match=r"^http://api\.example/admin/"):
+            lake.skip("orders", "7:0")
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, Forbidden), (403, Forbidden), (413, Invalid)])
+def test_a_proxy_may_refuse_without_a_reason(ask: Ask, status: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match=str(status)):
+        ask([httpx.Response(status, text="<html>")], "skip", "orders", "7:0")
 
 
 def listed(entry: int, *subscriptions: str, batch_index: int = -1) -> dict[str, Any]:

@@ -95,8 +95,8 @@ class Client(Connections[httpx.Client]):
             its id, with the time where one was given.
 
         Raises:
-            ValueError: an argument, which it names, can't be what it is for, or a property is the service's own. Whether
-                the rule can be read in full the service says: one that can't be goes to the topic's rejects.
+            ValueError: an argument, which it names, can't be what it is for, or a property is the service's own. The
+                service reads the rule in full: one that it can't read goes to the topic's rejects.
             NoAnswer: it may have been sent. There is no id to send it again with: a copy would be another message.
             Unavailable, NotFound, Forbidden, Invalid: the broker does not take it.
         """

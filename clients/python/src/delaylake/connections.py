@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+import httpx
+
 from delaylake.broker import CONTROL_TOPIC, OUTCOME_TOPIC, Broker
 
 Token = str | Callable[[], str]
@@ -28,7 +30,7 @@ class Connections(Generic[_Http]):
         control_topic, outcome_topic: where the service's settings have others.
 
     Raises:
-        ValueError: neither of both is given, or the URL is none.
+        ValueError: neither of both is given, or the URL or the time-out can't be one.
         DelayLakeError: the extra `pulsar` is not installed.
     """
 
@@ -46,8 +48,10 @@ class Connections(Generic[_Http]):
     ) -> None:
         if url is None and broker is None:
             raise ValueError("an admin API (url) or a broker is needed")
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError(f"the URL of an admin API begins with http:// or https://: {url!r}")
+        if url is not None and not _is_http(url):
+            raise ValueError(f"url is none of an admin API, as http://127.0.0.1:8081: {url!r}")
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be above 0: {timeout_seconds!r}")
         get_token = (lambda: token) if isinstance(token, str) else token
         self._url = url.rstrip("/") if url else None
         self._token = get_token
@@ -79,3 +83,11 @@ class Connections(Generic[_Http]):
         if self._broker is None:
             raise ValueError("messages are sent to a broker: give its address as broker")
         return self._broker
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)

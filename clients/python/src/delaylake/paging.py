@@ -59,7 +59,7 @@ class Listing(Generic[_Listed]):
         Raises:
             DelayLakeError: the API refuses.
         """
-        content = content_of(response)
+        content = content_of(response, self.name)
         found = [self.of_json(one) for one in content[self.name]]
         left = None if self.limit is None else self.limit - n - len(found)
         is_last = content["nextCursor"] is None or (left is not None and left <= 0)

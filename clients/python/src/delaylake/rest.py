@@ -47,6 +47,12 @@ _OF_STATUS: dict[int, type[DelayLakeError]] = {
     504: NoAnswer,
 }
 
+# Answers that come from a proxy on the way, too; the admin API gives a reason with each error.
+_OF_PROXIES = frozenset({401, 403, 413, 429, 502, 503, 504})
+
+_NO_PATH = "no such path"  # the admin API's reason where there is none, not even for a topic that there is not
+_WHOSE = "is it delaylake's admin API?"
+
 # Method, and end of the path, of the calls for a schedule.
 _OF_SCHEDULES = {
     "skipNext": ("POST", "/skipNext"),
@@ -130,7 +136,7 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
     Raises:
         DelayLakeError: it is not done, or not for all of them.
     """
-    content = _content(response, command.request_id)
+    content = _content(response, "outcomes", command.request_id)
     found = [
         Outcome(
             one["subscription"],
@@ -186,7 +192,7 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
     Raises:
         DelayLakeError: it was not done, or not for all dead letters.
     """
-    content = content_of(response, call.request_id)
+    content = content_of(response, "matched", call.request_id)
     return Redriven(
         content["matched"], content.get("redriven", 0), content.get("alreadyRedriven", 0), content.get("refused", 0)
     )
@@ -246,22 +252,22 @@ def retry_after(response: httpx.Response) -> float:
     return float(asked) if asked.isdigit() else 0.0
 
 
-def content_of(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
-    """Returns an answer's JSON.
+def content_of(response: httpx.Response, name: str, request_id: str = "") -> dict[str, Any]:
+    """Returns an answer's JSON, which has something of this name.
 
     Raises:
         DelayLakeError: the API refuses, or it is none.
     """
-    content = _content(response, request_id)
+    content = _content(response, name, request_id)
     _raise_status(response, content, request_id)
     return content
 
 
-def _content(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
-    content = _content_or_none(response)
-    if content is None and response.is_success:
-        raise DelayLakeError(f"{response.url.host} answers with no JSON: is it an admin API?", request_id=request_id)
-    return content or {}
+def _content(response: httpx.Response, name: str, request_id: str) -> dict[str, Any]:
+    content = _content_or_none(response) or {}
+    if response.is_success and name not in content:
+        raise DelayLakeError(f"{_name(response)} without {name!r}: {_WHOSE}", request_id=request_id)
+    return content
 
 
 def _content_or_none(response: httpx.Response) -> dict[str, Any] | None:
@@ -273,13 +279,20 @@ def _content_or_none(response: httpx.Response) -> dict[str, Any] | None:
 
 
 def _raise_status(response: httpx.Response, content: dict[str, Any], request_id: str = "") -> None:
-    if not response.is_success:
-        kind = _OF_STATUS.get(response.status_code, DelayLakeError)
-        raise kind(_reason(response, content), request_id=request_id)
+    if response.is_success:
+        return
+    reason = _reason(response, content)
+    if reason.startswith(_NO_PATH) or ("reason" not in content and response.status_code not in _OF_PROXIES):
+        raise DelayLakeError(f"{_name(response)}, {reason}: {_WHOSE}", request_id=request_id)
+    raise _OF_STATUS.get(response.status_code, DelayLakeError)(reason, request_id=request_id)
+
+
+def _name(response: httpx.Response) -> str:
+    return f"{response.url.copy_with(query=None, userinfo=b'')} answers {response.status_code}"
 
 
 def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
-    return str((content or {}).get("reason") or f"{response.status_code} {response.reason_phrase}")
+    return str((content or {}).get("reason") or f"{response.status_code} {response.reason_phrase}".strip())
 
 
 def topic_path(topic: str) -> str:

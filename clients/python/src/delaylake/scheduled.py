@@ -156,9 +156,7 @@ def _check_rule(rule: str) -> None:
     if rule.startswith("@every "):
         every = _DURATION.fullmatch(rule.removeprefix("@every ").strip())
         if not every or not _SHORTEST_MILLIS <= round(float(every[1]) * _UNIT_MILLIS[every[2]]) <= MAX_MILLIS:
-            raise ValueError(
-                f"repeat needs a duration after @every, a second or more, as 90s, 5m or 1d: {rule!r}"
-            )
+            raise ValueError(f"repeat needs a duration after @every, a second or more, as 90s, 5m or 1d: {rule!r}")
     elif "=" in rule:
         parts = [part.partition("=") for part in rule.upper().removeprefix("RRULE:").split(";")]
         if not all(name and value for name, _, value in parts):
