@@ -366,6 +366,17 @@ def test_a_client_says_what_it_lacks() -> None:
             client.schedules("orders", limit=0)
 
 
+def test_a_listing_is_not_filtered_by_a_property_that_the_api_would_read_as_another() -> None:
+    """Up to the first `=` is the name."""
+    lake, awaited = Client("http://127.0.0.1:1"), AsyncClient("http://127.0.0.1:1")
+    for name in ("a=b", "=", ""):
+        for ask in (lake.pending, awaited.pending):
+            with pytest.raises(ValueError, match=f"^properties are .*{name!r}$"):
+                ask("orders", properties={name: "c"})
+    call = listing("orders", None, None, None, None, {"a": "b=c", "ü ": ""}, "waiting", None).first()
+    assert call.params["property"] == ["a=b=c", "ü ="]
+
+
 def test_both_clients_have_the_same_methods() -> None:
     """With the same parameters, defaults and results; to be awaited, or, where it is a listing, gone through so."""
 

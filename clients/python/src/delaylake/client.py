@@ -326,11 +326,12 @@ class Client(Connections[httpx.Client]):
 
         Args:
             subscription: waits for this one; None: for any.
-            properties: has all of these.
+            properties: has all of these; by a name with `=` nothing can be found.
             state: `waiting`, `held` (back by a pause, of what waits) or `cancelled`.
             limit: the most messages; None: all.
 
         Raises:
+            ValueError: an argument, which it names, can't be what it is for.
             Gone, NotFound, Forbidden, Unavailable: see there.
         """
         return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))

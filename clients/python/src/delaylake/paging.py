@@ -85,10 +85,13 @@ def listing(
     """Makes a listing of a topic's pending messages.
 
     Raises:
-        ValueError: a time has no zone, or the state or the limit is none.
+        ValueError: a time has no zone, the state or the limit is none, or a property has a name with `=`.
     """
     if state not in STATES:
         raise ValueError(f"state must be one of {', '.join(STATES)}: {state!r}")
+    if wrong := [name for name in properties or () if not name or "=" in name]:
+        # The API reads name=value up to the first `=`.
+        raise ValueError(f"properties are listed by names without =, which are not empty: {wrong[0]!r}")
     query = {
         "subscription": subscription,
         "key": key,
