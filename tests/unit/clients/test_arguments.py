@@ -16,6 +16,7 @@ from delaylake.rest import redrive
 from delaylake.scheduled import KeyRule, Repeat, scheduled
 from delaylake.times import due, millis, moment
 
+from tests.support.awaited_client import awaited
 from tracker.properties.schedule_key import MAX_KEY_BYTES, SCHEDULE_KEY, Mode, key_rule, schedule_key
 from tracker.recurrence.recurrence import Recurrence, RecurrenceError
 
@@ -375,6 +376,28 @@ def test_a_listing_is_not_filtered_by_a_property_that_the_api_would_read_as_anot
                 ask("orders", properties={name: "c"})
     call = listing("orders", None, None, None, None, {"a": "b=c", "ü ": ""}, "waiting", None).first()
     assert call.params["property"] == ["a=b=c", "ü ="]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("way", [{"url": "http://127.0.0.1:1"}, {"broker": "pulsar://127.0.0.1:1"}])
+def test_a_client_that_is_closed_says_so_at_once(kind: type[Any], way: dict[str, str]) -> None:
+    made = kind(**way)
+    with awaited(made) if kind is AsyncClient else made as lake:
+        lake.close()
+        there: Any = {"subscription": "a"}
+        for call in (
+            lambda: lake.schedule("orders", b"", at=NOON),
+            lambda: lake.cancel("orders", "7:0", deliver_at=NOON, **there),
+            lambda: lake.skip("orders", "7:0", **there),
+            lambda: lake.end_schedule("orders", "7:0", **there),
+            lambda: lake.redrive("orders", **there),
+            lambda: lake.get("orders", "7:0"),
+            lambda: lake.pending("orders"),
+            lambda: lake.schedules("orders"),
+        ):
+            with pytest.raises(RuntimeError, match="the client is closed"):
+                call()
+        lake.close()
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pulsar
 import pytest
@@ -23,9 +24,10 @@ from delaylake import (
     TooLate,
     Unavailable,
 )
-from delaylake.broker import Broker
+from delaylake.broker import CONTROL_TOPIC, Broker
 from delaylake.commands import cancel, command
 
+from tests.support.awaited_client import awaited
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -38,10 +40,11 @@ class FakePulsar:
     def __init__(self, result: str = "Ok") -> None:
         self.sent: list[tuple[str, bytes, dict[str, Any]]] = []
         self.outcomes: list[ControlOutcome] = []
+        self.missing = "missing"
         self._result = result
 
     def create_producer(self, topic: str, **_: Any) -> Any:
-        if "missing" in topic:
+        if self.missing in topic:
             raise pulsar.TopicNotFound
 
         def send_async(payload: bytes, answered: Any, **more: Any) -> None:
@@ -63,11 +66,32 @@ class FakePulsar:
     def close(self) -> None: ...
 
 
-def client_of(fake: Any, timeout: float = 5.0) -> Client:
-    client = Client(broker="pulsar://127.0.0.1:1", timeout_seconds=timeout)
-    assert client._broker is not None
+class SilentPulsar(FakePulsar):
+    """Connects only when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connects = threading.Event()
+        self.asked: list[str] = []
+
+    def create_producer(self, topic: str, **more: Any) -> Any:
+        self.asked.append(topic)
+        assert self.connects.wait(20)
+        return super().create_producer(topic, **more)
+
+
+def client_of(fake: Any, timeout: float = 5.0, kind: type[Any] = Client) -> Any:
+    client = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=20)
     client._broker._client = fake
+    if not isinstance(fake, SilentPulsar):
+        for topic in (CONTROL_TOPIC, "persistent://public/default/orders"):
+            client._broker._producer(topic)
+    client._timeout_seconds = client._broker._timeout_seconds = timeout
     return client
+
+
+def both(client: Any) -> Client:
+    return awaited(client) if isinstance(client, AsyncClient) else client
 
 
 def told(
@@ -110,16 +134,11 @@ def test_a_message_that_is_not_taken(result: str, error: type[DelayLakeError]) -
         with pytest.raises(DelayLakeError) as raised:
             lake.schedule("orders", b"", at=NOON)
         assert type(raised.value) is error
-        with pytest.raises(NotFound):
-            lake.schedule("missing", b"", at=NOON)
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(
-    kind: type[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 1000.0
-    lake = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=30)
+    lake = Client(broker="pulsar://127.0.0.1:1", timeout_seconds=30)
     waited: list[float | None] = []
 
     def connect(self: Broker, _: Any) -> Future[Any]:
@@ -127,21 +146,70 @@ def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(
         clock += 29.75
         return _Unanswered(waited)
 
-    async def wait_for(_: Any, seconds: float) -> None:
-        waited.append(seconds)
-        raise TimeoutError
-
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    monkeypatch.setattr(asyncio, "wait_for", wait_for)
     monkeypatch.setattr(Broker, "schedule", connect)
     monkeypatch.setattr(Broker, "send", connect)
     for call in (
         lambda: lake.schedule("orders", b"", at=NOON),
         lambda: lake.skip("orders", "7:0", subscription="a"),
     ):
-        with pytest.raises(NoAnswer):
-            asyncio.run(call()) if kind is AsyncClient else call()
+        with pytest.raises(Unavailable):
+            call()
     assert waited == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_who_waits_for_a_silent_broker_waits_no_longer_than_a_call_may(kind: type[Any]) -> None:
+    """However many wait: the first one connects for all."""
+    fake, calls = SilentPulsar(), 12
+    command: dict[str, Any] = {"subscription": "a", "request_id": "mine"}
+
+    async def ask() -> list[Any]:
+        async with client_of(fake, 0.3, AsyncClient) as lake:
+            asked = [lake.schedule("orders", b"", at=NOON) for _ in range(calls)]
+            return await asyncio.gather(*asked, lake.skip("orders", "7:0", **command), return_exceptions=True)
+
+    def ask_in_threads() -> list[Any]:
+        with client_of(fake, 0.3) as lake, ThreadPoolExecutor(calls + 1) as pool:
+            asked = [pool.submit(lake.schedule, "orders", b"", at=NOON) for _ in range(calls)]
+            last = pool.submit(lake.skip, "orders", "7:0", **command)
+            return [one.exception() for one in (*asked, last)]
+
+    try:
+        found = ask_in_threads() if kind is Client else asyncio.run(ask())
+        assert {type(one) for one in found} == {Unavailable}
+        assert {"pulsar://127.0.0.1:1 does not answer" in str(one) for one in found} == {True}
+        assert found[-1].request_id == "mine"
+        assert len(fake.asked) == len(set(fake.asked))
+    finally:
+        fake.connects.set()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_topic_that_could_not_be_connected_is_connected_by_the_next_call(kind: type[Any]) -> None:
+    fake = FakePulsar()
+    with both(client_of(fake, kind=kind)) as lake:
+        for _ in range(2):
+            with pytest.raises(NotFound, match=r"missing at pulsar://127\.0\.0\.1:1: TopicNotFound"):
+                lake.schedule("missing", b"", at=NOON)
+        fake.missing = "nothing"
+        lake.schedule("missing", b"", at=NOON)
+    assert len(fake.sent) == 1
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_is_sent_while_the_client_is_closed_may_be_sent(kind: type[Any]) -> None:
+    """The broker has it, and has not told."""
+    fake = FakePulsar("AlreadyClosed")
+    with both(client_of(fake, kind=kind)) as lake, pytest.raises(NoAnswer):
+        lake.schedule("orders", b"", at=NOON)
+    lake = client_of(FakePulsar(), kind=kind)
+    assert lake._broker is not None
+    told = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"))
+    lake._broker.close()
+    with pytest.raises(NoAnswer, match="closed") as raised:
+        told.result(0)
+    assert raised.value.request_id == "mine"
 
 
 class _Unanswered(Future[Any]):
@@ -192,10 +260,8 @@ def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it
     there: Any = {"subscription": "a"}
 
     async def ask() -> None:
-        lake = AsyncClient(broker="pulsar://127.0.0.1:1", timeout_seconds=0.01)
-        assert lake._broker is not None
-        lake._broker._client = cast("pulsar.Client", fake)
-        await lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there)
+        async with client_of(fake, 1.0, AsyncClient) as lake:
+            await lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there)
 
     with client_of(fake, 0.01) as lake:
         for first in (

@@ -24,7 +24,7 @@ class Connections(Generic[_Http]):
         url: of the admin API. Without it commands go over the control topic, and what waits can't be listed.
         broker: of Pulsar, such as `pulsar://localhost:6650`: messages are sent there. Needs the extra `pulsar`.
         token: of Pulsar's, for both; a function is asked for it each time.
-        timeout_seconds: for a call and all its repetitions.
+        timeout_seconds: for a call and all its repetitions: connecting, and the whole answer.
         http: an httpx client of your own, with proxies or certificates; it is not closed.
         broker_options: further parameters of `pulsar.Client`.
         control_topic, outcome_topic: where the service's settings have others.
@@ -56,6 +56,7 @@ class Connections(Generic[_Http]):
         self._url = url.rstrip("/") if url else None
         self._token = get_token
         self._timeout_seconds = timeout_seconds
+        self._is_closed = False
         self._is_own_http = http is None
         self._http = self._make_http() if http is None else http
         self._broker = (
@@ -75,14 +76,20 @@ class Connections(Generic[_Http]):
         return {"Authorization": f"Bearer {self._token()}"} if self._token else {}
 
     def _api(self) -> str:
+        self._check_open()
         if self._url is None:
             raise ValueError("what waits is listed by an admin API: give its url")
         return self._url
 
     def _pulsar(self) -> Broker:
+        self._check_open()
         if self._broker is None:
             raise ValueError("messages are sent to a broker: give its address as broker")
         return self._broker
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
 
 
 def _is_http(url: str) -> bool:

@@ -214,9 +214,14 @@ class Attempts:
         self._may_be_done = False
 
     @property
+    def seconds_left(self) -> float:
+        """What is left for the next attempt; some always is."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    @property
     def timeout(self) -> httpx.Timeout:
-        """What is left for the next attempt."""
-        left = max(self._deadline - time.monotonic(), 0.001)
+        """What each step of the next attempt may take."""
+        left = self.seconds_left
         return httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
 
     def pause_after(self, error: httpx.RequestError | Unavailable, retry_after: float = 0.0) -> float:
