@@ -26,6 +26,7 @@ from delaylake import (
 )
 from delaylake.broker import CONTROL_TOPIC, Broker
 from delaylake.commands import cancel, command
+from delaylake.scheduled import scheduled
 
 from tests.support.awaited_client import awaited
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
@@ -85,7 +86,7 @@ def client_of(fake: Any, timeout: float = 5.0, kind: type[Any] = Client) -> Any:
     client._broker._client = fake
     if not isinstance(fake, SilentPulsar):
         for topic in (CONTROL_TOPIC, "persistent://public/default/orders"):
-            client._broker._producer(topic)
+            client._broker._producer(topic, time.monotonic() + 20)
     client._timeout_seconds = client._broker._timeout_seconds = timeout
     return client
 
@@ -130,7 +131,7 @@ def test_a_message_is_sent_with_its_time_and_its_id_knows_it() -> None:
     [("Timeout", NoAnswer), ("MessageTooBig", Invalid), ("ConnectError", Unavailable), ("silence", NoAnswer)],
 )
 def test_a_message_that_is_not_taken(result: str, error: type[DelayLakeError]) -> None:
-    with client_of(FakePulsar(result), 0.1) as lake:
+    with client_of(FakePulsar(result), 0.1 if result == "silence" else 20.0) as lake:
         with pytest.raises(DelayLakeError) as raised:
             lake.schedule("orders", b"", at=NOON)
         assert type(raised.value) is error
@@ -141,7 +142,7 @@ def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(monkeypatc
     lake = Client(broker="pulsar://127.0.0.1:1", timeout_seconds=30)
     waited: list[float | None] = []
 
-    def connect(self: Broker, _: Any) -> Future[Any]:
+    def connect(self: Broker, *_: Any) -> Future[Any]:
         nonlocal clock
         clock += 29.75
         return _Unanswered(waited)
@@ -185,6 +186,19 @@ def test_who_waits_for_a_silent_broker_waits_no_longer_than_a_call_may(kind: typ
         fake.connects.set()
 
 
+def test_nothing_is_sent_when_the_time_of_its_call_is_over() -> None:
+    """Who called was told that it was not: a copy would be another message."""
+    fake, before = FakePulsar(), time.monotonic() - 1
+    with client_of(fake) as lake:
+        for send in (
+            lambda: lake._broker.schedule(scheduled("orders", b"", NOON, None, None, None, None, None), before),
+            lambda: lake._broker.send(command("skip", "orders", "7:0", "a", "mine"), before),
+        ):
+            with pytest.raises(Unavailable):
+                send()
+    assert not fake.sent
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_topic_that_could_not_be_connected_is_connected_by_the_next_call(kind: type[Any]) -> None:
     fake = FakePulsar()
@@ -205,7 +219,7 @@ def test_what_is_sent_while_the_client_is_closed_may_be_sent(kind: type[Any]) ->
         lake.schedule("orders", b"", at=NOON)
     lake = client_of(FakePulsar(), kind=kind)
     assert lake._broker is not None
-    told = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"))
+    told = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"), time.monotonic() + 20)
     lake._broker.close()
     with pytest.raises(NoAnswer, match="closed") as raised:
         told.result(0)
@@ -225,8 +239,8 @@ class _Unanswered(Future[Any]):
 
 
 def test_commands_are_those_of_the_control_topic() -> None:
-    fake = FakePulsar()
-    with client_of(fake, 0.01) as lake:
+    fake = FakePulsar("Timeout")
+    with client_of(fake) as lake:
         there: Any = {"subscription": "a", "request_id": "mine"}
         for ask in (
             lambda: lake.cancel("orders", "7:0", deliver_at=NOON, **there),
@@ -256,14 +270,14 @@ def test_commands_are_those_of_the_control_topic() -> None:
 
 
 def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was() -> None:
-    fake = FakePulsar()
+    fake = FakePulsar("Timeout")
     there: Any = {"subscription": "a"}
 
     async def ask() -> None:
-        async with client_of(fake, 1.0, AsyncClient) as lake:
+        async with client_of(fake, kind=AsyncClient) as lake:
             await lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there)
 
-    with client_of(fake, 0.01) as lake:
+    with client_of(fake) as lake:
         for first in (
             lambda: asyncio.run(ask()),
             lambda: lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there),
@@ -274,15 +288,15 @@ def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it
             error = raised.value
             with pytest.raises(NoAnswer):
                 lake.reschedule("orders", "7:0", at=error.deliver_at, request_id=error.request_id, **there)
-            assert len(fake.sent) > 1
+            assert len(fake.sent) == 2
             sent = [ControlCommand.FromString(payload) for _, payload, _ in fake.sent]
             assert {one.request_id for one in sent} == {error.request_id}
             assert len({one.reschedule.deliver_at for one in sent}) == 1
 
 
 def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
-    fake = FakePulsar()
-    with client_of(fake, 0.01) as lake:
+    fake = FakePulsar("Timeout")
+    with client_of(fake) as lake:
         there: Any = {"schedule_key": "k", "subscription": "a", "request_id": "mine"}
         for ask in (
             lambda: lake.cancel("orders", **there),
@@ -305,7 +319,7 @@ def test_a_command_without_an_answer_is_sent_once_more() -> None:
     fake = FakePulsar()
     with client_of(fake, 1.0) as lake:
         assert lake._broker is not None
-        future = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"))
+        future = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"), time.monotonic() + 20)
         deadline = time.monotonic() + 10
         while len(fake.sent) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -322,7 +336,7 @@ def answer(of: Any, *outcomes: ControlOutcome) -> Future[list[Outcome]]:
     client = client_of(fake)
     assert client._broker is not None
     broker: Broker = client._broker
-    future = broker.send(of)
+    future = broker.send(of, time.monotonic() + 20)
     fake.outcomes += outcomes
     future.exception(5)
     client.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -75,9 +77,21 @@ Ask = Callable[..., tuple[Any, Api]]
 @pytest.fixture(params=["sync", "async"])
 def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Calls a method of the client, or of the asynchronous one, with the answers that the API will give."""
-    monkeypatch.setattr(rest, "_FIRST_PAUSE_SECONDS", 0.001)
+    now = 0.0
 
-    def call(answers: Answers, method: str, *arguments: Any, timeout: float = 5.0, **more: Any) -> tuple[Any, Api]:
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def pause_async(seconds: float) -> None:
+        pause(seconds)
+
+    # Time passes only between attempts: then what is expected depends on no machine.
+    monkeypatch.setattr(rest, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(asyncio, "sleep", pause_async)
+
+    def call(answers: Answers, method: str, *arguments: Any, timeout: float = 300.0, **more: Any) -> tuple[Any, Api]:
         api = Api(answers)
         transport = httpx.MockTransport(api)
 
@@ -133,7 +147,7 @@ def test_when_its_time_is_over_the_error_says_whether_it_may_be_done(
     ask: Ask, answer: Any, error: type[DelayLakeError]
 ) -> None:
     with pytest.raises(Unavailable) as raised:
-        ask([answer], "restore", "orders", "7:0", request_id="mine", timeout=0.1)
+        ask([answer], "restore", "orders", "7:0", request_id="mine", timeout=30)
     assert type(raised.value) is error
     assert raised.value.request_id == "mine"
     assert raised.value.deliver_at is None
@@ -142,7 +156,7 @@ def test_when_its_time_is_over_the_error_says_whether_it_may_be_done(
 def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was(ask: Ask) -> None:
     slow: Answers = [httpx.ReadTimeout("slow")]
     with pytest.raises(NoAnswer) as raised:
-        ask(slow, "reschedule", "orders", "7:0", after=timedelta(hours=1), timeout=0.1)
+        ask(slow, "reschedule", "orders", "7:0", after=timedelta(hours=1), timeout=30)
     error = raised.value
     assert error.deliver_at is not None
     assert timedelta(minutes=59) < error.deliver_at - datetime.now(UTC) <= timedelta(hours=1)

@@ -242,12 +242,16 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
         return await self._in_time(partial(broker.send, command), not_in_time)
 
-    async def _in_time(self, begin: Callable[[], Future[_Result]], not_in_time: Callable[[], Exception]) -> _Result:
+    async def _in_time(
+        self, begin: Callable[[float], Future[_Result]], not_in_time: Callable[[], Exception]
+    ) -> _Result:
+        deadline = self._deadline()
+
         async def done() -> _Result:
-            return await asyncio.wrap_future(await asyncio.to_thread(begin))
+            return await asyncio.wrap_future(await asyncio.to_thread(begin, deadline))
 
         try:
-            return await asyncio.wait_for(done(), self._timeout_seconds)
+            return await asyncio.wait_for(done(), self._seconds_until(deadline))
         except asyncio.TimeoutError:
             raise not_in_time() from None
 

@@ -85,8 +85,11 @@ class Broker:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 answer.told.set_exception(NoAnswer("the client was closed", request_id=answer.command.request_id))
 
-    def schedule(self, message: Scheduled) -> Future[MessageId]:
+    def schedule(self, message: Scheduled, deadline: float) -> Future[MessageId]:
         """Sends a message; the result is its id once the broker has it. Waits until it is connected.
+
+        Args:
+            deadline: later than this, by the monotonic clock, nothing is sent.
 
         Raises:
             Unavailable, NotFound, Forbidden: there is no such broker, or it takes no messages for this topic. The
@@ -103,7 +106,7 @@ class Broker:
                     position = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
                     sent.set_result(MessageId(*position, message_id.batch_index(), deliver_at=message.deliver_at))
 
-        self._producer(message.topic).send_async(
+        self._producer(message.topic, deadline).send_async(
             message.payload,
             answered,
             properties=message.properties,
@@ -113,8 +116,11 @@ class Broker:
         )
         return sent
 
-    def send(self, command: Command) -> Future[list[Outcome]]:
+    def send(self, command: Command, deadline: float) -> Future[list[Outcome]]:
         """Publishes a command; the result is what became of its message, or the error of that.
+
+        Args:
+            deadline: as above.
 
         Raises:
             ValueError: the command names no subscription, or `*`.
@@ -122,7 +128,7 @@ class Broker:
         """
         if command.subscription in (None, "*"):
             raise ValueError("name a subscription: without an admin API it is not known which the topic has")
-        producer = self._producer(self.control_topic, command.request_id)
+        producer = self._producer(self.control_topic, deadline, command.request_id)
         answer = _Answer(command)
         self._waiting.setdefault(command.request_id, []).append(answer)
         answer.told.add_done_callback(lambda _: self._forget(answer))
@@ -155,7 +161,7 @@ class Broker:
             self._client = pulsar.Client(self._url, **{**given, **self._options})
         return self._client
 
-    def _producer(self, topic: str, request_id: str = "") -> pulsar.Producer:
+    def _producer(self, topic: str, deadline: float, request_id: str = "") -> pulsar.Producer:
         """Returns the producer of a topic. Who asks while one connects waits for it, no longer than a call may."""
         import pulsar
 
@@ -164,11 +170,14 @@ class Broker:
             if connecting is None or (connecting.done() and connecting.exception() is not None):
                 connecting = self._producers[topic] = in_thread(partial(self._connect, topic))
         try:
-            return connecting.result(self._timeout_seconds)
+            producer = connecting.result(max(deadline - time.monotonic(), 0))
         except concurrent.futures.TimeoutError:
             raise self.not_in_time(topic, request_id) from None
         except pulsar.PulsarException as error:
             raise _error(type(error).__name__, f"{topic} at {self._url}", request_id=request_id) from error
+        if time.monotonic() > deadline:  # who called may have been told that nothing was sent
+            raise self.not_in_time(topic, request_id)
+        return producer
 
     def not_in_time(self, topic: str, request_id: str = "") -> Unavailable:
         """Returns the error for a call whose time is over."""
@@ -239,7 +248,7 @@ class Broker:
                     _, body = answer.again
                     answer.again = None
                     with contextlib.suppress(Exception):
-                        self._producer(self.control_topic).send_async(body, None)
+                        self._producer(self.control_topic, now + self._timeout_seconds).send_async(body, None)
 
     def _forget(self, answer: _Answer) -> None:
         others = self._waiting.get(answer.command.request_id, [])

@@ -106,10 +106,10 @@ class Client(Connections[httpx.Client]):
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
         message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
-        begun, broker = time.monotonic(), self._pulsar()
-        sent = broker.schedule(message)
+        deadline, broker = self._deadline(), self._pulsar()
+        sent = broker.schedule(message, deadline)
         try:
-            return sent.result(self._seconds_left(begun))
+            return sent.result(self._seconds_until(deadline))
         except concurrent.futures.TimeoutError:
             raise broker.not_in_time(message.topic) from None
 
@@ -376,10 +376,10 @@ class Client(Connections[httpx.Client]):
             return self._tell_broker(command)
 
     def _tell_broker(self, command: Command) -> list[Outcome]:
-        begun, broker = time.monotonic(), self._pulsar()
-        told = broker.send(command)
+        deadline, broker = self._deadline(), self._pulsar()
+        told = broker.send(command, deadline)
         try:
-            return told.result(self._seconds_left(begun))
+            return told.result(self._seconds_until(deadline))
         except concurrent.futures.TimeoutError:
             told.cancel()
             raise broker.not_in_time(broker.control_topic, command.request_id) from None

@@ -68,9 +68,13 @@ class Connections(Generic[_Http]):
     def _make_http(self) -> _Http:
         raise NotImplementedError
 
-    def _seconds_left(self, begun: float) -> float:
-        """Returns how much of its time a call has left that began then, by the monotonic clock; some is always left."""
-        return max(begun + self._timeout_seconds - time.monotonic(), 0.001)
+    def _deadline(self) -> float:
+        """Returns when a call that begins now has to end, by the monotonic clock."""
+        return time.monotonic() + self._timeout_seconds
+
+    def _seconds_until(self, deadline: float) -> float:
+        """Returns how much of its time a call has left; some always is."""
+        return max(deadline - time.monotonic(), 0.001)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token()}"} if self._token else {}

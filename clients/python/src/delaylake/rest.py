@@ -30,6 +30,7 @@ from delaylake.times import millis
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
+_LEAST_SHARE = 0.1  # of a call's time: with less left no further attempt is begun
 
 _OF_STATUS: dict[int, type[DelayLakeError]] = {
     400: Invalid,
@@ -210,6 +211,7 @@ class Attempts:
     def __init__(self, call: Call, timeout_seconds: float) -> None:
         self._request_id = call.command.request_id if call.command else call.request_id
         self._deadline = time.monotonic() + timeout_seconds
+        self._last_begin = self._deadline - _LEAST_SHARE * timeout_seconds
         self._pause = _FIRST_PAUSE_SECONDS
         self._may_be_done = False
 
@@ -220,9 +222,9 @@ class Attempts:
 
     @property
     def timeout(self) -> httpx.Timeout:
-        """What each step of the next attempt may take."""
+        """What each step of the next attempt may take; those before it is sent take less, so that this is known."""
         left = self.seconds_left
-        return httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+        return httpx.Timeout(left, connect=min(0.9 * left, _CONNECT_SECONDS), pool=0.9 * left)
 
     def pause_after(self, error: httpx.RequestError | Unavailable, retry_after: float = 0.0) -> float:
         """Returns how many seconds to wait before the next attempt.
@@ -237,7 +239,7 @@ class Attempts:
         if isinstance(error, NoAnswer) or not isinstance(error, (Unavailable, *_NOT_SENT)):
             self._may_be_done = True
         pause = max(self._pause * random.uniform(0.5, 1), retry_after)
-        if time.monotonic() + pause >= self._deadline:
+        if time.monotonic() + pause >= self._last_begin:
             kind = NoAnswer if self._may_be_done else Unavailable
             raise kind(str(error) or type(error).__name__, request_id=self._request_id) from error
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
