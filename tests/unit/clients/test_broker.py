@@ -28,6 +28,7 @@ from delaylake.broker import CONTROL_TOPIC, Broker
 from delaylake.commands import cancel, command
 from delaylake.scheduled import scheduled
 
+from broker.client import FIRST_SEQUENCE_ID
 from tests.support.awaited_client import awaited
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
@@ -124,6 +125,19 @@ def test_a_message_is_sent_with_its_time_and_its_id_knows_it() -> None:
     assert (topic, payload) == ("persistent://public/default/orders", "ü".encode())
     assert more["properties"] == {"region": "eu", "deliverAt": str(NOON_MILLIS)}
     assert (more["partition_key"], more["event_timestamp"]) == ("k", NOON_MILLIS)
+
+
+def test_producers_go_on_counting_when_a_partition_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which they do with an initial sequence id; Pulsar's client takes 0 for none."""
+    made: list[Any] = []
+    client: Any = object.__new__(pulsar.Client)
+    client._client = SimpleNamespace(create_producer=lambda _, configuration: made.append(configuration))
+    lake = Client(broker="pulsar://127.0.0.1:1")
+    assert lake._broker is not None
+    monkeypatch.setattr(lake._broker, "_client", client)
+    lake._broker._connect("persistent://public/default/orders")
+    client.create_producer("orders", initial_sequence_id=FIRST_SEQUENCE_ID)
+    assert [configuration.initial_sequence_id() for configuration in made] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ _CONNECT_SECONDS = 10.0  # for one of the broker's addresses
 _ISSUED_BY = "delaylake-client"
 
 # With a first number the client goes on counting when a partition is added to the topic; without, it would count anew,
-# and the broker drop as repeated what it sends.
-_FIRST_SEQUENCE_ID = 0
+# and the broker drop as repeated what it sends. Pulsar's client takes 0 for none.
+_FIRST_SEQUENCE_ID = 1
 
 
 class Broker:
