@@ -47,7 +47,6 @@ def test_a_time_has_a_zone_and_is_never_before_the_one_that_was_given() -> None:
     ],
 )
 def test_what_is_no_time_is_refused_by_the_name_of_its_argument(wrong: Any, error: type[Exception], what: str) -> None:
-    published: Any = (None, None, None, None)
     for name, call in {
         "at": lambda: scheduled("orders", b"", wrong, None, None, None, None, None),
         "event_time": lambda: scheduled("orders", b"", NOON, None, None, None, None, wrong),
@@ -55,8 +54,8 @@ def test_what_is_no_time_is_refused_by_the_name_of_its_argument(wrong: Any, erro
         "deliver_at": lambda: cancel("orders", "7:0", None, None, wrong),
         "due_from": lambda: listing("orders", None, None, wrong, None, None, "waiting", None),
         "due_before": lambda: listing("orders", None, None, None, wrong, None, "waiting", None),
-        "published_from": lambda: redrive("orders", "a", *published, wrong, None, True, 1, None),
-        "published_before": lambda: redrive("orders", "a", *published, None, wrong, True, 1, None),
+        "published_from": lambda: redrive("orders", "a", None, None, None, None, wrong, None, True, 1, None),
+        "published_before": lambda: redrive("orders", "a", None, None, None, None, None, wrong, True, 1, None),
     }.items():
         with pytest.raises(error, match=f"^{name} is .*{what}|^{name} has {what}"):
             call()
