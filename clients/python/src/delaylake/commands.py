@@ -133,7 +133,10 @@ def cancel(
         return command("cancel", topic, message, subscription, request_id, schedule_key)
     meant = MessageId.of(message, deliver_at)
     if meant.deliver_at is None:
-        raise ValueError("a cancel needs deliver_at, which the id from schedule() has: it may come before the message")
+        raise ValueError(
+            "a cancel needs deliver_at, since it may come before the message. The id from schedule() has it, unless the"
+            " message recurs by its rule alone: then end_schedule, or skip"
+        )
     if meant.batch_index >= 0:
         raise ValueError(f"a cancel is of all messages of a batch: skip {meant}")
     return command("cancel", topic, meant, subscription, request_id, None, millis("deliver_at", meant.deliver_at))
