@@ -120,7 +120,7 @@ def test_a_command_has_an_id_of_its_own_unless_one_is_chosen() -> None:
     first, second = (command("skip", "orders", "7:0", "a", None) for _ in range(2))
     assert first.request_id != second.request_id
     assert command("skip", "orders", "7:0", "a", "mine").request_id == "mine"
-    with pytest.raises(ValueError, match="request id"):
+    with pytest.raises(ValueError, match="request_id"):
         command("skip", "orders", "7:0", "a", "")
     with pytest.raises(ValueError, match=r"at \(an error has it\): after"):
         reschedule("orders", "7:0", None, "mine", None, timedelta(1))
@@ -148,9 +148,38 @@ def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
     for name in ("deliverAt", "deliverAfter", "delaylake.source", "repeat", "misfire", "scheduleKey", "debounceMax"):
         with pytest.raises(ValueError, match="own"):
             scheduled("orders", b"", NOON, None, None, None, {name: "1"}, None)
-    wrong: Any = {"n": 5}
-    with pytest.raises(TypeError, match="'n' is no text"):
-        scheduled("orders", b"", NOON, None, None, None, wrong, None)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(5, TypeError), (b"k", TypeError), ("\ud800", ValueError)])
+def test_what_is_no_text_is_refused_by_its_name(wrong: Any, error: type[Exception]) -> None:
+    for name, properties, key, ordering_key in (
+        ("key ", None, wrong, None),
+        ("ordering_key ", None, None, wrong),
+        ("the property 'n' ", {"n": wrong}, None, None),
+        ("the name of a property ", {wrong: "n"}, None, None),
+    ):
+        with pytest.raises(error, match=f"^{name}"):
+            scheduled("orders", b"", NOON, None, key, ordering_key, properties, None)
+
+
+@pytest.mark.parametrize("wrong", [5, (7, 0), b"7:0"])
+def test_what_is_no_topic_or_message_is_a_type_error(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^topic "):
+        command("skip", wrong, "7:0", None, None)
+    with pytest.raises(TypeError, match=r"^message "):
+        command("skip", "orders", wrong, None, None)
+
+
+@pytest.mark.parametrize("wrong", ["a b", "a\nb", "ü", "x" * 129, ""])
+def test_a_request_id_that_the_api_does_not_take_is_refused_before_anything_is_sent(wrong: str) -> None:
+    with Client("http://127.0.0.1:1") as lake:
+        for call in (
+            lambda: lake.skip("orders", "7:0", request_id=wrong),
+            lambda: lake.end_schedule("orders", "7:0", request_id=wrong),
+            lambda: lake.redrive("orders", subscription="a", request_id=wrong),
+        ):
+            with pytest.raises(ValueError, match=r"^request_id "):
+                call()
 
 
 def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_service_reads() -> None:
@@ -359,7 +388,7 @@ def test_a_client_says_what_it_lacks() -> None:
         with pytest.raises(ValueError, match="admin API"):
             client.end_schedule("orders", "7:0")
     with Client("http://127.0.0.1:1") as client:
-        for wrong in ({"state": "asleep"}, {"limit": 0}):
+        for wrong in ({"state": "asleep"}, {"limit": 0}, {"limit": 1.5}):
             with pytest.raises(ValueError, match="must be"):
                 client.pending("orders", **wrong)
         with pytest.raises(ValueError, match="must be"):

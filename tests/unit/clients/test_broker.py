@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,6 +85,9 @@ class SilentPulsar(FakePulsar):
         assert self.connects.wait(20)
         return super().create_producer(topic, **more)
 
+    def close(self) -> None:
+        self.connects.set()
+
 
 def client_of(fake: Any, timeout: float = 5.0, kind: type[Any] = Client) -> Any:
     client = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=20)
@@ -142,7 +149,13 @@ def test_producers_go_on_counting_when_a_partition_is_added(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("result", "error"),
-    [("Timeout", NoAnswer), ("MessageTooBig", Invalid), ("ConnectError", Unavailable), ("silence", NoAnswer)],
+    [
+        ("Timeout", NoAnswer),
+        ("MessageTooBig", Invalid),
+        ("NotAllowedError", Invalid),
+        ("ConnectError", Unavailable),
+        ("silence", NoAnswer),
+    ],
 )
 def test_a_message_that_is_not_taken(result: str, error: type[DelayLakeError]) -> None:
     with client_of(FakePulsar(result), 0.1 if result == "silence" else 20.0) as lake:
@@ -190,14 +203,11 @@ def test_who_waits_for_a_silent_broker_waits_no_longer_than_a_call_may(kind: typ
             last = pool.submit(lake.skip, "orders", "7:0", **command)
             return [one.exception() for one in (*asked, last)]
 
-    try:
-        found = ask_in_threads() if kind is Client else asyncio.run(ask())
-        assert {type(one) for one in found} == {Unavailable}
-        assert {"pulsar://127.0.0.1:1 does not answer" in str(one) for one in found} == {True}
-        assert found[-1].request_id == "mine"
-        assert len(fake.asked) == len(set(fake.asked))
-    finally:
-        fake.connects.set()
+    found = ask_in_threads() if kind is Client else asyncio.run(ask())
+    assert {type(one) for one in found} == {Unavailable}
+    assert {"pulsar://127.0.0.1:1 does not answer" in str(one) for one in found} == {True}
+    assert found[-1].request_id == "mine"
+    assert len(fake.asked) == len(set(fake.asked))
 
 
 def test_nothing_is_sent_when_the_time_of_its_call_is_over() -> None:
@@ -211,6 +221,37 @@ def test_nothing_is_sent_when_the_time_of_its_call_is_over() -> None:
             with pytest.raises(Unavailable):
                 send()
     assert not fake.sent
+
+
+def test_a_program_that_ends_while_a_broker_does_not_answer_is_not_aborted() -> None:
+    program = """
+        import socket
+        from datetime import timedelta
+        from delaylake import Client, Unavailable
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            url = f"pulsar://127.0.0.1:{server.getsockname()[1]}"
+            lake = Client(broker=url, timeout_seconds=0.3, broker_options={"connection_timeout_ms": 30_000})
+            try:
+                lake.schedule("orders", b"", after=timedelta(1))
+            except Unavailable as error:
+                print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "does not answer" in done.stdout
+
+
+def test_a_client_that_was_connected_before_a_fork_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the child it would wait for threads that only the parent has."""
+    lake = Client(broker="pulsar://127.0.0.1:1")
+    assert lake._broker is not None
+    monkeypatch.setattr(lake._broker, "_process", os.getpid() + 1)
+    with pytest.raises(RuntimeError, match="before a fork"):
+        lake.schedule("orders", b"", at=NOON)
+    lake.close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

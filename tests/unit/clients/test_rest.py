@@ -233,6 +233,20 @@ def test_what_is_no_admin_api_is_said(ask: Ask, status: int, body: str) -> None:
         assert str(raised.value).startswith(f"{URL}/admin/v2/persistent/public/default/orders/")
 
 
+@pytest.mark.parametrize("token", ["t", "t\n", lambda: " t\n"])
+def test_a_token_may_be_what_a_file_has(token: Any) -> None:
+    api = Api([done("APPLIED")])
+    with httpx.Client(transport=httpx.MockTransport(api)) as http:
+        Client(URL, http=http, token=token).skip("orders", "7:0")
+    assert api.asked[0].headers["Authorization"] == "Bearer t"
+
+
+def test_an_outcome_that_names_no_message_is_of_the_one_asked_for(ask: Ask) -> None:
+    whole = outcome("NOT_ALLOWED") | {"ledgerId": -1, "entryId": -1}
+    with pytest.raises(NotAllowed, match=r"^7:0:2:3 a NOT_ALLOWED"):
+        ask([httpx.Response(405, json={"outcomes": [whole], "reason": "no"})], "skip", "orders", "7:0:2:3")
+
+
 def test_errors_show_no_password() -> None:
     with httpx.Client(transport=httpx.MockTransport(Api([httpx.Response(404)]))) as http:
         lake = Client("http://me:secret@api.example", http=http)

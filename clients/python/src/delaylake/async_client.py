@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class AsyncClient(Connections[httpx.AsyncClient]):
-    """As `Client`, for asyncio. An asynchronous context manager.
+    """As `Client`, for asyncio. An asynchronous context manager; for one event loop.
 
     ```python
     async with AsyncClient("http://127.0.0.1:8081", broker="pulsar://localhost:6650") as lake:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -71,16 +73,23 @@ class Broker:
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
         self._reading: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._process = 0  # that has connected
+        self._at_exit: Callable[[], None] | None = None
 
     def close(self) -> None:
         """Sends what is waiting to be sent, and ends the connection."""
         self._stopped.set()
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        if self._process not in (0, os.getpid()):
+            return  # the connection is that of the process that this one was forked from
         if self._reading is not None:
             self._reading.join()
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
             client.close()
+        concurrent.futures.wait(list(self._producers.values()), _CONNECT_SECONDS)
         for answer in [answer for answers in list(self._waiting.values()) for answer in answers]:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 answer.told.set_exception(NoAnswer("the client was closed", request_id=answer.command.request_id))
@@ -159,12 +168,27 @@ class Broker:
             if self._url.startswith("pulsar+ssl:"):
                 given["tls_validate_hostname"] = True
             self._client = pulsar.Client(self._url, **{**given, **self._options})
+            self._process = os.getpid()
+            self._close_at_exit()
         return self._client
+
+    def _close_at_exit(self) -> None:
+        """Ends the threads that are in Pulsar's client before Python does, which would abort the program."""
+        reference = weakref.ref(self)
+
+        def close() -> None:
+            if (broker := reference()) is not None:
+                broker.close()
+
+        self._at_exit = close
+        atexit.register(close)
 
     def _producer(self, topic: str, deadline: float, request_id: str = "") -> pulsar.Producer:
         """Returns the producer of a topic. Who asks while one connects waits for it, no longer than a call may."""
         import pulsar
 
+        if self._process not in (0, os.getpid()):
+            raise RuntimeError("the client was connected to the broker before a fork: make one in each process")
         with self._lock:
             connecting = self._producers.get(topic)
             if connecting is None or (connecting.done() and connecting.exception() is not None):
@@ -278,8 +302,8 @@ class _Answer:
             return
         if command.schedule_key and published.schedule_key not in ("", command.schedule_key):
             return
-        position = published.ledger_id, published.entry_id, command.partition, published.batch_index
-        self._outcomes.append(Outcome(published.subscription, MessageId(*position), result, published.reason))
+        message = command.message_of(published.ledger_id, published.entry_id, published.batch_index)
+        self._outcomes.append(Outcome(published.subscription, message, result, published.reason))
         batch_index = -1 if command.message is None else command.message.batch_index
         is_whole = published.ledger_id < 0 or published.batch_index in (-1, batch_index)
         # Where an entry's messages share no result, each has an outcome.
@@ -346,6 +370,7 @@ _KINDS: dict[str, type[DelayLakeError]] = {
     "AuthorizationError": Forbidden,
     "MessageTooBig": Invalid,
     "InvalidTopicName": Invalid,
+    "NotAllowedError": Invalid,  # such as a partition that the topic does not have
 }
 
 

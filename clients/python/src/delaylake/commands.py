@@ -61,6 +61,12 @@ class Command:
         """The partition of the message, as far as its id says it; -1: it does not."""
         return -1 if self.message is None else self.message.partition
 
+    def message_of(self, ledger_id: int, entry_id: int, batch_index: int) -> MessageId:
+        """Returns the id of an outcome's message; of an outcome that names none, the command's, where that has one."""
+        if ledger_id < 0 and self.message is not None:
+            return self.message
+        return MessageId(ledger_id, entry_id, self.partition, batch_index)
+
     def is_done_by(self, result: str) -> bool:
         """Whether the command is done where an outcome has this result."""
         may_wait = self.operation == "cancel" and not self.schedule_key
@@ -98,7 +104,7 @@ def command(
         ValueError: the topic, the message, the key or the request id can't be one, or there are both message and key.
     """
     if request_id == "" or subscription == "":
-        raise ValueError("a request id and a subscription have at least one character")
+        raise ValueError("request_id and subscription have at least one character")
     name, chosen = full_name(topic), request_id or uuid.uuid4().hex
     if schedule_key is not None:
         if message is not None:
@@ -200,8 +206,11 @@ def full_name(topic: str) -> str:
     """Returns the full name of a topic: `orders` is `persistent://public/default/orders`.
 
     Raises:
+        TypeError: it is no text.
         ValueError: it is no name of a persistent topic.
     """
+    if not isinstance(topic, str):
+        raise TypeError(f"topic is no text: {topic!r}")
     domain, separator, rest = topic.rpartition("://")
     parts = rest.split("/", 2)
     if not separator and len(parts) == 1:

@@ -52,7 +52,7 @@ class Connections(Generic[_Http]):
             raise ValueError(f"url is none of an admin API, as http://127.0.0.1:8081: {url!r}")
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0: {timeout_seconds!r}")
-        get_token = (lambda: token) if isinstance(token, str) else token
+        get_token = None if token is None else lambda: (token if isinstance(token, str) else token()).strip()
         self._url = url.rstrip("/") if url else None
         self._token = get_token
         self._timeout_seconds = timeout_seconds

@@ -40,8 +40,8 @@ class Listing(Generic[_Listed]):
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1: {self.limit}")
+        if self.limit is not None and not (isinstance(self.limit, int) and self.limit >= 1):
+            raise ValueError(f"limit must be a whole number, at least 1: {self.limit!r}")
 
     def first(self) -> Call:
         """Returns the call for the first page."""

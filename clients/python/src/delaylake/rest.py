@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,8 @@ _OF_PROXIES = frozenset({401, 403, 413, 429, 502, 503, 504})
 _NO_PATH = "no such path"  # the admin API's reason where there is none, not even for a topic that there is not
 _WHOSE = "is it delaylake's admin API?"
 
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
 # Method, and end of the path, of the calls for a schedule.
 _OF_SCHEDULES = {
     "skipNext": ("POST", "/skipNext"),
@@ -92,8 +95,18 @@ class Call:
         return {"Prefer": "return=representation", "Idempotency-Key": self.command.request_id}
 
 
+def _check_request_id(request_id: str) -> None:
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise ValueError(f"request_id must be 1 to 128 characters of ASCII without spaces: {request_id[:200]!r}")
+
+
 def call(command: Command) -> Call:
-    """Returns the call that gives a command."""
+    """Returns the call that gives a command.
+
+    Raises:
+        ValueError: its request id is none that the API takes.
+    """
+    _check_request_id(command.request_id)
     message, subscription = command.message, command.subscription or "*"
     path = topic_path(command.topic)
     if message is None:
@@ -141,7 +154,7 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
     found = [
         Outcome(
             one["subscription"],
-            MessageId(one["ledgerId"], one["entryId"], command.partition, one["batchIndex"]),
+            command.message_of(one["ledgerId"], one["entryId"], one["batchIndex"]),
             one["result"],
             one["reason"],
         )
@@ -168,8 +181,10 @@ def redrive(
     """Returns the call that re-drives dead letters.
 
     Raises:
-        ValueError: a time has no zone, or an id is none.
+        ValueError: a time has no zone, or the id of a message or the request is none.
     """
+    if request_id is not None:
+        _check_request_id(request_id)
     ids = None if messages is None else [MessageId.of(one) for one in messages]
     wanted = {
         "subscription": subscription,

@@ -149,6 +149,16 @@ class KeyRule:
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
+def _check_text(name: str, text: str) -> None:
+    """Raises TypeError or ValueError for what Pulsar has no place for."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is no text: {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half a surrogate pair: {text!r}") from None
+
+
 def _check_rule(rule: str) -> None:
     """Raises ValueError where a rule has not the shape of one; what else is wrong with it the service says."""
     if not rule or len(rule.encode()) > _MAX_REPEAT_BYTES:
@@ -204,10 +214,14 @@ def scheduled(
     if not isinstance(payload, bytes | bytearray | memoryview | str):
         raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")
     given = dict(properties or {})
+    for name, value in given.items():
+        _check_text("the name of a property", name)
+        _check_text(f"the property {name!r}", value)
+    for name, text in (("key", key), ("ordering_key", ordering_key)):
+        if text is not None:
+            _check_text(name, text)
     if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
-    if wrong := [name for name, value in given.items() if not (isinstance(name, str) and isinstance(value, str))]:
-        raise TypeError(f"the property {wrong[0]!r} is no text: {given[wrong[0]]!r}")
     for rule in (repeat, key_rule):
         if rule is not None:
             given.update(rule.properties)
