@@ -21,8 +21,9 @@ _log = logging.getLogger(__name__)
 
 # The initial sequence id of producers that live long and let the client count. A partition that a topic gets later may
 # be sent to before its producer is connected; once it is, the client would count from its beginning again, and the
-# broker drop as many messages as repeated. With a number to begin with it goes on counting.
-FIRST_SEQUENCE_ID = 0
+# broker drop as many messages as repeated. With a number to begin with it goes on counting; the Python client takes 0
+# for none.
+FIRST_SEQUENCE_ID = 1
 
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}  # where a URL names none
 _LOOK_SECONDS = 1.0

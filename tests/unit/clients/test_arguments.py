@@ -5,38 +5,78 @@ from __future__ import annotations
 import inspect
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 from delaylake import AsyncClient, Client, MessageId
-from delaylake.commands import KeyRule, Repeat, cancel, command, full_name, reschedule, scheduled
+from delaylake import scheduled as scheduled_module
+from delaylake.commands import cancel, command, full_name, reschedule
+from delaylake.paging import listing
+from delaylake.rest import redrive
+from delaylake.scheduled import KeyRule, Repeat, scheduled
 from delaylake.times import due, millis, moment
 
+from tests.support.awaited_client import awaited
 from tracker.properties.schedule_key import MAX_KEY_BYTES, SCHEDULE_KEY, Mode, key_rule, schedule_key
-from tracker.recurrence.recurrence import Recurrence
+from tracker.recurrence.recurrence import Recurrence, RecurrenceError
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
 
 
+LAST_MILLIS = 253_402_300_799_999
+
+
 def test_a_time_has_a_zone_and_is_never_before_the_one_that_was_given() -> None:
-    assert millis(NOON) == millis(NOON.astimezone(timezone(timedelta(hours=9)))) == NOON_MILLIS
-    assert millis(NOON + timedelta(microseconds=1)) == NOON_MILLIS + 1
+    assert millis("at", NOON) == millis("at", NOON.astimezone(timezone(timedelta(hours=9)))) == NOON_MILLIS
+    assert millis("at", NOON + timedelta(microseconds=1)) == NOON_MILLIS + 1
     assert moment(NOON_MILLIS) == NOON
-    for wrong, what in (
-        (NOON.replace(tzinfo=None), "no time zone"),
-        (datetime.min.replace(tzinfo=UTC), "1970"),
-    ):
-        with pytest.raises(ValueError, match=what):
-            millis(wrong)
+    assert millis("at", moment(LAST_MILLIS)) == LAST_MILLIS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "what"),
+    [
+        (NOON.replace(tzinfo=None), ValueError, "no time zone"),
+        (datetime.min.replace(tzinfo=UTC), ValueError, "1970"),
+        (datetime.max.replace(tzinfo=UTC), ValueError, "9999"),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-9))), ValueError, "9999"),
+        (datetime.max.replace(tzinfo=ZoneInfo("America/New_York")), ValueError, "9999"),
+        ("2030-01-31T12:00Z", TypeError, "no datetime"),
+        (NOON_MILLIS, TypeError, "no datetime"),
+    ],
+)
+def test_what_is_no_time_is_refused_by_the_name_of_its_argument(wrong: Any, error: type[Exception], what: str) -> None:
+    for name, call in {
+        "at": lambda: scheduled("orders", b"", wrong, None, None, None, None, None),
+        "event_time": lambda: scheduled("orders", b"", NOON, None, None, None, None, wrong),
+        "repeat_until": lambda: recurring("@every 1d", until=wrong),
+        "deliver_at": lambda: cancel("orders", "7:0", None, None, wrong),
+        "due_from": lambda: listing("orders", None, None, wrong, None, None, "waiting", None),
+        "due_before": lambda: listing("orders", None, None, None, wrong, None, "waiting", None),
+        "published_from": lambda: redrive("orders", "a", None, None, None, None, wrong, None, True, 1, None),
+        "published_before": lambda: redrive("orders", "a", None, None, None, None, None, wrong, True, 1, None),
+    }.items():
+        with pytest.raises(error, match=f"^{name} is .*{what}|^{name} has {what}"):
+            call()
+    with pytest.raises(error, match=f"^at .*{what}"):
+        reschedule("orders", "7:0", None, None, wrong, None)
 
 
 def test_a_message_is_due_at_a_time_or_after_one() -> None:
-    before = millis(datetime.now(UTC))
+    before = millis("now", datetime.now(UTC))
     assert 10_000 <= due(None, timedelta(seconds=10)) - before < 60_000
     assert due(NOON, None) == NOON_MILLIS
-    wrong: list[tuple[Any, Any]] = [(None, None), (NOON, timedelta(1)), (None, timedelta(-1))]
-    for at, after in wrong:
-        with pytest.raises(ValueError, match=r"one of at and after|negative"):
+    wrong: list[tuple[Any, Any, Any]] = [
+        (None, None, ValueError),
+        (NOON, timedelta(1), ValueError),
+        (None, timedelta(-1), ValueError),
+        (None, timedelta.max, ValueError),
+        (None, timedelta(days=365 * 8_000), ValueError),
+        (None, 10, TypeError),
+    ]
+    for at, after, error in wrong:
+        with pytest.raises(error, match=r"^one of at and after|^after is"):
             due(at, after)
 
 
@@ -80,7 +120,7 @@ def test_a_command_has_an_id_of_its_own_unless_one_is_chosen() -> None:
     first, second = (command("skip", "orders", "7:0", "a", None) for _ in range(2))
     assert first.request_id != second.request_id
     assert command("skip", "orders", "7:0", "a", "mine").request_id == "mine"
-    with pytest.raises(ValueError, match="request id"):
+    with pytest.raises(ValueError, match="request_id"):
         command("skip", "orders", "7:0", "a", "")
     with pytest.raises(ValueError, match=r"at \(an error has it\): after"):
         reschedule("orders", "7:0", None, "mine", None, timedelta(1))
@@ -110,6 +150,38 @@ def test_what_is_scheduled_has_the_property_that_the_service_reads() -> None:
             scheduled("orders", b"", NOON, None, None, None, {name: "1"}, None)
 
 
+@pytest.mark.parametrize(("wrong", "error"), [(5, TypeError), (b"k", TypeError), ("\ud800", ValueError)])
+def test_what_is_no_text_is_refused_by_its_name(wrong: Any, error: type[Exception]) -> None:
+    for name, properties, key, ordering_key in (
+        ("key ", None, wrong, None),
+        ("ordering_key ", None, None, wrong),
+        ("the property 'n' ", {"n": wrong}, None, None),
+        ("the name of a property ", {wrong: "n"}, None, None),
+    ):
+        with pytest.raises(error, match=f"^{name}"):
+            scheduled("orders", b"", NOON, None, key, ordering_key, properties, None)
+
+
+@pytest.mark.parametrize("wrong", [5, (7, 0), b"7:0"])
+def test_what_is_no_topic_or_message_is_a_type_error(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^topic "):
+        command("skip", wrong, "7:0", None, None)
+    with pytest.raises(TypeError, match=r"^message "):
+        command("skip", "orders", wrong, None, None)
+
+
+@pytest.mark.parametrize("wrong", ["a b", "a\nb", "ü", "x" * 129, ""])
+def test_a_request_id_that_the_api_does_not_take_is_refused_before_anything_is_sent(wrong: str) -> None:
+    with Client("http://127.0.0.1:1") as lake:
+        for call in (
+            lambda: lake.skip("orders", "7:0", request_id=wrong),
+            lambda: lake.end_schedule("orders", "7:0", request_id=wrong),
+            lambda: lake.redrive("orders", subscription="a", request_id=wrong),
+        ):
+            with pytest.raises(ValueError, match=r"^request_id "):
+                call()
+
+
 def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_service_reads() -> None:
     weekly = Repeat.of("0 9 * * MON", "Europe/Berlin", NOON, 3, "skip")
     made = scheduled("orders", b"", None, None, None, None, {"region": "eu"}, None, weekly)
@@ -127,28 +199,103 @@ def test_a_recurring_message_needs_no_time_and_has_the_properties_that_the_servi
         "orders", b"", NOON, None, None, None, None, None, Repeat.of("@every 90s", None, None, None, None)
     )
     assert (first.deliver_at, first.properties) == (NOON, {"repeat": "@every 90s", "deliverAt": str(NOON_MILLIS)})
-    wrong: list[tuple[Any, ...]] = [
-        ("", None, None, None, None),
-        ("@every 90s", None, None, 0, None),
-        ("@every 90s", None, None, None, "twice"),
-        (None, "UTC", None, None, None),
-        (None, None, None, None, "once"),
+
+
+def recurring(
+    rule: Any, zone: Any = None, until: Any = None, times: Any = None, misfire: Any = None, at: datetime | None = None
+) -> dict[str, str]:
+    """The properties of a message that recurs."""
+    repeat = Repeat.of(rule, zone, until, times, misfire)
+    return scheduled("orders", b"", at, None, None, None, None, None, repeat).properties
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "* * * * *",
+        " 0  9\t* * MON-FRI ",
+        "*/30 * * * * *",
+        "0 0 L * *",
+        "@every 90s",
+        "@every  1.5h ",
+        "@every 1000",
+        "@every 1d",
+        "FREQ=MONTHLY;BYDAY=-1FR",
+        "rrule:freq=daily;count=3",
+    ],
+)
+def test_a_rule_that_the_service_reads_is_sent(rule: str) -> None:
+    assert recurring(rule)["repeat"] == rule
+    Recurrence.of_properties(recurring(rule))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "",
+        "tomorrow",
+        "@daily",
+        "* * * *",
+        "* * * * * * *",
+        "@every",
+        "@every ",
+        "@every day",
+        "@every 90",
+        "@every 999ms",
+        "@every 1.5",
+        "@every -5m",
+        "@every 0s",
+        "@every 999999999999d",
+        "FREQ=OFTEN",
+        "FREQ=DAILY;",
+        "BYDAY=MO",
+        "FREQ=DAILY COUNT",
+        "0 0 * * * " + "0" * 512,
+    ],
+)
+def test_a_rule_without_the_shape_of_one_is_refused_as_the_service_would(rule: str) -> None:
+    with pytest.raises(RecurrenceError, match="repeat"):
+        Recurrence.parse(rule)
+    with pytest.raises(ValueError, match=r"^repeat "):
+        recurring(rule)
+
+
+@pytest.mark.parametrize("zone", ["", "Berlin", "Mars/Base", "Europe", "../UTC", "/etc/passwd", "a\0b", "x" * 300])
+def test_an_unknown_time_zone_is_refused_where_this_machine_knows_them(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"^time_zone "):
+        recurring("0 9 * * *", zone)
+
+    def find_nothing(name: str) -> None:
+        raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(scheduled_module, "ZoneInfo", find_nothing)
+    assert recurring("0 9 * * *", "Europe/Berlin")["timeZone"] == "Europe/Berlin"
+
+
+def test_what_goes_with_a_rule_is_checked_too() -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert recurring("0 9 * * *", until=NOON, at=NOON)["repeatUntil"] == str(NOON_MILLIS)
+    assert recurring("0 9 * * *", until=soon, times=3)["repeatTimes"] == "3"
+    wrong: list[tuple[str, Any]] = [
+        ("repeat_times", {"times": 0}),
+        ("repeat_times", {"times": -1}),
+        ("repeat_times", {"times": 2.5}),
+        ("repeat_times", {"times": True}),
+        ("repeat_times", {"times": 10**18}),
+        ("misfire", {"misfire": "twice"}),
+        ("misfire", {"misfire": ""}),
+        ("repeat_until", {"until": NOON, "at": NOON + timedelta(milliseconds=1)}),
+        ("repeat_until", {"until": datetime.now(UTC) - timedelta(hours=1)}),
+        ("time_zone, repeat_until, repeat_times and misfire", {"rule": None, "zone": "UTC"}),
+        ("time_zone, repeat_until, repeat_times and misfire", {"rule": None, "misfire": "once"}),
     ]
-    for arguments in wrong:
-        with pytest.raises(ValueError, match=r"repeat|misfire"):
-            Repeat.of(*arguments)
-    with pytest.raises(ValueError, match="no time zone"):
-        scheduled(
-            "orders",
-            b"",
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            Repeat.of("@every 1d", None, NOON.replace(tzinfo=None), 1, None),
-        )
+    for name, arguments in wrong:
+        with pytest.raises(ValueError, match=f"^{name} "):
+            recurring(**{"rule": "@every 90s"} | arguments)
+    with pytest.raises(TypeError, match=r"^time_zone "):
+        recurring("0 9 * * *", UTC)
 
 
 def test_a_message_with_a_schedule_key_has_the_properties_that_the_service_reads() -> None:
@@ -174,6 +321,8 @@ def test_a_message_with_a_schedule_key_has_the_properties_that_the_service_reads
         ("k", "keep", timedelta(1)),
         ("k", "debounce", timedelta(0)),
         ("k", "debounce", timedelta(microseconds=999)),
+        ("k", "debounce", timedelta(-1)),
+        ("k", "debounce", timedelta.max),
         (None, "keep", None),
         (None, None, timedelta(1)),
     ]
@@ -221,8 +370,12 @@ def test_a_cancel_by_schedule_key_does_not_wait_for_its_message() -> None:
 def test_a_client_says_what_it_lacks() -> None:
     with pytest.raises(ValueError, match="needed"):
         Client()
-    with pytest.raises(ValueError, match="http://"):
-        Client("127.0.0.1:8081")
+    for url in ("", "127.0.0.1:8081", "ftp://host", "http://", "http://host:port"):
+        with pytest.raises(ValueError, match="http://"):
+            Client(url)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout_seconds"):
+            Client("http://127.0.0.1:1", timeout_seconds=seconds)
     with Client("http://127.0.0.1:1") as client, pytest.raises(ValueError, match="broker"):
         client.schedule("orders", b"", at=NOON)
     with Client(broker="pulsar://127.0.0.1:1") as client:
@@ -235,11 +388,44 @@ def test_a_client_says_what_it_lacks() -> None:
         with pytest.raises(ValueError, match="admin API"):
             client.end_schedule("orders", "7:0")
     with Client("http://127.0.0.1:1") as client:
-        for wrong in ({"state": "asleep"}, {"limit": 0}):
+        for wrong in ({"state": "asleep"}, {"limit": 0}, {"limit": 1.5}):
             with pytest.raises(ValueError, match="must be"):
                 client.pending("orders", **wrong)
         with pytest.raises(ValueError, match="must be"):
             client.schedules("orders", limit=0)
+
+
+def test_a_listing_is_not_filtered_by_a_property_that_the_api_would_read_as_another() -> None:
+    """Up to the first `=` is the name."""
+    lake, awaited = Client("http://127.0.0.1:1"), AsyncClient("http://127.0.0.1:1")
+    for name in ("a=b", "=", ""):
+        for ask in (lake.pending, awaited.pending):
+            with pytest.raises(ValueError, match=f"^properties are .*{name!r}$"):
+                ask("orders", properties={name: "c"})
+    call = listing("orders", None, None, None, None, {"a": "b=c", "ü ": ""}, "waiting", None).first()
+    assert call.params["property"] == ["a=b=c", "ü ="]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("way", [{"url": "http://127.0.0.1:1"}, {"broker": "pulsar://127.0.0.1:1"}])
+def test_a_client_that_is_closed_says_so_at_once(kind: type[Any], way: dict[str, str]) -> None:
+    made = kind(**way)
+    with awaited(made) if kind is AsyncClient else made as lake:
+        lake.close()
+        there: Any = {"subscription": "a"}
+        for call in (
+            lambda: lake.schedule("orders", b"", at=NOON),
+            lambda: lake.cancel("orders", "7:0", deliver_at=NOON, **there),
+            lambda: lake.skip("orders", "7:0", **there),
+            lambda: lake.end_schedule("orders", "7:0", **there),
+            lambda: lake.redrive("orders", **there),
+            lambda: lake.get("orders", "7:0"),
+            lambda: lake.pending("orders"),
+            lambda: lake.schedules("orders"),
+        ):
+            with pytest.raises(RuntimeError, match="the client is closed"):
+                call()
+        lake.close()
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pulsar
 import pytest
@@ -23,9 +28,12 @@ from delaylake import (
     TooLate,
     Unavailable,
 )
-from delaylake.broker import Broker
+from delaylake.broker import CONTROL_TOPIC, Broker
 from delaylake.commands import cancel, command
+from delaylake.scheduled import scheduled
 
+from broker.client import FIRST_SEQUENCE_ID
+from tests.support.awaited_client import awaited
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -38,10 +46,11 @@ class FakePulsar:
     def __init__(self, result: str = "Ok") -> None:
         self.sent: list[tuple[str, bytes, dict[str, Any]]] = []
         self.outcomes: list[ControlOutcome] = []
+        self.missing = "missing"
         self._result = result
 
     def create_producer(self, topic: str, **_: Any) -> Any:
-        if "missing" in topic:
+        if self.missing in topic:
             raise pulsar.TopicNotFound
 
         def send_async(payload: bytes, answered: Any, **more: Any) -> None:
@@ -63,11 +72,35 @@ class FakePulsar:
     def close(self) -> None: ...
 
 
-def client_of(fake: Any, timeout: float = 5.0) -> Client:
-    client = Client(broker="pulsar://127.0.0.1:1", timeout_seconds=timeout)
-    assert client._broker is not None
+class SilentPulsar(FakePulsar):
+    """Connects only when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connects = threading.Event()
+        self.asked: list[str] = []
+
+    def create_producer(self, topic: str, **more: Any) -> Any:
+        self.asked.append(topic)
+        assert self.connects.wait(20)
+        return super().create_producer(topic, **more)
+
+    def close(self) -> None:
+        self.connects.set()
+
+
+def client_of(fake: Any, timeout: float = 5.0, kind: type[Any] = Client) -> Any:
+    client = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=20)
     client._broker._client = fake
+    if not isinstance(fake, SilentPulsar):
+        for topic in (CONTROL_TOPIC, "persistent://public/default/orders"):
+            client._broker._producer(topic, time.monotonic() + 20)
+    client._timeout_seconds = client._broker._timeout_seconds = timeout
     return client
+
+
+def both(client: Any) -> Client:
+    return awaited(client) if isinstance(client, AsyncClient) else client
 
 
 def told(
@@ -101,47 +134,151 @@ def test_a_message_is_sent_with_its_time_and_its_id_knows_it() -> None:
     assert (more["partition_key"], more["event_timestamp"]) == ("k", NOON_MILLIS)
 
 
+def test_producers_go_on_counting_when_a_partition_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which they do with an initial sequence id; Pulsar's client takes 0 for none."""
+    made: list[Any] = []
+    client: Any = object.__new__(pulsar.Client)
+    client._client = SimpleNamespace(create_producer=lambda _, configuration: made.append(configuration))
+    lake = Client(broker="pulsar://127.0.0.1:1")
+    assert lake._broker is not None
+    monkeypatch.setattr(lake._broker, "_client", client)
+    lake._broker._connect("persistent://public/default/orders")
+    client.create_producer("orders", initial_sequence_id=FIRST_SEQUENCE_ID)
+    assert [configuration.initial_sequence_id() for configuration in made] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("result", "error"),
-    [("Timeout", NoAnswer), ("MessageTooBig", Invalid), ("ConnectError", Unavailable), ("silence", NoAnswer)],
+    [
+        ("Timeout", NoAnswer),
+        ("MessageTooBig", Invalid),
+        ("NotAllowedError", Invalid),
+        ("ConnectError", Unavailable),
+        ("silence", NoAnswer),
+    ],
 )
 def test_a_message_that_is_not_taken(result: str, error: type[DelayLakeError]) -> None:
-    with client_of(FakePulsar(result), 0.1) as lake:
+    with client_of(FakePulsar(result), 0.1 if result == "silence" else 20.0) as lake:
         with pytest.raises(DelayLakeError) as raised:
             lake.schedule("orders", b"", at=NOON)
         assert type(raised.value) is error
-        with pytest.raises(NotFound):
-            lake.schedule("missing", b"", at=NOON)
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(
-    kind: type[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 1000.0
-    lake = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=30)
+    lake = Client(broker="pulsar://127.0.0.1:1", timeout_seconds=30)
     waited: list[float | None] = []
 
-    def connect(self: Broker, _: Any) -> Future[Any]:
+    def connect(self: Broker, *_: Any) -> Future[Any]:
         nonlocal clock
         clock += 29.75
         return _Unanswered(waited)
 
-    async def wait_for(_: Any, seconds: float) -> None:
-        waited.append(seconds)
-        raise TimeoutError
-
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    monkeypatch.setattr(asyncio, "wait_for", wait_for)
     monkeypatch.setattr(Broker, "schedule", connect)
     monkeypatch.setattr(Broker, "send", connect)
     for call in (
         lambda: lake.schedule("orders", b"", at=NOON),
         lambda: lake.skip("orders", "7:0", subscription="a"),
     ):
-        with pytest.raises(NoAnswer):
-            asyncio.run(call()) if kind is AsyncClient else call()
+        with pytest.raises(Unavailable):
+            call()
     assert waited == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_who_waits_for_a_silent_broker_waits_no_longer_than_a_call_may(kind: type[Any]) -> None:
+    """However many wait: the first one connects for all."""
+    fake, calls = SilentPulsar(), 12
+    command: dict[str, Any] = {"subscription": "a", "request_id": "mine"}
+
+    async def ask() -> list[Any]:
+        async with client_of(fake, 0.3, AsyncClient) as lake:
+            asked = [lake.schedule("orders", b"", at=NOON) for _ in range(calls)]
+            return await asyncio.gather(*asked, lake.skip("orders", "7:0", **command), return_exceptions=True)
+
+    def ask_in_threads() -> list[Any]:
+        with client_of(fake, 0.3) as lake, ThreadPoolExecutor(calls + 1) as pool:
+            asked = [pool.submit(lake.schedule, "orders", b"", at=NOON) for _ in range(calls)]
+            last = pool.submit(lake.skip, "orders", "7:0", **command)
+            return [one.exception() for one in (*asked, last)]
+
+    found = ask_in_threads() if kind is Client else asyncio.run(ask())
+    assert {type(one) for one in found} == {Unavailable}
+    assert {"pulsar://127.0.0.1:1 does not answer" in str(one) for one in found} == {True}
+    assert found[-1].request_id == "mine"
+    assert len(fake.asked) == len(set(fake.asked))
+
+
+def test_nothing_is_sent_when_the_time_of_its_call_is_over() -> None:
+    """Who called was told that it was not: a copy would be another message."""
+    fake, before = FakePulsar(), time.monotonic() - 1
+    with client_of(fake) as lake:
+        for send in (
+            lambda: lake._broker.schedule(scheduled("orders", b"", NOON, None, None, None, None, None), before),
+            lambda: lake._broker.send(command("skip", "orders", "7:0", "a", "mine"), before),
+        ):
+            with pytest.raises(Unavailable):
+                send()
+    assert not fake.sent
+
+
+def test_a_program_that_ends_while_a_broker_does_not_answer_is_not_aborted() -> None:
+    program = """
+        import socket
+        from datetime import timedelta
+        from delaylake import Client, Unavailable
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            url = f"pulsar://127.0.0.1:{server.getsockname()[1]}"
+            lake = Client(broker=url, timeout_seconds=0.3, broker_options={"connection_timeout_ms": 30_000})
+            try:
+                lake.schedule("orders", b"", after=timedelta(1))
+            except Unavailable as error:
+                print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "does not answer" in done.stdout
+
+
+def test_a_client_that_was_connected_before_a_fork_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the child it would wait for threads that only the parent has."""
+    lake = Client(broker="pulsar://127.0.0.1:1")
+    assert lake._broker is not None
+    monkeypatch.setattr(lake._broker, "_process", os.getpid() + 1)
+    with pytest.raises(RuntimeError, match="before a fork"):
+        lake.schedule("orders", b"", at=NOON)
+    lake.close()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_topic_that_could_not_be_connected_is_connected_by_the_next_call(kind: type[Any]) -> None:
+    fake = FakePulsar()
+    with both(client_of(fake, kind=kind)) as lake:
+        for _ in range(2):
+            with pytest.raises(NotFound, match=r"missing at pulsar://127\.0\.0\.1:1: TopicNotFound"):
+                lake.schedule("missing", b"", at=NOON)
+        fake.missing = "nothing"
+        lake.schedule("missing", b"", at=NOON)
+    assert len(fake.sent) == 1
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_is_sent_while_the_client_is_closed_may_be_sent(kind: type[Any]) -> None:
+    """The broker has it, and has not told."""
+    fake = FakePulsar("AlreadyClosed")
+    with both(client_of(fake, kind=kind)) as lake, pytest.raises(NoAnswer):
+        lake.schedule("orders", b"", at=NOON)
+    lake = client_of(FakePulsar(), kind=kind)
+    assert lake._broker is not None
+    told = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"), time.monotonic() + 20)
+    lake._broker.close()
+    with pytest.raises(NoAnswer, match="closed") as raised:
+        told.result(0)
+    assert raised.value.request_id == "mine"
 
 
 class _Unanswered(Future[Any]):
@@ -157,8 +294,8 @@ class _Unanswered(Future[Any]):
 
 
 def test_commands_are_those_of_the_control_topic() -> None:
-    fake = FakePulsar()
-    with client_of(fake, 0.01) as lake:
+    fake = FakePulsar("Timeout")
+    with client_of(fake) as lake:
         there: Any = {"subscription": "a", "request_id": "mine"}
         for ask in (
             lambda: lake.cancel("orders", "7:0", deliver_at=NOON, **there),
@@ -188,16 +325,14 @@ def test_commands_are_those_of_the_control_topic() -> None:
 
 
 def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was() -> None:
-    fake = FakePulsar()
+    fake = FakePulsar("Timeout")
     there: Any = {"subscription": "a"}
 
     async def ask() -> None:
-        lake = AsyncClient(broker="pulsar://127.0.0.1:1", timeout_seconds=0.01)
-        assert lake._broker is not None
-        lake._broker._client = cast("pulsar.Client", fake)
-        await lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there)
+        async with client_of(fake, kind=AsyncClient) as lake:
+            await lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there)
 
-    with client_of(fake, 0.01) as lake:
+    with client_of(fake) as lake:
         for first in (
             lambda: asyncio.run(ask()),
             lambda: lake.reschedule("orders", "7:0", after=timedelta(hours=1), **there),
@@ -208,15 +343,15 @@ def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it
             error = raised.value
             with pytest.raises(NoAnswer):
                 lake.reschedule("orders", "7:0", at=error.deliver_at, request_id=error.request_id, **there)
-            assert len(fake.sent) > 1
+            assert len(fake.sent) == 2
             sent = [ControlCommand.FromString(payload) for _, payload, _ in fake.sent]
             assert {one.request_id for one in sent} == {error.request_id}
             assert len({one.reschedule.deliver_at for one in sent}) == 1
 
 
 def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
-    fake = FakePulsar()
-    with client_of(fake, 0.01) as lake:
+    fake = FakePulsar("Timeout")
+    with client_of(fake) as lake:
         there: Any = {"schedule_key": "k", "subscription": "a", "request_id": "mine"}
         for ask in (
             lambda: lake.cancel("orders", **there),
@@ -239,7 +374,7 @@ def test_a_command_without_an_answer_is_sent_once_more() -> None:
     fake = FakePulsar()
     with client_of(fake, 1.0) as lake:
         assert lake._broker is not None
-        future = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"))
+        future = lake._broker.send(command("skip", "orders", "7:0", "a", "mine"), time.monotonic() + 20)
         deadline = time.monotonic() + 10
         while len(fake.sent) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -256,7 +391,7 @@ def answer(of: Any, *outcomes: ControlOutcome) -> Future[list[Outcome]]:
     client = client_of(fake)
     assert client._broker is not None
     broker: Broker = client._broker
-    future = broker.send(of)
+    future = broker.send(of, time.monotonic() + 20)
     fake.outcomes += outcomes
     future.exception(5)
     client.close()

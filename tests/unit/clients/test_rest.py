@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -75,9 +77,21 @@ Ask = Callable[..., tuple[Any, Api]]
 @pytest.fixture(params=["sync", "async"])
 def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Calls a method of the client, or of the asynchronous one, with the answers that the API will give."""
-    monkeypatch.setattr(rest, "_FIRST_PAUSE_SECONDS", 0.001)
+    now = 0.0
 
-    def call(answers: Answers, method: str, *arguments: Any, timeout: float = 5.0, **more: Any) -> tuple[Any, Api]:
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def pause_async(seconds: float) -> None:
+        pause(seconds)
+
+    # Time passes only between attempts: then what is expected depends on no machine.
+    monkeypatch.setattr(rest, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(asyncio, "sleep", pause_async)
+
+    def call(answers: Answers, method: str, *arguments: Any, timeout: float = 300.0, **more: Any) -> tuple[Any, Api]:
         api = Api(answers)
         transport = httpx.MockTransport(api)
 
@@ -133,7 +147,7 @@ def test_when_its_time_is_over_the_error_says_whether_it_may_be_done(
     ask: Ask, answer: Any, error: type[DelayLakeError]
 ) -> None:
     with pytest.raises(Unavailable) as raised:
-        ask([answer], "restore", "orders", "7:0", request_id="mine", timeout=0.1)
+        ask([answer], "restore", "orders", "7:0", request_id="mine", timeout=30)
     assert type(raised.value) is error
     assert raised.value.request_id == "mine"
     assert raised.value.deliver_at is None
@@ -142,7 +156,7 @@ def test_when_its_time_is_over_the_error_says_whether_it_may_be_done(
 def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was(ask: Ask) -> None:
     slow: Answers = [httpx.ReadTimeout("slow")]
     with pytest.raises(NoAnswer) as raised:
-        ask(slow, "reschedule", "orders", "7:0", after=timedelta(hours=1), timeout=0.1)
+        ask(slow, "reschedule", "orders", "7:0", after=timedelta(hours=1), timeout=30)
     error = raised.value
     assert error.deliver_at is not None
     assert timedelta(minutes=59) < error.deliver_at - datetime.now(UTC) <= timedelta(hours=1)
@@ -196,9 +210,54 @@ def test_without_outcomes_the_status_is_the_error(ask: Ask, status: int, error: 
         assert type(raised.value) is error
 
 
-def test_what_is_no_admin_api_is_said(ask: Ask) -> None:
-    with pytest.raises(DelayLakeError, match="is it an admin API"):
-        ask([httpx.Response(200, text="<html>")], "skip", "orders", "7:0")
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        *((200, body) for body in ("", "<html>", "[]", '{"detail": "all is well"}')),
+        *((404, body) for body in ("", "<html>", "[]", '{"detail": "Not Found"}')),
+        *((status, "<html>") for status in (302, 400, 405, 410, 412, 500, 501)),
+    ],
+)
+def test_what_is_no_admin_api_is_said(ask: Ask, status: int, body: str) -> None:
+    calls: dict[str, dict[str, Any]] = {
+        "skip": {"message": "7:0"},
+        "redrive": {"subscription": "a"},
+        "pending": {},
+        "schedules": {},
+        "get": {"message": "7:0"},
+    }
+    for method, more in calls.items():
+        with pytest.raises(DelayLakeError, match="is it delaylake's admin API") as raised:
+            ask([httpx.Response(status, text=body)], method, "orders", **more)
+        assert type(raised.value) is DelayLakeError
+        assert str(raised.value).startswith(f"{URL}/admin/v2/persistent/public/default/orders/")
+
+
+@pytest.mark.parametrize("token", ["t", "t\n", lambda: " t\n"])
+def test_a_token_may_be_what_a_file_has(token: Any) -> None:
+    api = Api([done("APPLIED")])
+    with httpx.Client(transport=httpx.MockTransport(api)) as http:
+        Client(URL, http=http, token=token).skip("orders", "7:0")
+    assert api.asked[0].headers["Authorization"] == "Bearer t"
+
+
+def test_an_outcome_that_names_no_message_is_of_the_one_asked_for(ask: Ask) -> None:
+    whole = outcome("NOT_ALLOWED") | {"ledgerId": -1, "entryId": -1}
+    with pytest.raises(NotAllowed, match=r"^7:0:2:3 a NOT_ALLOWED"):
+        ask([httpx.Response(405, json={"outcomes": [whole], "reason": "no"})], "skip", "orders", "7:0:2:3")
+
+
+def test_errors_show_no_password() -> None:
+    with httpx.Client(transport=httpx.MockTransport(Api([httpx.Response(404)]))) as http:
+        lake = Client("http://me:secret@api.example", http=http)
+        with pytest.raises(DelayLakeError, match=r"^http://api\.example/admin/"):
+            lake.skip("orders", "7:0")
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, Forbidden), (403, Forbidden), (413, Invalid)])
+def test_a_proxy_may_refuse_without_a_reason(ask: Ask, status: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match=str(status)):
+        ask([httpx.Response(status, text="<html>")], "skip", "orders", "7:0")
 
 
 def listed(entry: int, *subscriptions: str, batch_index: int = -1) -> dict[str, Any]:

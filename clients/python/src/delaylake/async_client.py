@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import httpx
 
 from delaylake import commands, paging, rest
-from delaylake.commands import Command, KeyRule, Misfire, Repeat, ScheduleMode
+from delaylake.commands import Command
 from delaylake.connections import Connections
-from delaylake.errors import NoAnswer, Unavailable
+from delaylake.errors import Unavailable
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
+from delaylake.scheduled import KeyRule, Misfire, Repeat, ScheduleMode, scheduled
 
 _Listed = TypeVar("_Listed")
+_Result = TypeVar("_Result")
 
 
 class AsyncClient(Connections[httpx.AsyncClient]):
-    """As `Client`, for asyncio. An asynchronous context manager.
+    """As `Client`, for asyncio. An asynchronous context manager; for one event loop.
 
     ```python
     async with AsyncClient("http://127.0.0.1:8081", broker="pulsar://localhost:6650") as lake:
@@ -37,7 +40,8 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Ends the connections. What is called after that is a RuntimeError."""
+        self._is_closed = True
         if self._is_own_http:
             await self._http.aclose()
         if self._broker:
@@ -66,15 +70,9 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         """See `Client.schedule`."""
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
-        message = commands.scheduled(
-            topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
-        )
-        begun = time.monotonic()
-        sent = await asyncio.to_thread(self._pulsar().schedule, message)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(sent), self._seconds_left(begun))
-        except asyncio.TimeoutError:
-            raise NoAnswer(f"{message.topic}: the broker has not confirmed the message") from None
+        message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
+        broker = self._pulsar()
+        return await self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
 
     async def cancel(
         self,
@@ -240,14 +238,28 @@ class AsyncClient(Connections[httpx.AsyncClient]):
             return await self._tell_broker(command)
 
     async def _tell_broker(self, command: Command) -> list[Outcome]:
-        begun = time.monotonic()
-        told = await asyncio.to_thread(self._pulsar().send, command)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(told), self._seconds_left(begun))
-        except asyncio.TimeoutError:
-            raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
+        broker = self._pulsar()
+        not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
+        return await self._in_time(partial(broker.send, command), not_in_time)
 
-    async def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
+    async def _in_time(
+        self, begin: Callable[[float], Future[_Result]], not_in_time: Callable[[], Exception]
+    ) -> _Result:
+        deadline = self._deadline()
+
+        async def done() -> _Result:
+            return await asyncio.wrap_future(await asyncio.to_thread(begin, deadline))
+
+        try:
+            return await asyncio.wait_for(done(), self._seconds_until(deadline))
+        except asyncio.TimeoutError:
+            raise not_in_time() from None
+
+    def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
+        self._api()  # what is missing is said now, and not when the first is asked for
+        return self._read_pages(listing)
+
+    async def _read_pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
         n = 0
         call: rest.Call | None = listing.first()
         while call:
@@ -258,21 +270,28 @@ class AsyncClient(Connections[httpx.AsyncClient]):
 
     async def _call(self, call: rest.Call) -> httpx.Response:
         attempts = rest.Attempts(call, self._timeout_seconds)
-        url = self._api() + call.path
         while True:
             asked = 0.0
             try:
-                response = await self._http.request(
-                    call.method,
-                    url,
-                    params=call.params,
-                    json=call.content,
-                    headers=call.headers | self._headers(),
-                    timeout=attempts.timeout,
-                )
+                response = await self._attempt(call, attempts)
                 asked = rest.retry_after(response)
                 rest.raise_if_unavailable(response)
                 return response
             except (httpx.RequestError, Unavailable) as error:
                 pause = attempts.pause_after(error, asked)
             await asyncio.sleep(pause)
+
+    async def _attempt(self, call: rest.Call, attempts: rest.Attempts) -> httpx.Response:
+        asked = self._http.request(
+            call.method,
+            self._api() + call.path,
+            params=call.params,
+            json=call.content,
+            headers=call.headers | self._headers(),
+            timeout=attempts.timeout,
+        )
+        try:
+            # httpx bounds each step, and not all of them: an answer may come byte by byte.
+            return await asyncio.wait_for(asked, attempts.seconds_left)
+        except asyncio.TimeoutError:
+            raise httpx.ReadTimeout("no answer in time, or not all of it") from None

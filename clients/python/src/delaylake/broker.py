@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures
 import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from delaylake.commands import Command, Scheduled
+from delaylake.commands import Command
 from delaylake.errors import DelayLakeError, Forbidden, Invalid, NoAnswer, NotFound, Unavailable
 from delaylake.message_ids import MessageId, Outcome
+from delaylake.threads import in_thread
 
 if TYPE_CHECKING:
     import pulsar
 
+    from delaylake.scheduled import Scheduled
     from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome, SkipEntry
 
 CONTROL_TOPIC = "persistent://public/default/delaylake-control"
 OUTCOME_TOPIC = "persistent://public/default/delaylake-outcomes"
 
 _POLL_MILLIS = 300
+_CONNECT_SECONDS = 10.0  # for one of the broker's addresses
 _ISSUED_BY = "delaylake-client"
 
 # With a first number the client goes on counting when a partition is added to the topic; without, it would count anew,
-# and the broker drop as repeated what it sends.
-_FIRST_SEQUENCE_ID = 0
+# and the broker drop as repeated what it sends. Pulsar's client takes 0 for none.
+_FIRST_SEQUENCE_ID = 1
 
 
 class Broker:
@@ -57,26 +64,41 @@ class Broker:
         self._url = url
         self._token = token
         self._timeout_seconds = timeout_seconds
-        self._topics = control_topic, outcome_topic
+        self.control_topic = control_topic
+        self._outcome_topic = outcome_topic
         self._options = options
         self._lock = threading.Lock()
         self._client: pulsar.Client | None = None
-        self._producers: dict[str, pulsar.Producer] = {}
+        self._producers: dict[str, Future[pulsar.Producer]] = {}  # by topic, from when one is connected for on
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
         self._reading: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._process = 0  # that has connected
+        self._at_exit: Callable[[], None] | None = None
 
     def close(self) -> None:
         """Sends what is waiting to be sent, and ends the connection."""
         self._stopped.set()
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        if self._process not in (0, os.getpid()):
+            return  # the connection is that of the process that this one was forked from
         if self._reading is not None:
             self._reading.join()
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        concurrent.futures.wait(list(self._producers.values()), _CONNECT_SECONDS)
+        for answer in [answer for answers in list(self._waiting.values()) for answer in answers]:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                answer.told.set_exception(NoAnswer("the client was closed", request_id=answer.command.request_id))
 
-    def schedule(self, message: Scheduled) -> Future[MessageId]:
-        """Sends a message; the result is its id once the broker has it.
+    def schedule(self, message: Scheduled, deadline: float) -> Future[MessageId]:
+        """Sends a message; the result is its id once the broker has it. Waits until it is connected.
+
+        Args:
+            deadline: later than this, by the monotonic clock, nothing is sent.
 
         Raises:
             Unavailable, NotFound, Forbidden: there is no such broker, or it takes no messages for this topic. The
@@ -93,7 +115,7 @@ class Broker:
                     position = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
                     sent.set_result(MessageId(*position, message_id.batch_index(), deliver_at=message.deliver_at))
 
-        self._producer(message.topic).send_async(
+        self._producer(message.topic, deadline).send_async(
             message.payload,
             answered,
             properties=message.properties,
@@ -103,8 +125,11 @@ class Broker:
         )
         return sent
 
-    def send(self, command: Command) -> Future[list[Outcome]]:
+    def send(self, command: Command, deadline: float) -> Future[list[Outcome]]:
         """Publishes a command; the result is what became of its message, or the error of that.
+
+        Args:
+            deadline: as above.
 
         Raises:
             ValueError: the command names no subscription, or `*`.
@@ -112,9 +137,7 @@ class Broker:
         """
         if command.subscription in (None, "*"):
             raise ValueError("name a subscription: without an admin API it is not known which the topic has")
-        control_topic, _ = self._topics
-        producer = self._producer(control_topic)
-        self._read_outcomes()
+        producer = self._producer(self.control_topic, deadline, command.request_id)
         answer = _Answer(command)
         self._waiting.setdefault(command.request_id, []).append(answer)
         answer.told.add_done_callback(lambda _: self._forget(answer))
@@ -122,7 +145,7 @@ class Broker:
         def answered(result: Any, _: Any) -> None:
             with contextlib.suppress(Exception):
                 if result.name != "Ok":
-                    answer.told.set_exception(_error(result.name, control_topic, True, command.request_id))
+                    answer.told.set_exception(_error(result.name, self.control_topic, True, command.request_id))
 
         body = control_command(command).SerializeToString()
         answer.again = time.monotonic() + self._timeout_seconds / 2, body
@@ -133,49 +156,88 @@ class Broker:
         import pulsar
 
         if self._stopped.is_set():
-            raise DelayLakeError("the client is closed")
+            raise RuntimeError("the client is closed")
         if self._client is None:
             given: dict[str, Any] = {
                 "logger": pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
                 "operation_timeout_seconds": max(1, int(self._timeout_seconds)),
+                "connection_timeout_ms": max(1, int(min(self._timeout_seconds, _CONNECT_SECONDS) * 1000)),
             }
             if self._token is not None:
                 given["authentication"] = pulsar.AuthenticationToken(self._token)
             if self._url.startswith("pulsar+ssl:"):
                 given["tls_validate_hostname"] = True
             self._client = pulsar.Client(self._url, **{**given, **self._options})
+            self._process = os.getpid()
+            self._close_at_exit()
         return self._client
 
-    def _producer(self, topic: str) -> pulsar.Producer:
+    def _close_at_exit(self) -> None:
+        """Ends the threads that are in Pulsar's client before Python does, which would abort the program."""
+        reference = weakref.ref(self)
+
+        def close() -> None:
+            if (broker := reference()) is not None:
+                broker.close()
+
+        self._at_exit = close
+        atexit.register(close)
+
+    def _producer(self, topic: str, deadline: float, request_id: str = "") -> pulsar.Producer:
+        """Returns the producer of a topic. Who asks while one connects waits for it, no longer than a call may."""
         import pulsar
 
+        if self._process not in (0, os.getpid()):
+            raise RuntimeError("the client was connected to the broker before a fork: make one in each process")
         with self._lock:
-            if topic not in self._producers:
-                try:
-                    self._producers[topic] = self._connected().create_producer(
-                        topic,
-                        send_timeout_millis=int(self._timeout_seconds * 1000),
-                        block_if_queue_full=True,
-                        initial_sequence_id=_FIRST_SEQUENCE_ID,
-                    )
-                except pulsar.PulsarException as error:
-                    raise _error(type(error).__name__, topic) from error
-            return self._producers[topic]
+            connecting = self._producers.get(topic)
+            if connecting is None or (connecting.done() and connecting.exception() is not None):
+                connecting = self._producers[topic] = in_thread(partial(self._connect, topic))
+        try:
+            producer = connecting.result(max(deadline - time.monotonic(), 0))
+        except concurrent.futures.TimeoutError:
+            raise self.not_in_time(topic, request_id) from None
+        except pulsar.PulsarException as error:
+            raise _error(type(error).__name__, f"{topic} at {self._url}", request_id=request_id) from error
+        if time.monotonic() > deadline:  # who called may have been told that nothing was sent
+            raise self.not_in_time(topic, request_id)
+        return producer
 
-    def _read_outcomes(self) -> None:
+    def not_in_time(self, topic: str, request_id: str = "") -> Unavailable:
+        """Returns the error for a call whose time is over."""
+        if not self._is_connected(topic):
+            return Unavailable(f"{topic}: the broker {self._url} does not answer", request_id=request_id)
+        if topic == self.control_topic:
+            return NoAnswer("no answer (does the job run?)", request_id=request_id)
+        return NoAnswer(f"{topic}: the broker has not confirmed the message")
+
+    def _is_connected(self, topic: str) -> bool:
+        """Whether anything could be sent to a topic yet."""
+        connecting = self._producers.get(topic)
+        return connecting is not None and connecting.done() and connecting.exception() is None
+
+    def _connect(self, topic: str) -> pulsar.Producer:
+        with self._lock:
+            client = self._connected()
+        if topic == self.control_topic:
+            self._read_outcomes(client)
+        return client.create_producer(
+            topic,
+            send_timeout_millis=max(1, int(self._timeout_seconds * 1000)),
+            block_if_queue_full=True,
+            initial_sequence_id=_FIRST_SEQUENCE_ID,
+        )
+
+    def _read_outcomes(self, client: pulsar.Client) -> None:
         """Reads the outcome topic from now on, in a thread."""
         import pulsar
 
-        with self._lock:
-            if self._reading is not None:
-                return
-            _, outcome_topic = self._topics
-            try:
-                reader = self._connected().create_reader(outcome_topic, pulsar.MessageId.latest)
-            except pulsar.PulsarException as error:
-                raise _error(type(error).__name__, outcome_topic) from error
-            self._reading = threading.Thread(target=self._read, args=(reader,), name="delaylake-outcomes", daemon=True)
-            self._reading.start()
+        if self._reading is not None:
+            return
+        reader = client.create_reader(self._outcome_topic, pulsar.MessageId.latest)
+        reading = threading.Thread(target=self._read, args=(reader,), name="delaylake-outcomes", daemon=True)
+        reading.start()
+        self._reading = reading
 
     def _read(self, reader: pulsar.Reader) -> None:
         import pulsar
@@ -210,7 +272,7 @@ class Broker:
                     _, body = answer.again
                     answer.again = None
                     with contextlib.suppress(Exception):
-                        self._producer(self._topics[0]).send_async(body, None)
+                        self._producer(self.control_topic, now + self._timeout_seconds).send_async(body, None)
 
     def _forget(self, answer: _Answer) -> None:
         others = self._waiting.get(answer.command.request_id, [])
@@ -240,8 +302,8 @@ class _Answer:
             return
         if command.schedule_key and published.schedule_key not in ("", command.schedule_key):
             return
-        position = published.ledger_id, published.entry_id, command.partition, published.batch_index
-        self._outcomes.append(Outcome(published.subscription, MessageId(*position), result, published.reason))
+        message = command.message_of(published.ledger_id, published.entry_id, published.batch_index)
+        self._outcomes.append(Outcome(published.subscription, message, result, published.reason))
         batch_index = -1 if command.message is None else command.message.batch_index
         is_whole = published.ledger_id < 0 or published.batch_index in (-1, batch_index)
         # Where an entry's messages share no result, each has an outcome.
@@ -308,10 +370,14 @@ _KINDS: dict[str, type[DelayLakeError]] = {
     "AuthorizationError": Forbidden,
     "MessageTooBig": Invalid,
     "InvalidTopicName": Invalid,
+    "NotAllowedError": Invalid,  # such as a partition that the topic does not have
 }
+
+
+_MAY_BE_SENT = ("Timeout", "AlreadyClosed")
 
 
 def _error(name: str, topic: str, was_sent: bool = False, request_id: str = "") -> DelayLakeError:
     """Returns the error for a result of Pulsar's client."""
-    unknown = NoAnswer if was_sent and name == "Timeout" else Unavailable
+    unknown = NoAnswer if was_sent and name in _MAY_BE_SENT else Unavailable
     return _KINDS.get(name, unknown)(f"{topic}: {name}", request_id=request_id)

@@ -6,16 +6,19 @@ import concurrent.futures
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import httpx
 
 from delaylake import commands, paging, rest
-from delaylake.commands import Command, KeyRule, Misfire, Repeat, ScheduleMode
+from delaylake.commands import Command
 from delaylake.connections import Connections
-from delaylake.errors import NoAnswer, Unavailable
+from delaylake.errors import Unavailable
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
+from delaylake.scheduled import KeyRule, Misfire, Repeat, ScheduleMode, scheduled
+from delaylake.threads import in_thread
 
 _Listed = TypeVar("_Listed")
 
@@ -47,7 +50,8 @@ class Client(Connections[httpx.Client]):
         self.close()
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Ends the connections. What is called after that is a RuntimeError."""
+        self._is_closed = True
         if self._is_own_http:
             self._http.close()
         if self._broker:
@@ -94,21 +98,20 @@ class Client(Connections[httpx.Client]):
             its id, with the time where one was given.
 
         Raises:
-            ValueError: the time or the key is none, or a property is the service's own.
+            ValueError: an argument, which it names, can't be what it is for, or a property is the service's own. The
+                service reads the rule in full: one that it can't read goes to the topic's rejects.
             NoAnswer: it may have been sent. There is no id to send it again with: a copy would be another message.
             Unavailable, NotFound, Forbidden, Invalid: the broker does not take it.
         """
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
-        message = commands.scheduled(
-            topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed
-        )
-        begun = time.monotonic()
-        sent = self._pulsar().schedule(message)
+        message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
+        deadline, broker = self._deadline(), self._pulsar()
+        sent = broker.schedule(message, deadline)
         try:
-            return sent.result(self._seconds_left(begun))
+            return sent.result(self._seconds_until(deadline))
         except concurrent.futures.TimeoutError:
-            raise NoAnswer(f"{message.topic}: the broker has not confirmed the message") from None
+            raise broker.not_in_time(message.topic) from None
 
     def cancel(
         self,
@@ -326,11 +329,12 @@ class Client(Connections[httpx.Client]):
 
         Args:
             subscription: waits for this one; None: for any.
-            properties: has all of these.
+            properties: has all of these; by a name with `=` nothing can be found.
             state: `waiting`, `held` (back by a pause, of what waits) or `cancelled`.
             limit: the most messages; None: all.
 
         Raises:
+            ValueError: an argument, which it names, can't be what it is for.
             Gone, NotFound, Forbidden, Unavailable: see there.
         """
         return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
@@ -372,15 +376,19 @@ class Client(Connections[httpx.Client]):
             return self._tell_broker(command)
 
     def _tell_broker(self, command: Command) -> list[Outcome]:
-        begun = time.monotonic()
-        told = self._pulsar().send(command)
+        deadline, broker = self._deadline(), self._pulsar()
+        told = broker.send(command, deadline)
         try:
-            return told.result(self._seconds_left(begun))
+            return told.result(self._seconds_until(deadline))
         except concurrent.futures.TimeoutError:
             told.cancel()
-            raise NoAnswer("no answer (does the job run?)", request_id=command.request_id) from None
+            raise broker.not_in_time(broker.control_topic, command.request_id) from None
 
     def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
+        self._api()  # what is missing is said now, and not when the first is asked for
+        return self._read_pages(listing)
+
+    def _read_pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
         n = 0
         call: rest.Call | None = listing.first()
         while call:
@@ -390,21 +398,29 @@ class Client(Connections[httpx.Client]):
 
     def _call(self, call: rest.Call) -> httpx.Response:
         attempts = rest.Attempts(call, self._timeout_seconds)
-        url = self._api() + call.path
         while True:
             asked = 0.0
             try:
-                response = self._http.request(
-                    call.method,
-                    url,
-                    params=call.params,
-                    json=call.content,
-                    headers=call.headers | self._headers(),
-                    timeout=attempts.timeout,
-                )
+                response = self._attempt(call, attempts)
                 asked = rest.retry_after(response)
                 rest.raise_if_unavailable(response)
                 return response
             except (httpx.RequestError, Unavailable) as error:
                 pause = attempts.pause_after(error, asked)
             time.sleep(pause)
+
+    def _attempt(self, call: rest.Call, attempts: rest.Attempts) -> httpx.Response:
+        ask = partial(
+            self._http.request,
+            call.method,
+            self._api() + call.path,
+            params=call.params,
+            json=call.content,
+            headers=call.headers | self._headers(),
+            timeout=attempts.timeout,
+        )
+        try:
+            # httpx bounds each step, and not all of them: an answer may come byte by byte.
+            return in_thread(ask).result(attempts.seconds_left)
+        except concurrent.futures.TimeoutError:
+            raise httpx.ReadTimeout("no answer in time, or not all of it") from None

@@ -49,10 +49,13 @@ class MessageId:
         """Returns an id of what was given as one, with the time where that is given, too.
 
         Raises:
+            TypeError: it is neither an id nor a text.
             ValueError: it is a text, and no id.
         """
         if isinstance(message, str):
             return cls.parse(message, deliver_at)
+        if not isinstance(message, MessageId):
+            raise TypeError(f"message is neither a MessageId nor its text: {message!r}")
         return message if deliver_at is None else replace(message, deliver_at=deliver_at)
 
 

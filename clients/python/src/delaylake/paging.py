@@ -40,8 +40,8 @@ class Listing(Generic[_Listed]):
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1: {self.limit}")
+        if self.limit is not None and not (isinstance(self.limit, int) and self.limit >= 1):
+            raise ValueError(f"limit must be a whole number, at least 1: {self.limit!r}")
 
     def first(self) -> Call:
         """Returns the call for the first page."""
@@ -59,7 +59,7 @@ class Listing(Generic[_Listed]):
         Raises:
             DelayLakeError: the API refuses.
         """
-        content = content_of(response)
+        content = content_of(response, self.name)
         found = [self.of_json(one) for one in content[self.name]]
         left = None if self.limit is None else self.limit - n - len(found)
         is_last = content["nextCursor"] is None or (left is not None and left <= 0)
@@ -85,15 +85,18 @@ def listing(
     """Makes a listing of a topic's pending messages.
 
     Raises:
-        ValueError: a time has no zone, or the state or the limit is none.
+        ValueError: a time has no zone, the state or the limit is none, or a property has a name with `=`.
     """
     if state not in STATES:
         raise ValueError(f"state must be one of {', '.join(STATES)}: {state!r}")
+    if wrong := [name for name in properties or () if not name or "=" in name]:
+        # The API reads name=value up to the first `=`.
+        raise ValueError(f"properties are listed by names without =, which are not empty: {wrong[0]!r}")
     query = {
         "subscription": subscription,
         "key": key,
-        "dueFrom": None if due_from is None else millis(due_from),
-        "dueBefore": None if due_before is None else millis(due_before),
+        "dueFrom": None if due_from is None else millis("due_from", due_from),
+        "dueBefore": None if due_before is None else millis("due_before", due_before),
         "property": [f"{name}={value}" for name, value in (properties or {}).items()] or None,
         "state": STATES[state],
     }

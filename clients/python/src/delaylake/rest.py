@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from delaylake.times import millis
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
+_LEAST_SHARE = 0.1  # of a call's time: with less left no further attempt is begun
 
 _OF_STATUS: dict[int, type[DelayLakeError]] = {
     400: Invalid,
@@ -46,6 +48,14 @@ _OF_STATUS: dict[int, type[DelayLakeError]] = {
     503: Unavailable,
     504: NoAnswer,
 }
+
+# Answers that come from a proxy on the way, too; the admin API gives a reason with each error.
+_OF_PROXIES = frozenset({401, 403, 413, 429, 502, 503, 504})
+
+_NO_PATH = "no such path"  # the admin API's reason where there is none, not even for a topic that there is not
+_WHOSE = "is it delaylake's admin API?"
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 # Method, and end of the path, of the calls for a schedule.
 _OF_SCHEDULES = {
@@ -85,8 +95,18 @@ class Call:
         return {"Prefer": "return=representation", "Idempotency-Key": self.command.request_id}
 
 
+def _check_request_id(request_id: str) -> None:
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise ValueError(f"request_id must be 1 to 128 characters of ASCII without spaces: {request_id[:200]!r}")
+
+
 def call(command: Command) -> Call:
-    """Returns the call that gives a command."""
+    """Returns the call that gives a command.
+
+    Raises:
+        ValueError: its request id is none that the API takes.
+    """
+    _check_request_id(command.request_id)
     message, subscription = command.message, command.subscription or "*"
     path = topic_path(command.topic)
     if message is None:
@@ -130,11 +150,11 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
     Raises:
         DelayLakeError: it is not done, or not for all of them.
     """
-    content = _content(response, command.request_id)
+    content = _content(response, "outcomes", command.request_id)
     found = [
         Outcome(
             one["subscription"],
-            MessageId(one["ledgerId"], one["entryId"], command.partition, one["batchIndex"]),
+            command.message_of(one["ledgerId"], one["entryId"], one["batchIndex"]),
             one["result"],
             one["reason"],
         )
@@ -161,8 +181,10 @@ def redrive(
     """Returns the call that re-drives dead letters.
 
     Raises:
-        ValueError: a time has no zone, or an id is none.
+        ValueError: a time has no zone, or the id of a message or the request is none.
     """
+    if request_id is not None:
+        _check_request_id(request_id)
     ids = None if messages is None else [MessageId.of(one) for one in messages]
     wanted = {
         "subscription": subscription,
@@ -170,8 +192,8 @@ def redrive(
         "properties": dict(properties) if properties else None,
         "messageIds": None if ids is None else [f"{one.ledger_id}:{one.entry_id}:{one.batch_index}" for one in ids],
         "reason": reason,
-        "publishedFrom": None if published_from is None else millis(published_from),
-        "publishedBefore": None if published_before is None else millis(published_before),
+        "publishedFrom": None if published_from is None else millis("published_from", published_from),
+        "publishedBefore": None if published_before is None else millis("published_before", published_before),
     }
     given = {name: value for name, value in wanted.items() if value is not None}
     content = {"filter": given, "dryRun": dry_run, "max": limit}
@@ -186,7 +208,7 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
     Raises:
         DelayLakeError: it was not done, or not for all dead letters.
     """
-    content = content_of(response, call.request_id)
+    content = content_of(response, "matched", call.request_id)
     return Redriven(
         content["matched"], content.get("redriven", 0), content.get("alreadyRedriven", 0), content.get("refused", 0)
     )
@@ -204,14 +226,20 @@ class Attempts:
     def __init__(self, call: Call, timeout_seconds: float) -> None:
         self._request_id = call.command.request_id if call.command else call.request_id
         self._deadline = time.monotonic() + timeout_seconds
+        self._last_begin = self._deadline - _LEAST_SHARE * timeout_seconds
         self._pause = _FIRST_PAUSE_SECONDS
         self._may_be_done = False
 
     @property
+    def seconds_left(self) -> float:
+        """What is left for the next attempt; some always is."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    @property
     def timeout(self) -> httpx.Timeout:
-        """What is left for the next attempt."""
-        left = max(self._deadline - time.monotonic(), 0.001)
-        return httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+        """What each step of the next attempt may take; those before it is sent take less, so that this is known."""
+        left = self.seconds_left
+        return httpx.Timeout(left, connect=min(0.9 * left, _CONNECT_SECONDS), pool=0.9 * left)
 
     def pause_after(self, error: httpx.RequestError | Unavailable, retry_after: float = 0.0) -> float:
         """Returns how many seconds to wait before the next attempt.
@@ -226,7 +254,7 @@ class Attempts:
         if isinstance(error, NoAnswer) or not isinstance(error, (Unavailable, *_NOT_SENT)):
             self._may_be_done = True
         pause = max(self._pause * random.uniform(0.5, 1), retry_after)
-        if time.monotonic() + pause >= self._deadline:
+        if time.monotonic() + pause >= self._last_begin:
             kind = NoAnswer if self._may_be_done else Unavailable
             raise kind(str(error) or type(error).__name__, request_id=self._request_id) from error
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
@@ -246,22 +274,22 @@ def retry_after(response: httpx.Response) -> float:
     return float(asked) if asked.isdigit() else 0.0
 
 
-def content_of(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
-    """Returns an answer's JSON.
+def content_of(response: httpx.Response, name: str, request_id: str = "") -> dict[str, Any]:
+    """Returns an answer's JSON, which has something of this name.
 
     Raises:
         DelayLakeError: the API refuses, or it is none.
     """
-    content = _content(response, request_id)
+    content = _content(response, name, request_id)
     _raise_status(response, content, request_id)
     return content
 
 
-def _content(response: httpx.Response, request_id: str = "") -> dict[str, Any]:
-    content = _content_or_none(response)
-    if content is None and response.is_success:
-        raise DelayLakeError(f"{response.url.host} answers with no JSON: is it an admin API?", request_id=request_id)
-    return content or {}
+def _content(response: httpx.Response, name: str, request_id: str) -> dict[str, Any]:
+    content = _content_or_none(response) or {}
+    if response.is_success and name not in content:
+        raise DelayLakeError(f"{_name(response)} without {name!r}: {_WHOSE}", request_id=request_id)
+    return content
 
 
 def _content_or_none(response: httpx.Response) -> dict[str, Any] | None:
@@ -273,13 +301,20 @@ def _content_or_none(response: httpx.Response) -> dict[str, Any] | None:
 
 
 def _raise_status(response: httpx.Response, content: dict[str, Any], request_id: str = "") -> None:
-    if not response.is_success:
-        kind = _OF_STATUS.get(response.status_code, DelayLakeError)
-        raise kind(_reason(response, content), request_id=request_id)
+    if response.is_success:
+        return
+    reason = _reason(response, content)
+    if reason.startswith(_NO_PATH) or ("reason" not in content and response.status_code not in _OF_PROXIES):
+        raise DelayLakeError(f"{_name(response)}, {reason}: {_WHOSE}", request_id=request_id)
+    raise _OF_STATUS.get(response.status_code, DelayLakeError)(reason, request_id=request_id)
+
+
+def _name(response: httpx.Response) -> str:
+    return f"{response.url.copy_with(query=None, userinfo=b'')} answers {response.status_code}"
 
 
 def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
-    return str((content or {}).get("reason") or f"{response.status_code} {response.reason_phrase}")
+    return str((content or {}).get("reason") or f"{response.status_code} {response.reason_phrase}".strip())
 
 
 def topic_path(topic: str) -> str:

@@ -7,19 +7,48 @@ from datetime import datetime, timedelta, timezone
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLI = timedelta(milliseconds=1)
 
+MAX_MILLIS = 253_402_300_799_999  # the end of the year 9999
 
-def millis(moment: datetime) -> int:
+
+def millis(name: str, moment: datetime) -> int:
     """Returns a time as ms since the epoch; a part of a millisecond counts as a whole one, so that nothing is early.
 
+    Args:
+        name: the caller's argument, for errors.
+
     Raises:
-        ValueError: it has no zone, so it may be any of 24 hours; or it is before 1970.
+        TypeError: it is no datetime.
+        ValueError: it has no zone, so it may be any of 24 hours; or it is before 1970, or beyond the year 9999 in UTC.
     """
+    if not isinstance(moment, datetime):
+        raise TypeError(f"{name} is no datetime: {moment!r}")
     if moment.tzinfo is None or moment.utcoffset() is None:
-        raise ValueError(f"{moment!r} has no time zone: datetime.now(timezone.utc), or astimezone()")
+        raise ValueError(f"{name} has no time zone: {moment!r} (datetime.now(timezone.utc), or astimezone())")
     since = -((_EPOCH - moment) // _MILLI)
     if since < 0:
-        raise ValueError(f"{moment!r} is before 1970")
+        raise ValueError(f"{name} is before 1970: {moment!r}")
+    if since > MAX_MILLIS:
+        raise ValueError(f"{name} is beyond the year 9999: {moment!r}")
     return since
+
+
+def duration_millis(name: str, duration: timedelta) -> int:
+    """Returns a duration as ms; a part of a millisecond is dropped.
+
+    Args:
+        name: the caller's argument, for errors.
+
+    Raises:
+        TypeError: it is no timedelta.
+        ValueError: it is negative, or so long that nothing can be that late.
+    """
+    if not isinstance(duration, timedelta):
+        raise TypeError(f"{name} is no timedelta: {duration!r}")
+    if duration < timedelta(0):
+        raise ValueError(f"{name} is negative: {duration!r}")
+    if duration // _MILLI > MAX_MILLIS:
+        raise ValueError(f"{name} is beyond the year 9999: {duration!r}")
+    return duration // _MILLI
 
 
 def moment(since_epoch: int) -> datetime:
@@ -31,12 +60,15 @@ def due(at: datetime | None, after: timedelta | None) -> int:
     """Returns when a message is due, ms since the epoch: `at`, or `after` from now by this machine's clock.
 
     Raises:
-        ValueError: both or none are given, `at` has no zone, or `after` is negative.
+        TypeError: `at` is no datetime, or `after` no timedelta.
+        ValueError: both or none are given, `at` has no zone, `after` is negative, or the time is beyond the year 9999.
     """
     if at is not None and after is None:
-        return millis(at)
+        return millis("at", at)
     if after is None or at is not None:
         raise ValueError("one of at and after is needed")
-    if after < timedelta(0):
-        raise ValueError(f"{after!r} is negative")
-    return millis(datetime.now(timezone.utc) + after)
+    duration_millis("after", after)
+    try:
+        return millis("after", datetime.now(timezone.utc) + after)
+    except OverflowError:
+        raise ValueError(f"after is beyond the year 9999: {after!r}") from None

@@ -1,0 +1,243 @@
+"""Messages that are sent for later: their properties, and what is refused before they are sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Literal, get_args
+from zoneinfo import ZoneInfo
+
+from delaylake.commands import checked_key, full_name
+from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment
+
+Misfire = Literal["once", "all", "skip"]
+ScheduleMode = Literal["replace", "keep", "debounce"]
+
+_DELIVER_AT = "deliverAt"
+_RESERVED = (
+    *(_DELIVER_AT, "deliverAfter"),
+    *("scheduleKey", "scheduleMode", "debounceMax"),
+    *("repeat", "timeZone", "repeatUntil", "repeatTimes", "misfire"),
+)
+_OURS = "delaylake."
+
+_MAX_REPEAT_BYTES = 512  # of a rule in UTF-8
+_SHORTEST_MILLIS = 1_000  # between two occurrences
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18}(?=[a-z]))?)(ms|s|m|h|d)?")
+_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
+_TIMES = re.compile(r"[1-9][0-9]{0,17}")
+
+# A zone that is missing where time zone data, or a part of it, is not installed.
+_LEGACY_ZONE = "US/Eastern"
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A message to send for later, with the property that says when it is due."""
+
+    topic: str
+    payload: bytes
+    deliver_at: datetime | None  # of a recurring message None: its rule says it
+    key: str | None
+    ordering_key: str | None
+    properties: dict[str, str]
+    event_time: int  # ms since the epoch; 0: none
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How a message recurs.
+
+    Attributes:
+        rule: a cron expression, `@every` and a duration, or an RRULE.
+        time_zone: IANA name of the zone that the rule means.
+        until: no occurrence is later; None: no such end.
+        times: how many occurrences there are; None: no such end.
+        misfire: what becomes of occurrences whose time has passed, as while the service was down.
+    """
+
+    rule: str
+    time_zone: str | None
+    until: datetime | None
+    times: int | None
+    misfire: Misfire | None
+
+    @classmethod
+    def of(
+        cls,
+        rule: str | None,
+        time_zone: str | None,
+        until: datetime | None,
+        times: int | None,
+        misfire: Misfire | None,
+    ) -> Repeat | None:
+        """Makes it of a caller's arguments; None: the message does not recur.
+
+        Raises:
+            ValueError: there is no rule, but something that goes with one; or a value is none that is allowed.
+        """
+        if rule is None:
+            if (time_zone, until, times, misfire) != (None, None, None, None):
+                raise ValueError("time_zone, repeat_until, repeat_times and misfire go with repeat")
+            return None
+        _check_rule(rule)
+        if time_zone is not None:
+            _check_zone(time_zone)
+        if times is not None and not _TIMES.fullmatch(str(times)):
+            raise ValueError(f"repeat_times must be a whole number, 1 or more: {times!r}")
+        if misfire not in (None, *get_args(Misfire)):
+            raise ValueError(f"misfire must be one of {', '.join(get_args(Misfire))}: {misfire!r}")
+        return cls(rule, time_zone, until, times, misfire)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of a message that recurs so.
+
+        Raises:
+            ValueError: the end has no time zone.
+        """
+        given = {
+            "repeat": self.rule,
+            "timeZone": self.time_zone,
+            "repeatUntil": None if self.until is None else millis("repeat_until", self.until),
+            "repeatTimes": self.times,
+            "misfire": self.misfire,
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """How a message gets on with the one that waits under its schedule key.
+
+    Attributes:
+        mode: None: `replace`.
+        debounce_max: how long after the first message of the key the newest is put off at most; None: no such limit.
+    """
+
+    key: str
+    mode: ScheduleMode | None
+    debounce_max: timedelta | None
+
+    @classmethod
+    def of(cls, key: str | None, mode: ScheduleMode | None, debounce_max: timedelta | None) -> KeyRule | None:
+        """Makes it of a caller's arguments; None: the message has no schedule key.
+
+        Raises:
+            ValueError: there is no key, but something that goes with one; or a value is none that is allowed.
+        """
+        if key is None:
+            if (mode, debounce_max) != (None, None):
+                raise ValueError("schedule_mode and debounce_max go with schedule_key")
+            return None
+        if mode not in (None, *get_args(ScheduleMode)):
+            raise ValueError(f"schedule_mode must be one of {', '.join(get_args(ScheduleMode))}: {mode!r}")
+        if debounce_max is not None and mode != "debounce":
+            raise ValueError('debounce_max goes with schedule_mode="debounce"')
+        if debounce_max is not None and duration_millis("debounce_max", debounce_max) < 1:
+            raise ValueError(f"debounce_max must be a millisecond or more: {debounce_max!r}")
+        return cls(checked_key(key), mode, debounce_max)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of a message with such a key."""
+        longest = None if self.debounce_max is None else duration_millis("debounce_max", self.debounce_max)
+        given = {"scheduleKey": self.key, "scheduleMode": self.mode, "debounceMax": longest}
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _check_text(name: str, text: str) -> None:
+    """Raises TypeError or ValueError for what Pulsar has no place for."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is no text: {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half a surrogate pair: {text!r}") from None
+
+
+def _check_rule(rule: str) -> None:
+    """Raises ValueError where a rule has not the shape of one; what else is wrong with it the service says."""
+    if not rule or len(rule.encode()) > _MAX_REPEAT_BYTES:
+        raise ValueError(f"repeat is empty or has more than {_MAX_REPEAT_BYTES} bytes")
+    if rule.startswith("@every "):
+        every = _DURATION.fullmatch(rule.removeprefix("@every ").strip())
+        if not every or not _SHORTEST_MILLIS <= round(float(every[1]) * _UNIT_MILLIS[every[2]]) <= MAX_MILLIS:
+            raise ValueError(f"repeat needs a duration after @every, a second or more, as 90s, 5m or 1d: {rule!r}")
+    elif "=" in rule:
+        parts = [part.partition("=") for part in rule.upper().removeprefix("RRULE:").split(";")]
+        if not all(name and value for name, _, value in parts):
+            raise ValueError(f"repeat is no RRULE, which has parts NAME=VALUE with ; between them: {rule!r}")
+        if not any(name == "FREQ" and value in _FREQUENCIES for name, _, value in parts):
+            raise ValueError(f"repeat is no RRULE, which has a FREQ of {', '.join(_FREQUENCIES)}: {rule!r}")
+    elif len(rule.split()) not in (5, 6):
+        raise ValueError(f"repeat is no cron expression of five fields, or six with seconds, @every or RRULE: {rule!r}")
+
+
+def _check_zone(name: str) -> None:
+    """Raises ValueError for a zone that this machine's data does not have; where that may be incomplete, nothing."""
+    if not isinstance(name, str):
+        raise TypeError(f"time_zone is no name of a zone, as Europe/Berlin: {name!r}")
+    if not _is_zone(name) and _is_zone(_LEGACY_ZONE):
+        raise ValueError(f"time_zone is none that this machine knows, as Europe/Berlin: {name!r}")
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        return False
+    return True
+
+
+def scheduled(
+    topic: str,
+    payload: bytes | str,
+    at: datetime | None,
+    after: timedelta | None,
+    key: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+    event_time: datetime | None,
+    repeat: Repeat | None = None,
+    key_rule: KeyRule | None = None,
+) -> Scheduled:
+    """Makes a message; a text is sent as UTF-8.
+
+    Raises:
+        TypeError: the payload is neither bytes nor a text, or an argument or a property is of another type.
+        ValueError: the time is none, or a property is one that the service sets or reads.
+    """
+    if not isinstance(payload, bytes | bytearray | memoryview | str):
+        raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")
+    given = dict(properties or {})
+    for name, value in given.items():
+        _check_text("the name of a property", name)
+        _check_text(f"the property {name!r}", value)
+    for name, text in (("key", key), ("ordering_key", ordering_key)):
+        if text is not None:
+            _check_text(name, text)
+    if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
+        raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
+    for rule in (repeat, key_rule):
+        if rule is not None:
+            given.update(rule.properties)
+    deliver_at = None if repeat is not None and at is None and after is None else due(at, after)
+    if deliver_at is not None:
+        given[_DELIVER_AT] = str(deliver_at)
+    if repeat is not None and repeat.until is not None:
+        first = millis("at", datetime.now(timezone.utc)) if deliver_at is None else deliver_at
+        if millis("repeat_until", repeat.until) < first:
+            raise ValueError(f"repeat_until is before the first occurrence: {repeat.until!r}")
+    return Scheduled(
+        full_name(topic),
+        payload.encode() if isinstance(payload, str) else bytes(payload),
+        None if deliver_at is None else moment(deliver_at),
+        key,
+        ordering_key,
+        given,
+        0 if event_time is None else millis("event_time", event_time),
+    )
