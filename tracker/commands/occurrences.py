@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +40,17 @@ MOST_AT_ONCE = 5_000
 
 _TABLE = "occurrences_done"
 
+_T = TypeVar("_T")
+
 # The number of a subscription, ledger, entry, number in the entry.
 _Message = tuple[int, int, int, int]
+
+
+class _Done(NamedTuple):
+    """An occurrence that was done before a rebuild. Times are ms since the epoch."""
+
+    at: int  # the next occurrence is later than this
+    sent_at: int | None  # None: not known
 
 
 class Occurrence(NamedTuple):
@@ -163,8 +172,8 @@ class Occurrences:
         self._store = store
         self._operations = operations
         data = store.get(_TABLE, (0, 0))
-        # By message, number and time by the rule; and those that were rescheduled, with their times.
-        self._done: dict[_Message, dict[int, int]] = {}
+        # By message and number; and those that were rescheduled, with their times.
+        self._done: dict[_Message, dict[int, _Done]] = {}
         self._rescheduled: dict[_Message, dict[int, int]] = {}
         self._is_changed = False
         if data:
@@ -298,9 +307,9 @@ class Occurrences:
     def _first_not_done(self, row: _Row, now: int) -> Occurrence | None:
         """Returns the first occurrence after a row's, which was done before a rebuild, that was not; None: none is."""
         done, times = self._done[row.message], self._rescheduled.get(row.message, {})
-        found = self._next(row, row.number, done[row.number], now, times)
+        found = self._next(row, row.number, *_from(done[row.number], now), times)
         while found is not None and found.number in done:
-            found = self._next(row, found.number, done[found.number], now, times)
+            found = self._next(row, found.number, *_from(done[found.number], now), times)
         return found
 
     def rebuild(self, rows: pa.Table) -> None:
@@ -312,8 +321,9 @@ class Occurrences:
         """Writes what is not in the store yet."""
         if self._is_changed:
             rows: list[tuple[int | None, ...]]
-            rows = [(*message, *done, None) for message, of in self._done.items() for done in of.items()]
-            rows += [(*message, n, 0, due) for message, of in self._rescheduled.items() for n, due in of.items()]
+            rows = [(*message, n, at, None, sent) for message, of in self._done.items() for n, (at, sent) in of.items()]
+            for message, times in self._rescheduled.items():
+                rows += [(*message, number, 0, due, None) for number, due in times.items()]
             if rows:
                 columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
                 self._store.put(_TABLE, (0, 0), pack(pa.table(columns, names=OCCURRENCES_DONE.names)))
@@ -324,10 +334,10 @@ class Occurrences:
     def _read(self, rows: pa.Table) -> None:
         """Takes rows over, as OCCURRENCES_DONE, of which earlier versions did not have all columns."""
         columns = (concat([rows], OCCURRENCES_DONE)[name].to_pylist() for name in OCCURRENCES_DONE.names)
-        for subscription, ledger, entry, index, number, at, due in zip(*columns, strict=True):
+        for subscription, ledger, entry, index, number, at, due, sent_at in zip(*columns, strict=True):
             message = subscription, ledger, entry, max(index, 0)
             if due is None:
-                self._done.setdefault(message, {})[number] = at
+                self._done.setdefault(message, {})[number] = _Done(at, sent_at)
             else:
                 self._rescheduled.setdefault(message, {})[number] = due
 
@@ -358,13 +368,19 @@ class Occurrences:
         due: list[Occurrence] = []
         # One that was missed and is passed over gives its number to the next.
         done, times = self._done.get(row.message, {}), self._rescheduled.get(row.message, {})
-        number, since = (row.number, row.since) if is_out or row.number in done else (row.number - 1, row.since)
-        since = done.get(number, since)
-        while (found := self._next(row, number, since, now, times)) is not None:
-            number, since = found.number, max(found.due, found.at or 0)
+        number = row.number if is_out or row.number in done else row.number - 1
+        since, then = _from(done[number], now) if number in done else (row.since, now)
+        while (found := self._next(row, number, since, then, times)) is not None:
             if found.number in done:
-                since = done[number]
-            elif found.due > cutoff:
+                number = found.number
+                since, then = _from(done[number], now)
+                continue
+            if row.rule.misfire is Misfire.SKIP and now - found.due > MISFIRE_GRACE_MILLIS:
+                found = self._next(row, number, now, now, {})
+                if found is None:
+                    break
+            number, since, then = found.number, max(found.due, found.at or 0), now
+            if found.due > cutoff:
                 break
             elif len(due) >= most:
                 # Not to be taken for one that has been handed out, its time is put off to the next tick's.
@@ -381,7 +397,13 @@ class Occurrences:
         return due, found
 
     def _next(self, row: _Row, number: int, since: int, now: int, times: Mapping[int, int]) -> Occurrence | None:
-        """Returns what follows an occurrence; `times`: of those that were rescheduled, ms since the epoch."""
+        """Returns what follows an occurrence.
+
+        Args:
+            since: what follows is later than this, ms since the epoch.
+            now: when the occurrence went out, ms since the epoch: what was missed by then is left out, but for `all`.
+            times: of those that were rescheduled, ms since the epoch.
+        """
         due = times.get(number + 1)
         if row.rule.misfire is Misfire.ALL:
             after = counts_from(since, row.published, now)
@@ -393,9 +415,9 @@ class Occurrences:
         return Occurrence(*found) if due is None else Occurrence(found[0], due, found[1])
 
     @staticmethod
-    def _forget(kept: dict[_Message, dict[int, int]], message: _Message, last: int) -> None:
+    def _forget(kept: dict[_Message, dict[int, _T]], message: _Message, last: int) -> None:
         """Forgets the occurrences of a message up to one."""
-        left = {number: time for number, time in kept.pop(message, {}).items() if number > last}
+        left = {number: one for number, one in kept.pop(message, {}).items() if number > last}
         if left:
             kept[message] = left
 
@@ -446,6 +468,11 @@ class Occurrences:
         by_rule = pa.array(pending.by_rule, mask=pending.by_rule == NEVER)
         was_due = pa.array(pending.was_due, mask=pending.was_due == NEVER)
         self._operations.move_on(rows, subscription, times, numbers, by_rule, was_due, has_next, is_replaced, sequence)
+
+
+def _from(done: _Done, now: int) -> tuple[int, int]:
+    """Returns the arguments `since` and `now` of `Occurrences._next` for what follows an occurrence that was done."""
+    return done.at, now if done.sent_at is None else done.sent_at
 
 
 def _misfires(of: _Rows, following: Int64Array, is_passed_over: BoolArray, now: int, masks: Int64Array) -> int:

@@ -78,6 +78,7 @@ OCCURRENCES_DONE = pa.schema(
             "due",
             pa.int64(),
         ),  # ms since the epoch: when it is due, as it is not done, but was rescheduled; null: it is done
+        ("sent_at", pa.int64()),  # ms since the epoch: what was due by then, and late, was missed; null: not known
     ]
 )
 
