@@ -184,6 +184,27 @@ class ControlClient:
         """
         return self._send(self._factory(topic, subscriptions).reschedule_keys(keys, deliver_at), timeout_seconds)
 
+    def skip_next_of_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips the next occurrence of the recurring messages of schedule keys; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        return self._send(self._factory(topic, subscriptions).skip_next_of_keys(keys), timeout_seconds)
+
+    def pause_schedules_of_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Pauses the recurring messages of schedule keys, or resumes them; yields what became of each.
+
+        Raises:
+            ControlError: not everything was answered in time.
+        """
+        made = self._factory(topic, subscriptions).pause_schedules_of_keys(keys, is_paused)
+        return self._send(made, timeout_seconds)
+
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:

@@ -247,8 +247,23 @@ class RequestFactory:
             command.reschedule.deliver_at = deliver_at
             yield self._by_key(command, part)
 
-    def _by_key(self, command: ControlCommand, keys: Sequence[str]) -> ControlRequest:
-        return ControlRequest(command, len(keys), ByKey(keys, self._names()), SKIPPED)
+    def skip_next_of_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
+        """Makes requests to skip the next occurrence of the recurring messages of schedule keys."""
+        for number, part in enumerate(_parts(keys)):
+            command = self._command(number)
+            command.skip_next.entries.extend(SkipEntry(schedule_key=key) for key in part)
+            yield self._by_key(command, part, with_later=False)
+
+    def pause_schedules_of_keys(self, keys: Sequence[str], is_paused: bool) -> Iterator[ControlRequest]:
+        """Makes requests to pause the recurring messages of schedule keys, or to resume them."""
+        for number, part in enumerate(_parts(keys)):
+            command = self._command(number)
+            entries = command.pause_schedule.entries if is_paused else command.resume_schedule.entries
+            entries.extend(SkipEntry(schedule_key=key) for key in part)
+            yield self._by_key(command, part, with_later=False)
+
+    def _by_key(self, command: ControlCommand, keys: Sequence[str], with_later: bool = True) -> ControlRequest:
+        return ControlRequest(command, len(keys), ByKey(keys, self._names(with_later)), SKIPPED)
 
     def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
         """Makes requests to undo cancels and skips of messages that are not due yet."""

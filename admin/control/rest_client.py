@@ -209,6 +209,27 @@ class RestClient:
         ]
         return self._post(calls, SKIPPED, timeout_seconds)
 
+    def skip_next_of_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Skips the next occurrence of the recurring messages of schedule keys; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        return self._post(_schedules_of_keys(topic, keys, subscriptions, "skipNext"), SKIPPED, timeout_seconds)
+
+    def pause_schedules_of_keys(
+        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
+    ) -> Iterator[Outcome]:
+        """Pauses the recurring messages of schedule keys, or resumes them; yields what became of each.
+
+        Raises:
+            ControlError: as above.
+        """
+        what = "pause" if is_paused else "resume"
+        return self._post(_schedules_of_keys(topic, keys, subscriptions, what), SKIPPED, timeout_seconds)
+
     def _one_by_one(
         self, topic: str, operation: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
@@ -337,6 +358,15 @@ class RestClient:
 def _path(topic: str) -> str:
     domain, _, rest = full_name(topic).partition("://")
     return "/".join(["/admin/v2", domain, *(quote(part, safe="") for part in rest.split("/", 2))])
+
+
+def _schedules_of_keys(
+    topic: str, keys: Sequence[str], subscriptions: Sequence[str], operation: str
+) -> list[tuple[str, Any]]:
+    """Returns the calls that do something to the schedules of keys, one each."""
+    names = list(subscriptions)
+    queries = [httpx.QueryParams({"scheduleKey": key, "subscriptionNames": names}) for key in keys]
+    return [(f"{_path(topic)}/schedules/{operation}?{query}", None) for query in queries]
 
 
 def _entry(message: MessageRef) -> dict[str, int]:

@@ -13,7 +13,7 @@ from admin.control.requests import CANCELLED, Cancel, Outcome, RequestFactory
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, answer, command_factory, send
 from admin.rest.pending_errors import refusal
-from admin.rest.request_bodies import BadRequestError, parse_subscriptions
+from admin.rest.request_bodies import BadRequestError, parse_schedule_key, parse_subscriptions
 from admin.rest.target_topic import Target, TargetTopic
 from admin.rest.topics_schema import (
     ACTION_RESPONSES,
@@ -58,6 +58,9 @@ ScheduleId = Annotated[
         description="The message's id, as ledger:entry[:batchIndex] or ledger:entry:partition:batchIndex.",
         examples=["7:0:-1:-1"],
     ),
+]
+KeyOfSchedule = Annotated[
+    str, Query(alias="scheduleKey", description="Of the recurring message that waits under it.", examples=["order-7"])
 ]
 OneSubscription = Annotated[str | None, Query(description="How far they have got for this one; none: for all.")]
 
@@ -158,6 +161,25 @@ async def skip_next_occurrence(
 
 
 @router.post(
+    TOPIC_PATH + "/schedules/skipNext",
+    summary="Skip the next occurrence of the schedule of a key",
+    description=SKIP_NEXT_OCCURRENCE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def skip_next_occurrence_of_key(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    schedule_key: KeyOfSchedule,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.skip_next_of_keys([_key(schedule_key)]), CANCEL_CODES)
+
+
+@router.post(
     TOPIC_PATH + "/schedules/{id}/pause",
     summary="Pause a schedule",
     description=PAUSE_SCHEDULE_TEXT,
@@ -177,6 +199,25 @@ async def pause_schedule(
 
 
 @router.post(
+    TOPIC_PATH + "/schedules/pause",
+    summary="Pause the schedule of a key",
+    description=PAUSE_SCHEDULE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def pause_schedule_of_key(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    schedule_key: KeyOfSchedule,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], True), CANCEL_CODES)
+
+
+@router.post(
     TOPIC_PATH + "/schedules/{id}/resume",
     summary="Resume a schedule",
     description=RESUME_SCHEDULE_TEXT,
@@ -193,6 +234,25 @@ async def resume_schedule(
     names = _names(target, subscription_names)
     made = command_factory(request, role, target, names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], False), CANCEL_CODES)
+
+
+@router.post(
+    TOPIC_PATH + "/schedules/resume",
+    summary="Resume the schedule of a key",
+    description=RESUME_SCHEDULE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+)
+async def resume_schedule_of_key(
+    request: Request,
+    role: Skipper,
+    target: TargetTopic,
+    schedule_key: KeyOfSchedule,
+    subscription_names: SubscriptionNames = None,
+) -> Response:
+    names = _names(target, subscription_names)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], False), CANCEL_CODES)
 
 
 def _names(target: Target, given: Sequence[str] | None) -> list[str]:
@@ -250,4 +310,11 @@ def _ref(schedule_id: str) -> MessageRef:
     try:
         return parse(schedule_id)
     except MessageIdError as error:
+        raise AdminError(400, str(error)) from error
+
+
+def _key(given: str) -> str:
+    try:
+        return str(parse_schedule_key({"scheduleKey": given}))
+    except BadRequestError as error:
         raise AdminError(400, str(error)) from error

@@ -129,13 +129,14 @@ def results_of(
     return result.astype(np.int64), reason.tolist()
 
 
-def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array) -> Int64Array:
-    """Finds the payload row of each known message.
+def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: pa.Array) -> Int64Array:
+    """Finds the payload row of each known message for a subscription.
 
     Args:
         known: as KNOWN, n rows.
         payload_rows: as MESSAGES.
-        moves: int64, (n,): the sequence of each message's last move for a subscription; 0: none.
+        moves: int64, (n,): the sequence of each message's last move for the subscription; 0: none.
+        names: strings, (n,): of the subscription.
 
     Returns:
         for each known message the index of its first payload row, of a recurring one that of its next occurrence,
@@ -148,16 +149,19 @@ def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array) -> Int64
         for i, position in enumerate(_keys(payload_rows)):
             there.setdefault(position, i)
         return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
-    # The rows of a recurring message are of several occurrences: the one of the last move is the next.
-    of_move: dict[tuple[tuple[int, int, int], int], int] = {}
-    columns = (payload_rows[name].to_pylist() for name in ("sequence", "occurrence"))
-    for i, (position, sequence, number) in enumerate(zip(_keys(payload_rows), *columns, strict=True)):
+    # The rows of a recurring message are of several occurrences: the one of the last move is the next. Those of several
+    # subscriptions may share a sequence, since a rebuild.
+    of_move: dict[tuple[tuple[int, int, int], int, str | None], int] = {}
+    columns = (payload_rows[name].to_pylist() for name in ("sequence", "subscription", "occurrence"))
+    for i, (position, sequence, name, number) in enumerate(zip(_keys(payload_rows), *columns, strict=True)):
         if number is None:
             there.setdefault(position, i)
         else:
-            of_move.setdefault((position, sequence or 0), i)
-    pairs = zip(_keys(known), moves.tolist(), strict=True)
-    found = [of_move.get((position, sequence), there.get(position, -1)) for position, sequence in pairs]
+            of_move.setdefault((position, sequence or 0, name if sequence else None), i)
+    found = [
+        of_move.get((position, sequence, name if sequence else None), there.get(position, -1))
+        for position, sequence, name in zip(_keys(known), moves.tolist(), names.to_pylist(), strict=True)
+    ]
     return np.array(found, dtype=np.int64)
 
 

@@ -242,9 +242,9 @@ class Occurrences:
     def _first_not_done(self, row: _Row, now: int) -> Occurrence | None:
         """Returns the first occurrence after a row's, which was done before a rebuild, that was not; None: none is."""
         done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
-        found = self._next(row, row.number, done[row.number], now, times)
+        found = self._next(row, row.number, *done[row.number].since(now), times)
         while found is not None and found.number in done:
-            found = self._next(row, found.number, done[found.number], now, times)
+            found = self._next(row, found.number, *done[found.number].since(now), times)
         return found
 
     def rebuild(self, rows: pa.Table) -> None:
@@ -281,13 +281,19 @@ class Occurrences:
         due: list[Occurrence] = []
         # One that was missed and is passed over gives its number to the next.
         done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
-        number, since = (row.number, row.since) if is_out or row.number in done else (row.number - 1, row.since)
-        since = done.get(number, since)
-        while (found := self._next(row, number, since, now, times)) is not None:
-            number, since = found.number, max(found.due, found.at or 0)
+        number = row.number if is_out or row.number in done else row.number - 1
+        since, then = done[number].since(now) if number in done else (row.since, now)
+        while (found := self._next(row, number, since, then, times)) is not None:
             if found.number in done:
-                since = done[number]
-            elif found.due > cutoff:
+                number = found.number
+                since, then = done[number].since(now)
+                continue
+            if row.rule.misfire is Misfire.SKIP and now - found.due > MISFIRE_GRACE_MILLIS:
+                found = self._next(row, number, now, now, {})
+                if found is None:
+                    break
+            number, since, then = found.number, max(found.due, found.at or 0), now
+            if found.due > cutoff:
                 break
             elif len(due) >= most:
                 # Not to be taken for one that has been handed out, its time is put off to the next tick's.
@@ -301,7 +307,13 @@ class Occurrences:
         return due, found
 
     def _next(self, row: _Row, number: int, since: int, now: int, times: Mapping[int, int]) -> Occurrence | None:
-        """Returns what follows an occurrence; `times`: of those that were rescheduled, ms since the epoch."""
+        """Returns what follows an occurrence.
+
+        Args:
+            since: what follows is later than this, ms since the epoch.
+            now: when the occurrence went out, ms since the epoch: what was missed by then is left out, but for `all`.
+            times: of those that were rescheduled, ms since the epoch.
+        """
         due = times.get(number + 1)
         if row.rule.misfire is Misfire.ALL:
             after = counts_from(since, row.published, now)

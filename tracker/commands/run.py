@@ -140,10 +140,10 @@ class Run:
         is_late = stand.is_late
         if self.kind == RETRY:
             is_late = is_late & (np.where(stand.moves > 0, stand.moved_to, due) <= moment.now + CLOCKS_MILLIS)
-        payload_row = rows_of(rows, self.payload_rows, stand.moves)
+        names = subscriptions.names_of(rows["topic"], subscription)
+        payload_row = rows_of(rows, self.payload_rows, stand.moves, names)
         number = self._occurrences(payload_row)
         if self.kind == RETRY or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
-            names = subscriptions.names_of(rows["topic"], subscription)
             payload_row = np.where(number > 0, payload_row, last_rows_of(rows, self.payload_rows, names))
         is_paused = stand.moved_to == PAUSED_DELIVER_AT
         result, reason = results_of(self.kind, stand.cancelled, is_late, payload_row >= 0, number > 0, is_paused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,15 @@ import typer
 
 from conf.errors import DelayLakeError
 from conf.times import time_text
-from jobs.commands.messages.changes import Subscriptions, Timeout, run_command, split_names
+from jobs.commands.messages.changes import (
+    ONE_WAY,
+    ScheduleKeys,
+    Subscriptions,
+    Timeout,
+    run_command,
+    schedule_keys_of,
+    split_names,
+)
 from jobs.commands.messages.filter_options import SubscriptionOption, Topic
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_time, recurrence_properties
@@ -30,14 +38,13 @@ app = typer.Typer(
 _UPCOMING = 5  # occurrences that `show` shows
 _MOST = 1_000
 
-Id = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID",
-        help="The message's id, as `delaylake produce` printed it: ledger:entry[:partition:batchIndex].",
-        show_default=False,
-    ),
-]
+_ID = typer.Argument(
+    metavar="ID",
+    help="The message's id, as `delaylake produce` printed it: ledger:entry[:partition:batchIndex].",
+    show_default=False,
+)
+Id = Annotated[str, _ID]
+OptionalId = Annotated[str | None, _ID]
 
 
 class ScheduleError(DelayLakeError):
@@ -123,22 +130,31 @@ def next_occurrences(
 def skip_next(
     context: typer.Context,
     topic: Topic,
-    schedule_id: Id,
+    schedule_id: OptionalId = None,
     subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip the next occurrence of a schedule: the one after it is next."""
-    message, names = _ref(schedule_id), split_names(subscriptions)
-    run_command(context, 1, output, lambda client: client.skip_next(topic, [message], names, timeout))
+    names = split_names(subscriptions)
+    _give(
+        context,
+        schedule_id,
+        schedule_keys,
+        output,
+        lambda client, message: client.skip_next(topic, [message], names, timeout),
+        lambda client, keys: client.skip_next_of_keys(topic, keys, names, timeout),
+    )
 
 
 @app.command("pause")
 def pause(
     context: typer.Context,
     topic: Topic,
-    schedule_id: Id,
+    schedule_id: OptionalId = None,
     subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -146,16 +162,16 @@ def pause(
 
     An occurrence that is handed out already comes.
     """
-    message, names = _ref(schedule_id), split_names(subscriptions)
-    run_command(context, 1, output, lambda client: client.pause_schedules(topic, [message], names, True, timeout))
+    _pause(context, topic, schedule_id, subscriptions, schedule_keys, True, timeout, output)
 
 
 @app.command("resume")
 def resume(
     context: typer.Context,
     topic: Topic,
-    schedule_id: Id,
+    schedule_id: OptionalId = None,
     subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -163,28 +179,48 @@ def resume(
 
     What was missed is made up for as its misfire says: once (late), all, or skip.
     """
-    message, names = _ref(schedule_id), split_names(subscriptions)
-    run_command(context, 1, output, lambda client: client.pause_schedules(topic, [message], names, False, timeout))
+    _pause(context, topic, schedule_id, subscriptions, schedule_keys, False, timeout, output)
+
+
+def _pause(
+    context: typer.Context,
+    topic: str,
+    schedule_id: str | None,
+    subscriptions: str | None,
+    schedule_keys: list[str] | None,
+    is_paused: bool,
+    timeout: float,
+    output: Output,
+) -> None:
+    names = split_names(subscriptions)
+    _give(
+        context,
+        schedule_id,
+        schedule_keys,
+        output,
+        lambda client, message: client.pause_schedules(topic, [message], names, is_paused, timeout),
+        lambda client, keys: client.pause_schedules_of_keys(topic, keys, names, is_paused, timeout),
+    )
 
 
 @app.command("end")
 def end(
     context: typer.Context,
     topic: Topic,
-    schedule_id: Id,
+    schedule_id: OptionalId = None,
     subscriptions: Subscriptions = None,
+    schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """End a schedule: no further occurrence is delivered.
 
     An occurrence that is handed out already comes. `delaylake topics restore` takes the schedule up again, until the
-    cancelled occurrence would be due.
+    cancelled occurrence would be due. With --schedule-key it is what `delaylake topics cancel-delayed-message` does.
     """
-    message, names = _ref(schedule_id), split_names(subscriptions)
-    options = global_options(context)
+    names, options = split_names(subscriptions), global_options(context)
 
-    def ended(client: Client) -> Iterator[Outcome]:
+    def ended(client: Client, message: MessageRef) -> Iterator[Outcome]:
         from admin.control.requests import Cancel
         from admin.control.rest_client import RestClient
 
@@ -196,7 +232,35 @@ def end(
             return client.skip(topic, [found.ref], names, timeout)
         return client.cancel(topic, [Cancel(found.ref, found.cancel_at)], names, timeout)
 
-    run_command(context, 1, output, ended)
+    _give(
+        context,
+        schedule_id,
+        schedule_keys,
+        output,
+        ended,
+        lambda client, keys: client.cancel_keys(topic, keys, names, timeout),
+    )
+
+
+def _give(
+    context: typer.Context,
+    schedule_id: str | None,
+    schedule_keys: list[str] | None,
+    output: Output,
+    by_id: Callable[[Client, MessageRef], Iterator[Outcome]],
+    by_key: Callable[[Client, list[str]], Iterator[Outcome]],
+) -> None:
+    """Gives a command for the schedule of an id, or those of schedule keys."""
+    if schedule_keys:
+        if schedule_id is not None:
+            raise typer.BadParameter(ONE_WAY)
+        keys = schedule_keys_of(schedule_keys)
+        run_command(context, len(keys), output, lambda client: by_key(client, keys))
+    elif schedule_id is None:
+        raise typer.BadParameter("ID is needed, or --schedule-key")
+    else:
+        message = _ref(schedule_id)
+        run_command(context, 1, output, lambda client: by_id(client, message))
 
 
 def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_ended: bool, limit: int) -> Any:

@@ -123,7 +123,7 @@ class Schedules:
         for message in delivered.occurrences:
             topic, partition = delivered.occurrences.topics[message]
             if self._is_again(topic, partition, message):
-                found.done += [(*message, n, done.at, None) for n, done in delivered.occurrences.of(message).items()]
+                found.done += [_done_row(message, n, done) for n, done in delivered.occurrences.of(message).items()]
         for message, command in self._commands.items():
             # What was resumed comes again as it came first.
             is_pause = command["operation"] == PAUSE_SCHEDULE.upper()
@@ -138,7 +138,7 @@ class Schedules:
                 found.waiting.append(_again(message, command))
             elif number > 1:
                 due = PAUSED_DELIVER_AT if is_pause else command["deliver_at"]
-                found.done.append((*message, number, 0, due))
+                found.done.append((*message, number, 0, due, None))
 
     def _is_again(self, topic: str, partition: int, message: Message) -> bool:
         _, ledger, entry, _ = message
@@ -157,20 +157,17 @@ class Schedules:
             if not is_cancelled:
                 self._note(found, source["topic"], message[0], source["deliver_at"])
             return  # it waits as it came
-        if is_cancelled and paused is None:
-            if row is not None and row["deliver_at"] > self._now:
-                self._keep(found, message, row)  # it may be restored
-            return
+        is_ended = is_cancelled and paused is None
         properties = dict(source["properties"] or ())
         rule, start = recurrence_of(properties), first_of(properties, source["publish_time"])
         number = next_number(done, source["deliver_at"])
-        before = counts_from(done[number - 1].at, source["publish_time"], self._now) if number > 1 else start - 1
+        before = self._after(done[number - 1], source, rule) if number > 1 else start - 1
         if number > 1 and rule.next_occurrence(number - 1, before, start, before) is None:
             found.ended.setdefault(message[0], []).append(message[1:])
             return
-        passed_over = [(*message, n, one.at, None) for n, one in done.items() if n >= number - 1]
+        passed_over = [_done_row(message, n, one) for n, one in done.items() if n >= number - 1]
         if paused is not None and number >= paused:
-            self._pause(found, message, source, number, paused, done, rule, start)
+            self._pause(found, message, source, number, done, rule, start)
             found.done += passed_over
             return
         subscription = self._names[source["topic"]][message[0]]
@@ -178,6 +175,12 @@ class Schedules:
         last = max(rows, key=lambda one: int(one["sequence"]), default=None)
         by_rule = rule.following(before, start) or self._now
         next_at, sequence = (by_rule, 0) if last is None else (last["deliver_at"], last["sequence"])
+        if is_ended:  # it may be restored until the occurrence that was cancelled is due
+            if row is not None and row["deliver_at"] > self._now and (last is None or last is row):
+                self._keep(found, message, row)
+            elif next_at > self._now:
+                self._add(found, message, source, number, next_at, by_rule)
+            return
         if self._tenures.was_absent(source["topic"], subscription, source, next_at, sequence):
             # It was due while the subscription was not there, for which the later ones are not, either.
             found.ended.setdefault(message[0], []).append(message[1:])
@@ -196,7 +199,7 @@ class Schedules:
             due = self._pending(message, source, number, before, by_rule, rule, last, moved, found)
         found.done += passed_over
         if paused is not None:  # what was handed out before goes out first
-            found.done.append((*message, paused, 0, PAUSED_DELIVER_AT))
+            found.done.append((*message, paused, 0, PAUSED_DELIVER_AT, None))
         self._note(found, source["topic"], message[0], due)
 
     def _pending(
@@ -231,13 +234,18 @@ class Schedules:
         self._add(found, message, source, number - 1, self._now, before)
         return by_rule
 
+    def _after(self, last: Done, source: dict[str, Any], rule: Recurrence) -> int:
+        """Returns the time, ms since the epoch, that the occurrence after one that is done is later than."""
+        sent_at = last.sent_at or self._now
+        since = counts_from(last.at, source["publish_time"], sent_at)
+        return since if rule.misfire is Misfire.ALL else max(since, sent_at)
+
     def _pause(
         self,
         found: ScheduleStates,
         message: Message,
         source: dict[str, Any],
         number: int,
-        paused: int,
         done: Mapping[int, Done],
         rule: Recurrence,
         start: int,
@@ -245,7 +253,7 @@ class Schedules:
         """Finds, or makes, the row of the next occurrence of a message that is paused.
 
         Args:
-            number: of that occurrence; those from `paused` on, the next one when it was paused, have been skipped.
+            number: of that occurrence.
         """
         row = self._rows.get(message)
         if row is not None and row["deliver_at"] == PAUSED_DELIVER_AT and row["occurrence"] == number:
@@ -255,11 +263,7 @@ class Schedules:
         if row is not None and row["occurrence"] == number:
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
         elif number > 1:
-            last = done[number - 1]
-            since = counts_from(last.at, source["publish_time"], self._now)
-            if number > paused and rule.misfire is not Misfire.ALL:
-                since = max(since, last.sent_at)  # when it was skipped
-            by_rule = rule.following(since, start) or self._now
+            by_rule = rule.following(self._after(done[number - 1], source, rule), start) or self._now
         self._add(found, message, source, number, PAUSED_DELIVER_AT, by_rule)
 
     def _keep(self, found: ScheduleStates, message: Message, row: dict[str, Any]) -> None:
@@ -312,6 +316,11 @@ class Schedules:
             for number, row in zip(numbers, rows.to_pylist(), strict=True)
             if number >= 0
         }
+
+
+def _done_row(message: Message, number: int, done: Done) -> tuple[int | None, ...]:
+    """Returns a row of OCCURRENCES_DONE."""
+    return (*message, number, done.at, None, done.sent_at or None)
 
 
 def next_number(done: Mapping[int, Done], first_due: int) -> int:

@@ -47,6 +47,7 @@ def test_each_occurrence_arrives_once_whatever_happens(
         send("cron", "*/4 * * * * *", repeatTimes="15", timeZone="Europe/Berlin")
         send("cancelled", "@every 2s")
         send("paused", "@every 2s", repeatTimes="10")
+        send("paused by key", "@every 2s", repeatTimes="8", scheduleKey="k")
         send("skipped", "@every 1h", repeatTimes="2", deliverAfter="3600000")
         send("wrong", "every day")
         send("forged", "@every 1s", repeatTimes="1", **{"delaylake.occurrence": "77"})
@@ -54,6 +55,8 @@ def test_each_occurrence_arrives_once_whatever_happens(
         paused = f"{ids['paused'].ledger_id()}:{ids['paused'].entry_id()}"
         pause = job.command("schedules", "pause", topic, paused)
         assert pause.stdout.count("APPLIED") == 2, pause.stdout
+        by_key = job.command("schedules", "pause", topic, "--schedule-key", "k")
+        assert by_key.stdout.count("APPLIED") == 2, by_key.stdout
         at_pause = {name: len(numbers("paused", name)) for name in "ab"}
         job.kill9()
         job.start()
@@ -74,10 +77,14 @@ def test_each_occurrence_arrives_once_whatever_happens(
         assert again.stdout.count("ALREADY_APPLIED") == 2, again.stdout
         for name in "ab":  # what had been handed out when the command came arrives
             assert len(numbers("paused", name)) <= at_pause[name] + 3
+        by_key = job.command("schedules", "pause", topic, "--schedule-key", "k")
+        assert by_key.stdout.count("ALREADY_APPLIED") == 2, by_key.stdout
         told = sorted(result for _, result, _ in outcomes("PAUSE_SCHEDULE"))
-        assert told == ["ALREADY_APPLIED"] * 2 + ["APPLIED"] * 2
+        assert told == ["ALREADY_APPLIED"] * 4 + ["APPLIED"] * 4
         resume = job.command("schedules", "resume", topic, paused)
         assert resume.stdout.count("APPLIED") == 2, resume.stdout
+        by_key = job.command("schedules", "resume", topic, "--schedule-key", "k")
+        assert by_key.stdout.count("APPLIED") == 2, by_key.stdout
 
         ended_id = f"{ids['cancelled'].ledger_id()}:{ids['cancelled'].entry_id()}"
         sql = f"SELECT state FROM schedules WHERE entry_id = {ids['cancelled'].entry_id()}"
@@ -97,12 +104,15 @@ def test_each_occurrence_arrives_once_whatever_happens(
         wait_until(lambda: all(len(numbers("beat", s)) >= TIMES for s in "ab"), 120, f"all of them\n{job.log}")
         wait_until(lambda: len(numbers("cron", "b")) == len(numbers("cron", "a")) == 15, 60, "all by cron")
         wait_until(lambda: len(numbers("paused", "b")) == len(numbers("paused", "a")) == 10, 60, "all of the paused")
+        of_key = "paused by key"
+        wait_until(lambda: len(numbers(of_key, "b")) == len(numbers(of_key, "a")) == 8, 60, "all of the key's")
         wait_until(lambda: numbers("skipped", "b") == [1] and numbers("skipped", "a") == [2], 60, "but the skipped")
         time.sleep(3)
         for name in "ab":
             assert sorted(numbers("beat", name)) == list(range(1, TIMES + 1))
             assert sorted(numbers("cron", name)) == list(range(1, 16))
             assert sorted(numbers("paused", name)) == list(range(1, 11))
+            assert sorted(numbers("paused by key", name)) == list(range(1, 9))
             assert numbers("forged", name) == [1]
             ended = numbers("cancelled", name)
             assert sorted(ended) == list(range(1, len(ended) + 1))
@@ -114,14 +124,14 @@ def test_each_occurrence_arrives_once_whatever_happens(
         reasons = {m.properties["delaylake.reason"] for m in collector.received[f"{topic}-rejects"]}
         assert {reason.split()[0] for reason in reasons} == {"repeat"}
         assert pending() == [("b", 2)]
-        wait_until(lambda: run_audit(job.settings).taken_in == 7, 60, "all entries")
+        wait_until(lambda: run_audit(job.settings).taken_in == 8, 60, "all entries")
         audit = run_audit(job.settings)
         assert audit.is_clean, audit.findings
         assert all(row["occurrences"] >= TIMES + 15 for row in audit.counts)
         sql = "SELECT subscription, state, count(*) AS n FROM schedules GROUP BY 1, 2 ORDER BY 1, 2"
         states = [tuple(row.values()) for row in Warehouse(job.settings).sql(sql).to_pylist()]
-        of_b = [("b", "ended", 4), ("b", "takenBack", 1), ("b", "waiting", 1)]
-        assert states == [("a", "ended", 5), ("a", "takenBack", 1), *of_b]
+        of_b = [("b", "ended", 5), ("b", "takenBack", 1), ("b", "waiting", 1)]
+        assert states == [("a", "ended", 6), ("a", "takenBack", 1), *of_b]
         assert job.terminate() == 0
     finally:
         job.stop()

@@ -116,6 +116,11 @@ def test_a_next_occurrence_that_is_skipped_or_paused(tmp_path: Path, call: str, 
     assert (command.request_id, command.topic, list(command.subscriptions)) == ("mine", f"{TOPIC}-partition-2", ["a"])
     [entry] = getattr(command, kind).entries
     assert (entry.ledger_id, entry.entry_id, list(entry.batch_indexes)) == (7, 1, [3])
+    key = "order/7 ü&?"
+    _, command = ask(tmp_path, lambda lake: getattr(lake, call)("orders", schedule_key=key, **there))
+    assert (command.request_id, command.topic, list(command.subscriptions)) == ("mine", TOPIC, ["a"])
+    [entry] = getattr(command, kind).entries
+    assert (entry.schedule_key, entry.ledger_id, entry.entry_id) == (key, 0, 0)
     # A subscription that is added later has no next occurrence, and would never answer.
     everywhere, command = ask(tmp_path, lambda lake: getattr(lake, call)("orders", "7:0"))
     assert not command.subscriptions

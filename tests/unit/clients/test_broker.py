@@ -358,6 +358,9 @@ def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
             lambda: lake.skip("orders", **there),
             lambda: lake.reschedule("orders", at=NOON, **there),
             lambda: lake.deliver_now("orders", **there),
+            lambda: lake.skip_next("orders", **there),
+            lambda: lake.pause_schedule("orders", **there),
+            lambda: lake.resume_schedule("orders", **there),
         ):
             with pytest.raises(NoAnswer):
                 ask()
@@ -365,7 +368,9 @@ def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
     assert sent[0].cancel == CancelDelayedMessage(schedule_key="k")
     by_key = [SkipEntry(schedule_key="k")]
     assert list(sent[1].skip.entries) == list(sent[2].reschedule.entries) == list(sent[3].reschedule.entries) == by_key
-    assert [one.reschedule.deliver_at for one in sent[2:]] == [NOON_MILLIS, 0]
+    assert [one.reschedule.deliver_at for one in sent[2:4]] == [NOON_MILLIS, 0]
+    assert list(sent[4].skip_next.entries) == by_key
+    assert list(sent[5].pause_schedule.entries) == list(sent[6].resume_schedule.entries) == by_key
     assert {(one.topic, *one.subscriptions) for one in sent} == {("persistent://public/default/orders", "a")}
 
 

@@ -96,6 +96,8 @@ def test_help_says_what_was_written(
         (["produce", "t", "-m", "a", "--repeat", "@daily"], "cron expression"),
         (["produce", "t", "-m", "a", "--repeat", "@every 1d", "--time-zone", "Nowhere"], "timeZone"),
         (["produce", "t", "-m", "a", "--time-zone", "UTC"], "go with --repeat"),
+        (["schedules", "pause", "t"], "--schedule-key"),
+        (["schedules", "resume", "t", "7:0", "--schedule-key", "k"], "not by both"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(

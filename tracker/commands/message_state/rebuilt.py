@@ -75,6 +75,7 @@ OCCURRENCES_DONE = pa.schema(
         ("occurrence", pa.int64()),
         ("at", pa.int64()),  # ms since the epoch: the following occurrence is later than this
         ("due", pa.int64()),  # ms since the epoch, of one that is not done, but was rescheduled; null: it is done
+        ("sent_at", pa.int64()),  # ms since the epoch: what was due by then, and late, was missed; null: not known
     ]
 )
 

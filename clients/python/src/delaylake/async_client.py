@@ -176,22 +176,42 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         return await self._do(commands.command("restore", topic, message, subscription, request_id))
 
     async def skip_next(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.skip_next`."""
-        return await self._do(commands.command("skipNext", topic, message, subscription, request_id))
+        return await self._do(commands.command("skipNext", topic, message, subscription, request_id, schedule_key))
 
     async def pause_schedule(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.pause_schedule`."""
-        return await self._do(commands.command("pauseSchedule", topic, message, subscription, request_id))
+        return await self._do(commands.command("pauseSchedule", topic, message, subscription, request_id, schedule_key))
 
     async def resume_schedule(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """See `Client.resume_schedule`."""
-        return await self._do(commands.command("resumeSchedule", topic, message, subscription, request_id))
+        return await self._do(
+            commands.command("resumeSchedule", topic, message, subscription, request_id, schedule_key)
+        )
 
     async def end_schedule(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None

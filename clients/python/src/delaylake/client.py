@@ -36,8 +36,8 @@ class Client(Connections[httpx.Client]):
     then what could be done for the other subscriptions is done. Without a subscription they are for all that the topic
     has, and for those that it is given later; over the control topic one has to be named.
 
-    `cancel`, `skip`, `reschedule` and `deliver_now` are for a message by its id, or with `schedule_key=` for the one
-    that waits under that key: where none does it is NotFound.
+    `cancel`, `skip`, `reschedule`, `deliver_now`, `skip_next`, `pause_schedule` and `resume_schedule` are for a message
+    by its id, or with `schedule_key=` for the one that waits under that key: where none does it is NotFound.
 
     A call that fails on its way is made again until its time is over. To make a command again after that, or in another
     process, choose its `request_id`, or take that of the error: it is applied once.
@@ -265,7 +265,13 @@ class Client(Connections[httpx.Client]):
         return self._do(commands.command("restore", topic, message, subscription, request_id))
 
     def skip_next(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """Skips the next occurrence of a recurring message: the one after it is next.
 
@@ -273,10 +279,16 @@ class Client(Connections[httpx.Client]):
             Invalid: also where the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(commands.command("skipNext", topic, message, subscription, request_id))
+        return self._do(commands.command("skipNext", topic, message, subscription, request_id, schedule_key))
 
     def pause_schedule(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """Pauses a schedule: the next occurrence of the recurring message waits until it is resumed.
 
@@ -286,10 +298,16 @@ class Client(Connections[httpx.Client]):
             Invalid: also where the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(commands.command("pauseSchedule", topic, message, subscription, request_id))
+        return self._do(commands.command("pauseSchedule", topic, message, subscription, request_id, schedule_key))
 
     def resume_schedule(
-        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
     ) -> list[Outcome]:
         """Resumes a schedule that was paused: it goes on by its rule. What was missed is as its `misfire` says.
 
@@ -297,7 +315,7 @@ class Client(Connections[httpx.Client]):
             Invalid: also where the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(commands.command("resumeSchedule", topic, message, subscription, request_id))
+        return self._do(commands.command("resumeSchedule", topic, message, subscription, request_id, schedule_key))
 
     def end_schedule(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None

@@ -118,10 +118,7 @@ def call(command: Command) -> Call:
     named = f"{message.ledger_id}:{message.entry_id}"
     ids = [f"{named}:{message.batch_index}" if message.batch_index >= 0 else named]
     if command.operation in _OF_SCHEDULES:
-        # Those that are added later have no part in a schedule that has begun.
-        params = {"subscriptionNames": command.subscription} if command.subscription else {}
-        method, then = _OF_SCHEDULES[command.operation]
-        return Call(method, f"{path}/schedules/{ids[0]}{then}", params, None, command)
+        return _call_of_schedule(command, path, f"/{ids[0]}")
     content = {"messageIds": ids, "deliverAt": command.deliver_at} if command.operation == "reschedule" else ids
     if command.operation == "retry":
         content = {"messageIds": ids, "reason": command.reason, "afterMillis": command.after_millis}
@@ -133,10 +130,21 @@ def _call_by_key(command: Command, path: str, subscription: str) -> Call:
     if command.operation == "cancel":
         content: Any = {"scheduleKey": key, "subscriptionNames": [subscription]}
         return Call("POST", f"{path}/cancelDelayedMessage", {}, content, command)
+    if command.operation in _OF_SCHEDULES:
+        return _call_of_schedule(command, path, "")
     content = {"scheduleKeys": [key]}
     if command.operation == "reschedule":
         content["deliverAt"] = command.deliver_at
     return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
+
+
+def _call_of_schedule(command: Command, path: str, schedule: str) -> Call:
+    # Those that are added later have no part in a schedule that has begun.
+    params = {"subscriptionNames": command.subscription} if command.subscription else {}
+    if command.schedule_key:
+        params["scheduleKey"] = command.schedule_key
+    method, then = _OF_SCHEDULES[command.operation]
+    return Call(method, f"{path}/schedules{schedule}{then}", params, None, command)
 
 
 def _of_subscription(command: Command, path: str, subscription: str) -> str:

@@ -259,7 +259,13 @@ def test_commands_under_a_chosen_id_have_the_same_ids_again() -> None:
 def test_many_schedule_keys_are_several_commands_with_ids_of_their_own() -> None:
     factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
     keys = [f"k{i}" for i in range(2_001)]
-    for made in (factory.cancel_keys(keys), factory.skip_keys(keys), factory.reschedule_keys(keys, 5)):
+    for made in (
+        factory.cancel_keys(keys),
+        factory.skip_keys(keys),
+        factory.reschedule_keys(keys, 5),
+        factory.skip_next_of_keys(keys),
+        factory.pause_schedules_of_keys(keys, True),
+    ):
         assert [r.request_id for r in made] == ["mine", "mine.1", "mine.2"]
 
 
@@ -298,6 +304,9 @@ THERE = [MessageRef(1, 2)]
         lambda made: made.cancel_keys(["k"]),
         lambda made: made.skip_keys(["k"]),
         lambda made: made.reschedule_keys(["k"], 60_000),
+        lambda made: made.skip_next_of_keys(["k"]),
+        lambda made: made.pause_schedules_of_keys(["k"], True),
+        lambda made: made.pause_schedules_of_keys(["k"], False),
         lambda made: [made.pause(True)],
         lambda made: [made.pause(False)],
     ],

@@ -89,6 +89,23 @@ def test_the_history_tells_retries_and_dead_letters_and_occurrences_apart(tables
     ]
 
 
+def test_the_history_tells_of_what_took_a_message_s_place_and_of_what_was_done_to_its_schedule(
+    tables: Tables, tmp_path: Path
+) -> None:
+    yields = {"operation": "CANCEL", "result": "SUPERSEDED", "reason": "yields to 1:9:-1:-1", "issued_by": "delaylake"}
+    paused = {"operation": "PAUSE_SCHEDULE", "result": "APPLIED", "issued_by": "me"}
+    done = [
+        {"ledger_id": 1, "entry_id": 2, "subscription": "a", "applied_at": NOW + i, **one}
+        for i, one in enumerate((paused, yields))
+    ]
+    tables.append("outcomes", rows("outcomes", done), {})
+    events = history_of(Settings(warehouse=str(tmp_path)), TOPIC, MessageRef(1, 2))
+    assert [(e["what"], e["who"], e["detail"]) for e in events] == [
+        ("schedule paused", "me", ""),
+        ("superseded", "delaylake", "yields to 1:9:-1:-1"),
+    ]
+
+
 def test_the_last_merge_of_a_table_is_when_its_files_were_merged(tables: Tables, tmp_path: Path) -> None:
     def merged_at() -> int | None:
         [found] = (table for table in storage(Settings(warehouse=str(tmp_path))) if table["name"] == "delayed_index")

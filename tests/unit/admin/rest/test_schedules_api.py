@@ -103,6 +103,13 @@ def test_a_schedule_is_shown_with_its_next_occurrences(client: httpx.Client) -> 
         ("POST", "/nonsense/resume", 400),
         ("POST", "/7:1/resume", 503),
         ("POST", "/7:1", 405),
+        ("POST", "/pause", 400),
+        ("POST", "/pause?scheduleKey=", 400),
+        ("POST", "/resume?scheduleKey=" + 257 * "%C3%B6", 400),
+        ("POST", "/skipNext?scheduleKey=k&subscriptionNames=nobody", 404),
+        ("POST", "/pause?scheduleKey=k", 503),
+        ("POST", "/resume?scheduleKey=k", 503),
+        ("POST", "/skipNext?scheduleKey=k", 503),
     ],
 )
 def test_what_is_wrong_with_a_call_is_said(client: httpx.Client, method: str, path: str, code: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,11 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given
-from hypothesis import settings as effort
-from hypothesis import strategies as st
-from recovery.rebuild.done_occurrences import Done
 
+from recovery.rebuild.done_occurrences import Done
 from recovery.rebuild.rebuild import rebuild
 from recovery.rebuild.recurring.schedules import next_number
 from streaming.checkpoint.prepared import PreparedState
-from tests.support.examples import examples
 from tests.support.messages import TOPIC, batches, command, commands
 from tests.support.rebuilt import of_all_shards, of_one_shard
 from tracker.commands.schema import (
@@ -484,101 +479,6 @@ def test_what_was_skipped_and_is_read_again_after_a_lost_checkpoint_is_counted_w
     assert counts == [[]] * len(counts)
     assert [row["taken_back"] for row in audit_of_tables(service).counts] == [1, 1]
     assert service.arrived == {"a": [], "b": []}
-
-
-Move = tuple[str, int, int, list[bool]]
-
-
-@effort(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    moves=st.lists(
-        st.tuples(
-            st.sampled_from(
-                [
-                    *("run", "run", "run", "new", "arrive", "crash", "crash", CANCEL, SKIP_NEXT, RESCHEDULE, "pause"),
-                    *(PAUSE_SCHEDULE, PAUSE_SCHEDULE, RESUME_SCHEDULE),
-                ]
-            ),
-            st.integers(0, 2),
-            st.integers(1, 12),
-            st.lists(st.booleans(), min_size=1, max_size=3),
-        ),
-        max_size=16,
-    )
-)
-@example(moves=[("new", 0, 4, [False]), ("run", 0, 11, [False]), ("crash", 0, 8, [True]), ("run", 0, 12, [True])])
-def test_whatever_happens_each_occurrence_arrives_once_for_each_subscription(moves: list[Move]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        service = Service(Path(folder))
-        made: list[int] = []  # which message each entry is of: a broker's ids ascend
-        cancelled: set[tuple[str, int]] = set()
-        asleep: set[tuple[int, int]] = set()
-        is_paused = False
-        for kind, one, n, chosen in moves:
-            bits = tuple({n % 2, one % 2})
-            if kind == "new" and one not in made:
-                made.append(one)
-                repeat = f"@every {(3, 7, 45)[one]}s"
-                service.step(
-                    recurring(made.index(one), service.now + n * SECOND, repeat, misfire="all"), seals=chosen[0]
-                )
-            elif kind == "run":
-                for i in range(n):
-                    service.step(seals=i % 3 == 2)
-                    service.arrive(chosen, i % 2 == 0)
-            elif kind == "arrive":
-                service.arrive(chosen, n % 2 == 0)
-            elif kind == "crash" and made:
-                service.lose_checkpoint()
-            elif kind == "pause":
-                service.pause(0b01, not is_paused)
-                is_paused = not is_paused
-            elif one in made and kind in (CANCEL, SKIP_NEXT, RESCHEDULE, PAUSE_SCHEDULE, RESUME_SCHEDULE):
-                entry = made.index(one)
-                results = service.order(kind, entry, bits, service.now + n * SECOND)
-                for bit, result in zip(bits, results, strict=True):
-                    if kind == CANCEL and result == Result.APPLIED:
-                        cancelled.add((NAMES[bit], entry))
-                    if kind == PAUSE_SCHEDULE and result == Result.APPLIED:
-                        asleep.add((bit, entry))
-                    elif kind == RESUME_SCHEDULE and result == Result.APPLIED:
-                        asleep.remove((bit, entry))
-            for bit, entry in asleep:  # what had been handed out before may come
-                assert max(service.numbers(NAMES[bit], entry), default=0) < paused_at(service, NAMES[bit], entry)
-        if is_paused:
-            service.pause(0b01, False)
-        for bit, entry in sorted(asleep):
-            told = service.order(RESUME_SCHEDULE, entry, (bit,))
-            assert told == [Result.INVALID if (NAMES[bit], entry) in cancelled else Result.APPLIED]
-        service.lose_checkpoint()
-        for i in range(60):
-            service.step(seals=i % 3 == 2)
-            service.arrive([True], True)
-        skipped = service.tables.sql(
-            "SELECT subscription, entry_id, occurrence FROM outcomes "
-            "WHERE operation = 'SKIP_NEXT' AND result = 'APPLIED'"
-        ).to_pylist()
-        for name in NAMES:
-            for entry, one in enumerate(made):
-                gaps = {r["occurrence"] for r in skipped if (r["subscription"], r["entry_id"]) == (name, entry)}
-                numbers = service.numbers(name, entry)
-                assert len(numbers) == len(set(numbers)), (name, entry, numbers)
-                missing = set(range(1, max(numbers, default=0) + 1)) - set(numbers) - gaps
-                # Of what is cancelled the one in flight at that moment may have been lost with the checkpoint.
-                assert not missing or (name, entry) in cancelled, (name, entry, numbers, gaps)
-                if (name, entry) not in cancelled:
-                    assert len(numbers) + len(gaps) >= 2 or one == 2
-        findings = run_audit_of_tables(service)
-        assert not findings.keys() & {"doubled", "lost", "reject_delivered"}, findings
-
-
-def paused_at(service: Service, name: str, entry: int) -> int:
-    """Which occurrence was next when a schedule was paused."""
-    found = service.tables.sql(
-        f"SELECT occurrence FROM outcomes WHERE operation = 'PAUSE_SCHEDULE' AND result = 'APPLIED' "
-        f"AND subscription = '{name}' AND entry_id = {entry} ORDER BY sequence DESC LIMIT 1"
-    )
-    return int(found["occurrence"][0].as_py())
 
 
 def run_audit_of_tables(service: Service) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import pytest
 
 from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from tests.support.messages import batches
+from tests.support.messages import batches, command
 from tests.unit.recovery.rebuild.test_recurring import NOW as START
 from tests.unit.recovery.rebuild.test_recurring import SECOND, Service
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, make, rows
-from tracker.commands.schema import RESCHEDULE
+from tracker.commands.schema import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
 from tracker.keys import cold_keys
 from tracker.messages import concat
 from tracker.properties.schedule import MAX_TIME_MILLIS
@@ -201,3 +201,35 @@ def test_a_debounced_key_goes_on_over_several_batches_after_a_lost_checkpoint(tm
     assert service.now < START + 25 * SECOND
     for name in "ab":
         assert entries(service, name) == [2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_durable", [True, False])
+@pytest.mark.parametrize("key_idle_millis", [0, 600_000])
+def test_what_is_paused_by_its_key_stays_so_after_a_lost_checkpoint_until_its_key_resumes_it(
+    tmp_path: Path, is_durable: bool, key_idle_millis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_keys, "GROUP_MILLIS", 700)
+    service = Service(tmp_path, key_idle_millis)
+
+    def told(request: str, kind: str) -> list[int]:
+        order = command(request, -1, -1, (0, 1), kind=kind) | {"schedule_key": "k"}
+        results: list[int] = service.step(order=order).outcomes["result"].to_pylist()
+        return results
+
+    start = START + 3 * SECOND
+    service.step(keyed(0, start, START, repeat="@every 20s", deliverAt=str(start), misfire="all"))
+    for _ in range(6):
+        service.step(seals=is_durable)
+        service.arrive([True], True)
+    assert told("p", PAUSE_SCHEDULE) == [Result.APPLIED] * 2
+    for n in range(2):
+        service.lose_checkpoint()
+        run(service, 13)
+        assert told(f"p{n}", PAUSE_SCHEDULE) == [Result.ALREADY_APPLIED] * 2
+    assert entries(service, "a") == entries(service, "b") == [0]
+    assert told("r", RESUME_SCHEDULE) == [Result.APPLIED] * 2
+    service.lose_checkpoint()
+    run(service, 20)
+    for name in "ab":
+        assert service.numbers(name, 0) == [1, 2, 3, 4]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.tracker.keys.test_overdue_keys import entries, recurring
 from tests.unit.tracker.keys.test_schedule_keys import Job, by_key, keyed
-from tracker.commands.schema import PAUSE_SCHEDULE, RESUME_SCHEDULE
+from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
 
@@ -36,6 +36,23 @@ def test_a_schedule_is_resumed_by_its_key(shards: int) -> None:
     assert results(job, "r", RESUME_SCHEDULE) == [Result.APPLIED] * 2
     job.step(later=1_000)
     assert entries(job, "a") == entries(job, "b") == [0, 0]
+
+
+@pytest.mark.parametrize("idle_millis", [0, 600_000])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_key_names_its_schedule_for_each_command_and_none_once_it_has_ended(shards: int, idle_millis: int) -> None:
+    job = paused(shards, idle_millis)
+    assert results(job, "r", RESUME_SCHEDULE) == [Result.APPLIED] * 2
+    assert results(job, "again", RESUME_SCHEDULE) == [Result.ALREADY_APPLIED] * 2
+    assert results(job, "s", SKIP_NEXT) == [Result.APPLIED] * 2
+    [skipped] = {(row["occurrence"], row["schedule_key"]) for row in job.outcomes if row["operation"] == "SKIP_NEXT"}
+    assert skipped == (3, "k")
+    job.step(later=10_000)
+    job.step(later=10_000)
+    assert entries(job, "a") == entries(job, "b") == [0, 0, 0]
+    assert results(job, "c", CANCEL) == [Result.APPLIED] * 2
+    job.step(later=100_000)
+    assert results(job, "p2", PAUSE_SCHEDULE) == [Result.NOT_FOUND] * 2
 
 
 @pytest.mark.parametrize("idle_millis", [0, 600_000])
