@@ -103,7 +103,7 @@ class Shard:
         self._tracker = DelayedDeliveryTracker(store)
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
         self._keys = Superseding(store, self._control, self._subscriptions, key_idle_millis)
-        self._in_flight = InFlight(store)
+        self._in_flight = InFlight(store, self._names)
         self._shaper = Shaper(store, self._subscriptions, self._control.operations, place)
         self._releasing = Releasing(self._subscriptions, self._tracker, self._control, self._shaper, self._in_flight)
         self._entries = EntryLog(store, place.is_home)
