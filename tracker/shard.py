@@ -246,6 +246,7 @@ class Shard:
     def _apply_commands(self, step: TickInProgress, taken: _Taken, named: Named) -> None:
         given = step.input
         resumes = not all(change.is_paused for change in given.pause_changes)
+        payload_rows, in_state = self._named.payload_rows(step.commands, taken.new, named.known, given.payload_rows)
         step.outcomes.append(
             self._control.apply(
                 step.commands,
@@ -253,7 +254,8 @@ class Shard:
                 named.known,
                 named.is_new,
                 step.moment,
-                payload_rows=self._named.payload_rows(step.commands, taken.new, named.known, given.payload_rows),
+                payload_rows=payload_rows,
+                in_state=in_state,
                 pause_changes=given.pause_changes,
                 held=self._named.held(given) if resumes else empty_table(MESSAGES),
                 first_answers=given.first_answers,
