@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.messages import TOPIC, Answers, command, commands, messages, tick_at
 from tracker.backoff import Backoff
 from tracker.commands.match import NOT_KEPT
-from tracker.commands.schema import KNOWN, RETRY, SKIP
+from tracker.commands.schema import KNOWN, RETRY, SKIP, PauseChange
 from tracker.messages import concat
 from tracker.properties.retry_of import sent_back, with_reason
 from tracker.properties.schedule import BadScheduleError
@@ -303,13 +303,19 @@ def test_dead_letters_that_have_arrived_are_not_rejected_with_the_others_of_thei
     assert {row["attempt"] for row in effects.rejects.to_pylist()} == {None, 3}
 
 
-def test_dead_letters_are_not_rejected_where_only_the_destination_of_the_others_can_not_be_written() -> None:
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_dead_letters_go_out_where_only_the_destination_of_the_others_can_not_be_written(is_rejected: bool) -> None:
     job = Job(due=90_000)
-    stuck = {TOPIC: {"b": {"since": 1, "open": [], "rejects": "b's topic can't be written: terminated"}}}
+    rejects = {"rejects": "b's topic can't be written: terminated"} if is_rejected else {}
+    stuck = {TOPIC: {"b": {"since": 1, "open": []} | rejects}}
     dead = sent_back_row(0, **{"delaylake.attempt": "3"})
     effects = job.tick(30_000, messages=concat([dead, messages([(3, 0, 30_000)])]), unwritable=stuck)
-    assert job.rows(effects) == [(0b10, 30_000, 4), (0b01, 30_000, None), (0, 30_000, None)]
-    assert effects.rejects["ledger_id"].to_pylist() == [3]
+    assert job.rows(effects)[:2] == [(0b10, 30_000, 4), (0b01, 30_000, None)]
+    assert effects.rejects["ledger_id"].to_pylist() == [3] * is_rejected
+    pause = PauseChange("p", TOPIC, 0b10, is_paused=True)
+    again = sent_back_row(1, **{"delaylake.attempt": "3"})
+    effects = job.tick(31_000, messages=again, unwritable=stuck, pause_changes=[pause], request_ids={"p": 1})
+    assert job.rows(effects) == []
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])
